@@ -1,8 +1,8 @@
-"""Answer questions that take many trainings, and predict the time and memory of a training.
+"""Compare models over many trainings, and predict the time and memory of a training.
 
 Open `compare.py` first: it trains several models on the same images and tests which is better (`statistics.py`).
-`comparison_plan.py` decides on the trainings, `comparison_runs.py` carries them out, and `lab/` repeats experiments of
-the paper. `training_plan.py` and `footprint.py` predict time and memory without training.
+`comparison_plan.py` plans the trainings, and `comparison_runs.py` runs them. `lab/` repeats experiments of the paper.
+`training_plan.py` and `footprint.py` predict time and memory without training.
 """
 
 from __future__ import annotations

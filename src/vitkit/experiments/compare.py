@@ -1,7 +1,7 @@
-"""`vitkit.compare`: decide which of several models is better for these photographs.
+"""`vitkit.compare`: train several models on the same images, and test which is better.
 
-`Comparison` is the result: lines for the terminal, a table for other programs, and a page. The costs of the models
-(size, operations, and images per second in prediction) are measured here, too.
+`Comparison` is the result, with lines for the terminal, a CSV table and an HTML page. This module also measures the
+costs of the models: size, operations, and images per second in prediction.
 """
 
 from __future__ import annotations
@@ -66,27 +66,27 @@ class Comparison(Result):
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """Return each model with its figures and its runs, in the requested order."""
+        """The figures and the runs of each model, in the requested order."""
         return list(self.figures["models"])
 
     @property
     def pairs(self) -> list[dict[str, Any]]:
-        """Return the difference of each pair of models (0-1) with 95 % interval, joint p-value and verdict."""
+        """For each pair of models: difference in accuracy (1 is 100 %), 95 % interval, joint p-value and verdict."""
         return list(self.figures["pairs"])
 
     @property
     def report(self) -> Path:
-        """Return the path of the page."""
+        """The path of the HTML page."""
         return self.folder / PAGE
 
     @property
     def verdicts(self) -> list[str]:
-        """Return the verdict on each pair of models, in words."""
+        """A sentence for each pair of models: which is better, or that they cannot be distinguished."""
         return [pair["verdict"] for pair in self.pairs]
 
     @property
     def summary(self) -> list[str]:
-        """Return the best model with its expected accuracy and the effect of the seed, in words."""
+        """Sentences about the best model, its expected accuracy, and the effect of the seed."""
         luck = self.figures["luck"]
         return [self.figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
 
@@ -102,17 +102,17 @@ class Comparison(Result):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures, as in comparison.json."""
+        """Return the content of comparison.json."""
         return self.figures
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw accuracy by epoch, by data and by computation."""
+        """Return the functions that draw accuracy against epochs, data and computation, by name."""
         from vitkit.reporting.comparison import pictures_of
 
         return pictures_of(self.models)
 
     def lines(self) -> list[str]:
-        """Return the table, the verdicts, and the paths of the files."""
+        """Return the lines for the terminal: table, summary, verdicts, findings, and path of the page."""
         rows = [list(HEADINGS.values()), *map(cells, self.models)]
         images = images_in_words(self.figures["test_images"], self.figures["split"])
         judged = f"{images}, {plural(len(self.figures['seeds']), 'seed', 'seeds')}"
@@ -155,7 +155,7 @@ HEADINGS = {
 
 
 def cells(model: dict[str, Any]) -> list[str]:
-    """Return a row of the table for readers, with a dash for each figure that was not measured."""
+    """Return the cells of a model's row as text, with a dash for each figure that was not measured."""
     return [_cell(key, model) for key in HEADINGS]
 
 
@@ -185,7 +185,7 @@ def _cell(key: str, model: dict[str, Any]) -> str:
 
 
 def to_csv(models: Sequence[dict[str, Any]]) -> str:
-    """Return a row for each run of each model; cells that were not measured are empty."""
+    """Format the figures as CSV, one row per run. Cells are empty for figures that were not measured."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("model", *_TABLE_KEYS))
@@ -221,7 +221,7 @@ def compare(
     progress: Progress = silent,
     **fields: Unpack[ComparedFields],
 ) -> Comparison | ComparisonSuite:
-    """Train several models in the same way, and test on the same images which is better and how certain that is.
+    """Train several models in the same way, and test on the same images which is significantly better.
 
         import vitkit
 
@@ -231,8 +231,8 @@ def compare(
     On the command line: `vitkit compare digits --models vit_micro_patch4_16,vit_micro_r_s4_16 --epochs 2`.
 
     Args:
-        data: folder of class folders, folder with train/ and val/, or a name such as digits. Several are compared one
-            after another, and summarised in a table of models by data sets.
+        data: folder of class folders, folder with train/ and val/, or a name such as digits. With several data sets,
+            the models are compared on each, and a table summarises the results.
         models: names of models, NAME@WEIGHTS, or RECIPE.toml for a model with its own recipe, separated by commas. A
             list is accepted, too.
         recipe: TOML file, or the name of a bundled recipe, for all models.
@@ -256,7 +256,7 @@ def compare(
     Raises:
         VitkitError: a model or the data cannot be trained on, `out` is not free, or it contains another comparison. A
             model whose training diverges is left out of the figures, with a note.
-        Interrupted: a signal stopped it; `resume` continues it.
+        Interrupted: a signal stopped the comparison; `resume` continues it.
         OSError: the folder cannot be written.
     """
     refuse_not_compared(fields, "a comparison")
@@ -295,7 +295,7 @@ def _arguments(
     fractions: str | float | Sequence[float],
     budget: str | None,
 ) -> dict[str, Any]:
-    """Return the arguments in plain JSON types."""
+    """Return the arguments of a comparison in plain JSON types, as they are stored in its plan."""
     from vitkit.experiments.comparison_request import fractions_of, names_of
 
     return {
@@ -311,7 +311,7 @@ def _arguments(
 def _begun(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], say: Say, hold: ExitStack
 ) -> tuple[Path, Plan]:
-    """Return a new locked folder that contains a plan."""
+    """Plan a new comparison, and return its locked folder, which contains the plan, and the plan."""
     for name in ("data", "models"):
         if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
@@ -360,7 +360,7 @@ def _taken_up(
 
 
 def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
-    """Return the plan without the models whose training failed, and print a note about each.
+    """Return the plan without the models whose training diverged, and print a note about each of them.
 
     Raises:
         VitkitError: no model is left.
@@ -377,7 +377,7 @@ def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
 
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
-    """Read all runs, compare them, and write the results."""
+    """Compare the models by their finished runs, and write the results."""
     from vitkit.experiments.comparison_figures import (
         best_of,
         families_of,
@@ -430,17 +430,18 @@ add_recipe_fields(compare, NOT_COMPARED)
 
 
 SPEEDS = "speeds.json"
-BATCH, ROUNDS = 32, 5  # images per batch, and how often each model is timed
+BATCH, ROUNDS = 32, 5  # images per batch, and number of timings per model
 
 
 def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
-    """Measure the costs of each model on its first run on all the data.
+    """Measure the size, the operations and the prediction speed of each model.
 
-    Speeds are measured once per comparison, alternating between all models in one process.
+    Each model is loaded from its first run on the largest fraction of the data. Speeds are measured once per
+    comparison, in one process that alternates between the models.
 
     Args:
         plan: the plan of the comparison.
-        out: its folder, whose runs are finished.
+        out: the folder of the comparison, whose runs are finished.
         device: the device on which speed is measured: auto, cpu, cuda or mps.
     """
     from vitkit.weights import load
@@ -468,7 +469,7 @@ def _gmacs(model: Any) -> float:
 
 
 def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> dict[str, float]:
-    """Return the images per second of each model, from the file or measured now."""
+    """Return the images per second of each model, read from `file` if possible, otherwise measured."""
     with suppress(OSError, VitkitError):  # then they are measured again
         known = read_json(file)
         if known.keys() == classifiers.keys() and all(map(is_number, known.values())):

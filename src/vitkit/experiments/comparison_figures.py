@@ -1,6 +1,6 @@
-"""The figures of a comparison: those of each run and each model, and the difference of each pair of models.
+"""Compute the figures of a comparison: of each run, each model, and each pair of models.
 
-Everything is read from the folders of the runs. A figure that was not measured is None.
+All figures are derived from the folders of the runs. A figure that was not measured is None.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from vitkit.training.run_folder import read_metrics
 
 GOAL = 0.9  # the time to this validation accuracy is reported
 _POINTS = 100  # percentage points per unit of accuracy
-Answers = dict[tuple[str, int], npt.NDArray[np.bool_]]  # whether each image is classified correctly, by (model, seed)
+Answers = dict[tuple[str, int], npt.NDArray[np.bool_]]  # by (model, seed): whether each image is classified correctly
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The predictions of the runs of one fraction for the test images.
+    """The predictions for the test images by all runs that were trained on one fraction of the data.
 
     Attributes:
         fraction: the fraction of the training images.
-        paths: the sorted paths of the test images, (n,).
-        labels: their labels.
-        answers: whether each run classifies each image correctly, by model and seed, (n,).
+        paths: the sorted paths of the n test images.
+        labels: the labels of the test images.
+        answers: for each model and seed, an array (n,): whether the run classifies each image correctly.
         units: the independent units: images, or groups of images.
         split: the split of the images.
     """
@@ -58,21 +58,21 @@ class Judged:
 
     @property
     def described(self) -> str:
-        """Describe the number of test images and their split: `359 test images`."""
+        """The number of test images and their split, such as `359 test images`."""
         return images_in_words(len(self.paths), self.split)
 
     def of(self, model: str) -> npt.NDArray[np.bool_]:
-        """Return which images each seed's training classified correctly, (S, n)."""
+        """Return whether each of a model's S trainings classifies each image correctly, (S, n)."""
         return np.stack([answers for (name, _), answers in sorted(self.answers.items()) if name == model])
 
     @cached_property
     def chance(self) -> float:
-        """Return the accuracy of always predicting the most frequent class."""
+        """The accuracy of always predicting the most frequent class."""
         return max(map(self.labels.count, set(self.labels))) / len(self.labels)
 
 
 def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) -> Judged:
-    """Read the predictions of the runs of a fraction, and check that all are for the same images.
+    """Read the predictions of the runs of one fraction, and check that all runs predicted the same images.
 
     Raises:
         VitkitError: a run predicted other images, or its files are damaged.
@@ -97,7 +97,7 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
 
 
 def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.bool_]]:
-    """Return paths, labels, and whether each prediction is correct, sorted by path."""
+    """Read the paths, the labels, and whether each prediction is correct, sorted by path."""
     try:
         with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
             rows = sorted((restored(row["path"]), row["label"], row["predicted"]) for row in csv.DictReader(text))
@@ -108,11 +108,11 @@ def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[
 
 @dataclass(frozen=True)
 class JudgedFamily:
-    """The models at one fraction, for statistics over all of them.
+    """The models that were trained on one fraction of the data, for joint statistics.
 
     Attributes:
-        judged: the predictions of their runs.
-        family: the models. Those that share their runs occur once.
+        judged: the predictions of the models' runs.
+        family: the models. Models that share their runs occur once.
         place: the index of each model in the family.
     """
 
@@ -122,7 +122,7 @@ class JudgedFamily:
 
 
 def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
-    """Return, for each fraction of the data, the models to compare with one another.
+    """Prepare the models of each fraction of the data for joint statistics.
 
     The effect of the seed is estimated from all models and fractions.
     """
@@ -152,8 +152,8 @@ def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
 def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -> dict[str, Any]:
     """Return the figures of one run.
 
-    The accuracy is computed from the predictions for the test images. Log loss and calibration error are those of the
-    run's own evaluation, and None if that used other images.
+    The accuracy is computed from the predictions for the test images. Log loss and calibration error are taken from
+    the run's evaluation. They are None if this evaluation used other images.
     """
     folder = out / job.folder
     figures = read_figures(folder / EVALUATION)
@@ -185,7 +185,7 @@ def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -
 
 
 def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) -> float | None:
-    """Return the operations of a training on its images, as often as they were used; without augmented views."""
+    """Return the FLOPs of a training, without those of augmented views; None if they are unknown."""
     if gmacs is None:
         return None
     looks = 1 if job.fields["method"] == "probe" else epochs
@@ -193,7 +193,7 @@ def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) 
 
 
 def _when(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return after how many epochs and seconds validation accuracy reached 90 %, and when it was best."""
+    """Return the epochs and seconds until the validation accuracy reached `GOAL`, and until it was highest."""
     judged = [row for row in rows if "val_acc" in row]
     goal = next((row for row in judged if row["val_acc"] >= GOAL), {})
     best = max(judged, key=lambda row: row["val_acc"], default={})
@@ -211,12 +211,14 @@ _MEANS = ("accuracy", "loss", "ece")
 def of_model(
     name: str, plan: Plan, out: Path, families: Sequence[JudgedFamily], costs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the figures of a model over its runs on all the data, or on another fraction.
+    """Return the figures of a model, averaged over the seeds of its runs on the largest fraction of the data.
+
+    The accuracies on the other fractions are in `by_fraction`.
 
     Args:
         name: the name of the model.
         plan: the plan of the comparison.
-        out: its folder.
+        out: the folder of the comparison.
         families: the models at each fraction, the smallest first.
         costs: the measured costs of the model.
     """
@@ -253,7 +255,7 @@ def of_model(
 
 
 def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
-    """Return the difference of each pair of models on the same images and seeds, in the models' order."""
+    """Return the difference in accuracy of each pair of models, tested on the same images with the same seeds."""
     judged, family, place = models.judged, models.family, models.place
     twos = list(itertools.combinations(plan.models, 2))
     compared = list(itertools.combinations(range(family.models), 2))  # models that share their runs count once
@@ -283,7 +285,7 @@ def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
 
 
 def numbers_of(difference: Difference) -> dict[str, Any]:
-    """Return the figures of a difference that are stored, except its mean."""
+    """Return the interval, the p-values and the significant size of a difference, in plain JSON types."""
     return {
         "interval": list(difference.interval),
         "p": difference.p,
@@ -298,13 +300,13 @@ def better_of(a: str, b: str, difference: Difference) -> str | None:
 
 
 def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:
-    """Return both verdicts on two models in one sentence: for these trainings, and for trainings with other seeds.
+    """Return a sentence that says which of two models is better, as trained here and with other seeds.
 
     Args:
         a: the first model.
         b: the second model.
-        recipe: the difference over seeds and images.
-        trained: the difference of these trained models over images.
+        recipe: the difference of the recipes, with the uncertainty from seeds and images.
+        trained: the difference of these trained models, with the uncertainty from images only.
         seeds: the number of seeds.
         images: a description of the test images.
         pairs: the number of pairs that are compared.
@@ -344,9 +346,9 @@ def _gain(difference: Difference) -> str:
 
 
 def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
-    """Return the model with the highest accuracy, and the accuracy to expect of it.
+    """Return the model with the highest accuracy, and its expected accuracy on other images and seeds.
 
-    Its measured accuracy is too optimistic, because the model was selected on the same images and seeds.
+    The measured accuracy is too optimistic, because the model was selected on the same images and seeds.
     """
     winner, family = models.family.winner(), models.family
     name = next(name for name in plan.models if models.place[name] == winner.index)
@@ -370,7 +372,7 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
 
 
 def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) -> dict[str, Any] | None:
-    """Return the standard deviation of the accuracy between seeds, and its source; None with one seed."""
+    """Return each model's standard deviation of the accuracy between seeds; None with one seed."""
     family = models.family
     if family.seeds == 1:
         return None
@@ -393,7 +395,7 @@ def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) 
 
 
 def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
-    """Return notes for readers of the table."""
+    """Return sentences about limitations of the figures, and about models that are not better than chance."""
     return [*judging.findings(), *_no_better_than_chance(models, judged)]
 
 

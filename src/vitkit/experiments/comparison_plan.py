@@ -31,7 +31,7 @@ def check_weights_name(start: Start) -> None:
     """Refuse weights whose architecture is not that of the named model.
 
     Raises:
-        VitkitError: they differ.
+        VitkitError: the architectures differ.
     """
     recipe = start.recipe
     if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
@@ -47,7 +47,7 @@ def check_weights_name(start: Start) -> None:
             )
 
 
-RECIPES = ".toml"  # the suffix of an entry that is a model with its own recipe
+RECIPES = ".toml"  # the suffix of a requested model that has its own recipe
 _WHOLE = 1.0
 
 
@@ -59,11 +59,11 @@ class ComparisonJob:
         model: the name of the model in the comparison.
         seed: the seed of the training.
         fraction: the fraction of the training images.
-        images: the number of these images.
-        fields: the fields of its recipe.
+        images: the number of training images.
+        fields: the fields of the recipe.
         folder: the folder of the run, relative to that of the comparison.
-        pretraining: fields of the pre-training that it starts from; None if there is none.
-        flops: the operations of the training, as far as they are known before it starts.
+        pretraining: the fields of the pre-training that provides the initial weights; None without pre-training.
+        flops: the FLOPs of the training; None if they are not known before it starts.
     """
 
     model: str
@@ -81,7 +81,7 @@ class ComparisonJob:
 
     @property
     def described(self) -> str:
-        """Describe the training in a few words."""
+        """A short description of the training, with model, seed and fraction of the images."""
         part = "" if self.fraction == _WHOLE else f", {self.fraction:.3g} of the images"
         return f"{self.model}, seed {self.seed}{part}"
 
@@ -95,7 +95,7 @@ class Plan:
         models: the names of the models, in the requested order.
         seeds: the seeds of the trainings.
         fractions: the fractions of the training images, the smallest first.
-        jobs: the trainings in their order. Equal configurations share a training.
+        jobs: the trainings in the order in which they run. Models with equal configurations share their trainings.
         test_hash: the hash of the test images and their labels.
         notes: notes for the reader, one line each.
     """
@@ -109,20 +109,20 @@ class Plan:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
+        """Return the plan in plain JSON types."""
         stored = asdict(self)
         return {"asked": stored.pop("arguments"), **stored}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Plan:
-        """Read what `to_dict` returned."""
+        """Create a plan from the result of `to_dict`."""
         rest = dict(stored)
         arguments, names = rest.pop("asked"), ("models", "seeds", "fractions", "notes")
         jobs = tuple(ComparisonJob(**job) for job in stored["jobs"])
         return cls(arguments, **{**rest, **{name: tuple(stored[name]) for name in names}, "jobs": jobs})
 
     def runs(self) -> list[ComparisonJob]:
-        """Return one job for each folder that has to be trained."""
+        """Return the distinct trainings, one job for each run folder."""
         first: dict[str, ComparisonJob] = {}
         for job in self.jobs:
             first.setdefault(job.folder, job)
@@ -130,14 +130,15 @@ class Plan:
 
 
 def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
-    """Resolve every model before anything is trained.
+    """Plan a comparison: resolve the training of every model, without training anything.
 
     Args:
         arguments: data, models, recipe, seeds, fractions, budget and stress, as in `compare`.
         fields: the fields of the recipe, for all models.
 
     Raises:
-        VitkitError: a model cannot be built or trained on these images, or would be tested on other images.
+        VitkitError: a model cannot be built or trained on these images, or would be tested on other images than the
+            first model.
     """
     names, fractions = names_of(arguments["models"]), fractions_of(arguments["fractions"])
     budget = budget_of(arguments["budget"], fields)
@@ -190,7 +191,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
 
 
 def _of_idle(labels: Sequence[str], idle: Sequence[Mapping[str, str]], shared: Collection[str]) -> list[str]:
-    """Return a line for each field that has no effect on some of the models.
+    """Return a note for each model and each field that has no effect on it.
 
     Raises:
         VitkitError: a field that was set for the comparison has no effect on any model.
@@ -206,7 +207,7 @@ def _of_idle(labels: Sequence[str], idle: Sequence[Mapping[str, str]], shared: C
 
 
 def _label(name: str) -> str:
-    """Return the name of a model in the comparison, without the path of its file."""
+    """Return the name of a model in the comparison, without the path of its recipe or weights."""
     if name.endswith(RECIPES):
         return Path(name).stem
     model, at, weights = name.partition("@")
@@ -237,7 +238,7 @@ class _Candidate:
 
     @property
     def images(self) -> int:
-        """Return the number of training images."""
+        """The number of training images."""
         return self.split_images.images.table.splits.count("train")
 
     @cached_property
@@ -246,14 +247,14 @@ class _Candidate:
 
     @property
     def configuration(self) -> str:
-        """Return everything that determines a training except seed and images, as text that can be compared."""
+        """The complete recipe as text, without its seed. Models with equal texts share their trainings."""
         return replace(self.start.recipe, seed=0).to_toml()
 
 
 def _fields(
     name: str, arguments: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
 ) -> dict[str, Any]:
-    """Return the fields of a recipe for one model, as `vitkit train` would resolve them."""
+    """Return the recipe fields of one model's training, from its own recipe or the shared one."""
     is_file = name.endswith(RECIPES)
     if is_file and arguments["recipe"] is not None:
         raise VitkitError(f"{name} is a recipe itself: leave out --recipe {arguments['recipe']}")
@@ -279,7 +280,7 @@ def _fields(
 
 
 def _check_subsets(entry: _Candidate, fractions: Sequence[float], seeds: Sequence[int]) -> None:
-    """Refuse a fraction that leaves a class without an image."""
+    """Refuse fractions of which the smallest leaves a class without a training image."""
     for seed in seeds:
         try:
             limit_training(entry.split_images.images.table, _count(entry.images, fractions[0]), seed)
@@ -297,13 +298,13 @@ def _jobs(
     seeds: Sequence[int],
     budget: tuple[str, str] | None,
 ) -> tuple[tuple[ComparisonJob, ...], list[str]]:
-    """Return all trainings, ordered by seed, and what the user should know about the budget."""
+    """Return all trainings, ordered by fraction and seed, and notes about the budget."""
     folders: dict[tuple[str, float, int], str] = {}
     jobs, notes = [], []
     for fraction in fractions:
         for place, entry in enumerate(entries):
             fields, images = dict(entry.fields), _count(entry.images, fraction)
-            fields |= {"method": entry.start.recipe.method}  # chosen on all data, for every fraction of it
+            fields |= {"method": entry.start.recipe.method}  # that for all data, for every fraction
             if images < entry.images:
                 fields["max_images"] = images
             if budget is not None and budget[0] == "flops":
@@ -343,12 +344,12 @@ def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
 
 
 def passes_of(method: str) -> int:
-    """Return how many forward passes a training step counts as; a full backward pass counts as two."""
+    """Return the cost of a training step in forward passes; a full backward pass costs two."""
     return {"probe": 1, "probe-sgd": 1, "lora": 2}.get(method, 3)  # lora has no gradients of the large matrices
 
 
 def forward_flops(start: Start) -> float:
-    """Return the operations of a forward pass of one image; a multiply-accumulate counts as two."""
+    """Return the FLOPs of a forward pass of one image; a multiply-accumulate counts as two."""
     from vitkit.profiling.model_info import describe
 
     return 2e9 * describe(start.config).gmacs

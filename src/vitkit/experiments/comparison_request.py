@@ -19,7 +19,7 @@ def names_of(models: str | Sequence[str]) -> list[str]:
     """Return the requested models as a list; a string is split at its commas.
 
     Raises:
-        VitkitError: there are no names, or one is empty.
+        VitkitError: there are no names, or a name is empty.
     """
     names = [str(name).strip() for name in (models.split(",") if isinstance(models, str) else models)]
     if not names or not all(names):
@@ -31,7 +31,7 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
     """Return the requested fractions of the training images, in ascending order.
 
     Raises:
-        VitkitError: one is not a number above 0 and at most 1.
+        VitkitError: a fraction is not a number above 0 and at most 1.
     """
     parts = fractions.split(",") if isinstance(fractions, str) else fractions
     try:
@@ -46,10 +46,10 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
 
 
 def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, str] | None:
-    """Return the kind of the budget of each training, and its size.
+    """Split a budget such as `epochs=10` into its kind and its amount; None if there is no budget.
 
     Raises:
-        VitkitError: it is none of the three kinds, or contradicts a field.
+        VitkitError: the budget is invalid, or a field limits the training as well.
     """
     if budget is None:
         return None
@@ -71,10 +71,10 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
 
 
 def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
-    """Refuse fields that the caller cannot choose.
+    """Refuse recipe fields that cannot be set for a comparison or an experiment.
 
     Raises:
-        VitkitError: there is such a field.
+        VitkitError: `fields` contains such a field.
     """
     if refused := [name for name in NOT_COMPARED if name in fields]:
         raise VitkitError(f"{refused[0]} cannot be set for {what}: leave it out")
@@ -82,18 +82,18 @@ def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """The folder of a comparison or an experiment: an empty one for a new one, or an existing one to continue.
+    """The folders of comparisons or of experiments, which are locked while they are in use.
 
     Attributes:
-        plan: the name of the file that exists from the beginning.
-        what: what the folder contains, in one word.
+        plan: the name of the file with the plan, which is written first.
+        what: a word for the content of such a folder, for messages.
     """
 
     plan: str
     what: str
 
     def reserve(self, out: str | Path, hold: ExitStack) -> Path:
-        """Lock the requested folder for a new start.
+        """Lock an empty or new folder for a new comparison or experiment.
 
         Raises:
             VitkitError: another process has locked it, or it is not empty.
@@ -109,10 +109,10 @@ class ExperimentFolder:
         return Path(out)
 
     def lock(self, out: str | Path | None, hold: ExitStack) -> Path:
-        """Lock the folder again to continue.
+        """Lock the folder of an interrupted comparison or experiment to continue it.
 
         Raises:
-            VitkitError: no folder is named, it contains nothing to continue, or another process has locked it.
+            VitkitError: `out` is None, the folder contains no plan, or another process has locked it.
         """
         if out is None:
             raise VitkitError(f"--resume requires --out, the folder of the {self.what} to continue")
@@ -122,10 +122,10 @@ class ExperimentFolder:
         return Path(out)
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """Read the plan.
+        """Read the plan from a folder.
 
         Raises:
-            VitkitError: it is damaged.
+            VitkitError: the plan is damaged.
         """
         try:
             stored: dict[str, Any] = dict(from_json((folder / self.plan).read_text(encoding="utf-8")))
@@ -134,5 +134,5 @@ class ExperimentFolder:
         return stored
 
     def damaged(self, folder: Path) -> VitkitError:
-        """Return the error for a plan that cannot be read."""
+        """Create the error for a plan that cannot be read."""
         return VitkitError(f"{folder / self.plan} is damaged: start the {self.what} again in another folder")

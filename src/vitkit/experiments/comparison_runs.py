@@ -1,10 +1,10 @@
-"""Carry out the trainings of a comparison, one after another or in parallel. Each is an ordinary run.
+"""Run the trainings of a comparison, one after another or in parallel.
 
-An interrupted training continues from where it was stopped. When a run is finished, the digests of the files that its
-figures come from are stored next to it, so that exchanged folders and edited files are noticed.
+Each training is an ordinary run, which is resumed if it was interrupted. After a run, the digests of its result files
+are stored next to its folder. They reveal exchanged folders and edited files.
 
-In parallel, each worker process (`system.workers`) trains one job at a time. A worker ends with the process that
-started it, in whatever way that ends, so that none stays behind in a folder that another process wants to use.
+In parallel, each worker process (`system.workers`) trains one job at a time. A worker ends when its parent process
+ends, even if the parent is killed. Therefore no worker blocks a folder that another process wants to use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run_folder import clear
 from vitkit.training.stability import DivergedError
 
-COSTS = "costs"  # a folder next to the runs: costs that were measured outside of each run
+COSTS = "costs"  # a folder next to the runs: the peak memory of each run
 
 
 DIGESTS = "digests"  # a folder next to the runs: the digests of each run's files
@@ -75,11 +75,11 @@ def check_run(job: ComparisonJob, out: Path) -> None:
             f"{folder / changed[0]} has changed since the training: it was edited, or belongs to another run; restore "
             f"it, or delete {folder} and continue with --resume"
         )
-    read_description(folder)  # it compares the weights with their digest
+    read_description(folder)  # compares the weights with their digest
 
 
 def _check_recipe(job: ComparisonJob, folder: Path) -> None:
-    """Check that the run in a folder is that of the job, before it is continued."""
+    """Refuse to continue the run in a folder if it belongs to another job."""
     expected, recipe = build(dict(job.fields)), load_of_run(folder / RECIPE)
     for name in _TELLING:
         wanted, there = getattr(expected, name), getattr(recipe, name)
@@ -103,17 +103,17 @@ def _read_digests(folder: Path) -> dict[str, str]:
 
 
 def make(job: ComparisonJob, out: Path) -> None:
-    """Train a job, or continue it from where it was stopped, and measure its memory.
+    """Train a job or resume its training, and measure its peak memory.
 
     Raises:
-        VitkitError: it cannot be trained, or its folder contains another run.
-        Interrupted: a signal stopped it.
+        VitkitError: the job cannot be trained, or its folder contains another run.
+        Interrupted: a signal stopped the training.
     """
 
     folder, fields = out / job.folder, job.fields
     if (folder / RECIPE).is_file():
         _check_recipe(job, folder)
-    is_measured = is_finished(folder)  # it is only evaluated again
+    is_measured = is_finished(folder)  # then it is only evaluated again
     with PeakMemory() as memory:
         if job.pretraining is not None and not (folder / RECIPE).is_file():
             from vitkit.training.pretraining import pretrain as pretraining
@@ -131,11 +131,11 @@ def make(job: ComparisonJob, out: Path) -> None:
 
 
 def _finish(begin: Callable[..., Path], resume: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
-    """Train a run, or continue it from where it was stopped."""
+    """Start the run of a folder, or resume it if the folder contains a recipe."""
     if (folder / RECIPE).is_file():
         resume(folder, say=ignore)
         return
-    if folder.is_dir():  # killed before its recipe was written, which is the last file
+    if folder.is_dir():  # the run was killed before it wrote its recipe
         clear(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     begin(fields, folder, say=ignore)
@@ -147,16 +147,16 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -
     Args:
         jobs: one job for each folder.
         out: the folder of the comparison.
-        devices: how many jobs are trained at a time, each in its own process if there are several.
+        devices: the number of jobs that are trained at a time. If there are several, each has its own process.
         say: called with a line for each finished run.
 
     Returns:
-        The errors of the trainings that diverged, by their folder.
+        The error messages of the trainings that diverged, by folder.
 
     Raises:
-        VitkitError: a job cannot be trained; the others can be continued later. Or the files of a run have changed
-            since its training, or images have changed since the first runs.
-        Interrupted: a signal stopped it.
+        VitkitError: a job cannot be trained, files of a finished run have changed, or images have changed since the
+            first runs. The remaining jobs can be trained later.
+        Interrupted: a signal stopped the trainings.
     """
     done = [job for job in jobs if is_done(job, out)]
     left = [job for job in jobs if job not in done]
@@ -185,7 +185,7 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -
 
 
 class _RunMonitor:
-    """Count the runs and estimate the remaining time from the images of the finished ones."""
+    """Report each run that ends, and estimate the remaining time from the numbers of training images."""
 
     def __init__(
         self, runs: int, left: Sequence[ComparisonJob], out: Path, say: Say, now: Callable[[], float] = time.monotonic
@@ -234,11 +234,11 @@ def make_side_by_side(
         failed: called with each job whose training diverged, and the reason.
 
     Raises:
-        VitkitError: there are fewer GPUs, or a job cannot be trained.
+        VitkitError: there are fewer GPUs than processes, or a job cannot be trained.
     """
     count = min(devices, len(jobs))
     workers = [
-        Worker(__name__, environment=environment, is_detached=True)  # this process passes Ctrl-C on to them
+        Worker(__name__, environment=environment, is_detached=True)  # this process forwards Ctrl-C
         for environment in _environments(count, jobs[0].fields.get("device", "auto"))
     ]
     left: queue.SimpleQueue[ComparisonJob] = queue.SimpleQueue()
@@ -287,7 +287,7 @@ def _hand_out(
 
 
 def _environments(count: int, device: str) -> list[dict[str, str]]:
-    """Return the environment of each worker, which determines its device."""
+    """Return the environment variables of each worker, which select its GPU and its number of threads."""
     threads = max((os.cpu_count() or 1) // count, 1)
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
     if choose_device(device) != "cuda":
@@ -302,7 +302,7 @@ def _environments(count: int, device: str) -> list[dict[str, str]]:
 
 
 def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
-    """Train a job in a worker; return the error if it could not be trained."""
+    """Train a job in a worker, and return the error message, or None, and whether the training diverged."""
     from vitkit.training.stability import DivergedError
 
     try:
@@ -315,7 +315,7 @@ def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train the jobs that arrive until the pipe is closed; a training in progress is then stopped cleanly."""
+    """Run a worker: train the jobs that arrive. When the pipe is closed, stop the current training cleanly."""
     answer_questions(_make, stops_at_end=True)
 
 
@@ -326,12 +326,12 @@ _RESET_PEAK = "5"  # see proc(5)
 class PeakMemory:
     """Measure the peak memory of a `with` block.
 
-    On a GPU it is the memory that torch's allocator has given out. Elsewhere it is the largest resident memory of the
-    process, including libraries, which Linux counts from a reset on. Before the reset, `malloc` returns free memory to
-    the system, so that earlier work does not count.
+    With a GPU, this is the maximum that torch has allocated on it. Otherwise, it is the peak resident memory of the
+    process, including libraries. The block begins by resetting this peak, for which Linux is required. Before the
+    reset, free memory is returned to the system, so that it does not count.
 
     Attributes:
-        peak: bytes, after the end of the block; None if the system does not report it.
+        peak: the peak in bytes, set at the end of the block; None if it cannot be measured.
     """
 
     peak: int | None = None
@@ -359,7 +359,7 @@ class PeakMemory:
         import torch
 
         if self._on_gpu:
-            self.peak = torch.cuda.max_memory_allocated() or None  # 0: another device was used
+            self.peak = torch.cuda.max_memory_allocated() or None  # 0 if the block used another device
         elif self._is_set and sys.platform == "linux":
             self.peak = _peak_of_process()
 

@@ -1,7 +1,7 @@
-"""Compare models on several data sets, as Table 2 of the paper does: a comparison for each, and one table for all.
+"""Compare models on several data sets, as in Table 2 of the paper.
 
-Every data set has an ordinary comparison in its own folder. The table contains the accuracy of each model on each data
-set with its interval, the means over the data sets, mean ranks, and the cost of the trainings.
+For each data set there is an ordinary comparison in its own folder. A table for all data sets contains the accuracy of
+each model on each data set with its interval, the means over the data sets, mean ranks, and the cost of the trainings.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class ComparisonSuite(Result):
 
     @property
     def report(self) -> Path:
-        """Return the path of the page."""
+        """The path of the HTML page."""
         return self.folder / PAGE
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures, as in suite.json."""
+        """Return the content of suite.json."""
         return self.figures
 
     def rows(self) -> list[dict[str, Any]]:
@@ -67,13 +67,13 @@ class ComparisonSuite(Result):
         ]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw the accuracy of each model on each data set."""
+        """Return the function that draws the accuracy of each model on each data set, by caption."""
         from vitkit.reporting.comparison import draw_suite
 
         return {"Accuracy on each data set": lambda: draw_suite(self.figures)}
 
     def lines(self) -> list[str]:
-        """Return the table, its summary in sentences, and the path of the page."""
+        """Return the lines for the terminal: table, summary, and path of the page."""
         models = plural(len(self.figures["models"]), "model", "models")
         seeds = plural(len(self.figures["seeds"]), "seed", "seeds")
         return [
@@ -104,7 +104,7 @@ def headings(data: Sequence[str]) -> list[str]:
 
 
 def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
-    """Return a row of text for each model, with a dash where it was left out."""
+    """Return a row of text for each model, with a dash for each figure that is missing."""
     rows = []
     for model in figures["models"]:
         cells = [_accuracy(model["by_data"].get(data)) for data in figures["data"]]
@@ -155,7 +155,7 @@ def suite(
     Raises:
         VitkitError: a model or data set cannot be trained on, or `out` is not free. All data sets are checked before
             the first training.
-        Interrupted: a signal stopped it; `resume` continues it.
+        Interrupted: a signal stopped the comparison; `resume` continues it.
     """
     with ExitStack() as hold:
         if resume:
@@ -190,7 +190,7 @@ def _reserved(out: str | Path | None, hold: ExitStack) -> Path:
 def _planned(
     data: Sequence[str], models: str | Sequence[str] | None, options: Mapping[str, Any], say: Say
 ) -> dict[str, Any]:
-    """Check all models on all data sets, and print the cost of each training."""
+    """Check all models on all data sets, print the costs of the trainings, and return the plan in JSON types."""
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.experiments.comparison_request import fractions_of, names_of
     from vitkit.experiments.stress_kinds import stresses_of
@@ -248,7 +248,7 @@ def _cost(flops: Sequence[float | None]) -> str:
 
 
 def _one(place: int, folder: Path, begun: Mapping[str, Any], compare: Callable[..., Any], say: Say) -> Any:
-    """Compare on one data set, or continue from where it was stopped."""
+    """Compare the models on one data set, or resume this comparison if it has been started."""
     source, label = begun["data"][place], begun["labels"][place]
     below = folder / _folder_of(place, label)
 
@@ -280,11 +280,11 @@ def _conclude(begun: Mapping[str, Any], contents: Sequence[Mapping[str, Any]], f
 
 
 def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the table of models by data sets.
+    """Return the figures of each model on each data set, and over all data sets.
 
     Args:
         labels: the names of the data sets.
-        contents: the content of each comparison.json.
+        contents: the content of comparison.json for each data set.
     """
     from scipy.stats import rankdata
 
@@ -324,7 +324,7 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
 
 
 def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how many other models this one is better and worse than, according to a test."""
+    """Return the number of models that a model is significantly better than (wins) and worse than (losses)."""
     verdicts = [
         pair["better"]["recipe"] or pair["better"]["trained"] for pair in pairs if name in (pair["a"], pair["b"])
     ]
@@ -332,10 +332,10 @@ def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean accuracy, and its 95 % interval over images and seeds for these data sets.
+    """Return the mean accuracy over the data sets, and its 95 % interval over images and seeds.
 
-    The distances of the ends from the accuracies are added in squares, each side for itself (Zou and Donner 2008), as
-    the interval of an accuracy near 1 is longer below it than above.
+    The distances between each accuracy and the ends of its interval are combined as roots of sums of squares. This is
+    done separately for the lower and the upper ends (Zou and Donner 2008), because the intervals are asymmetric.
     """
     mean = statistics.mean(cell["accuracy"] for cell in cells)
     below, above = (
@@ -351,7 +351,7 @@ def _core_days(flops: float) -> float:
 
 
 def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: int) -> list[str]:
-    """Return what the table shows, and what it does not show."""
+    """Return sentences with the conclusions from the table and their limitations."""
     of = "as recipes if shown, otherwise as trained" if seeds > 1 else "as trained, with one seed"
     said = [
         f"{row['name']} is significantly better than another model in {row['wins']} and worse in {row['losses']} of "
@@ -381,7 +381,7 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
 
 
 def _comparisons(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many times a model was compared with another one on a data set."""
+    """Return the number of comparisons of a model with another model, over all data sets."""
     return sum(data in other["by_data"] for data in row["by_data"] for other in rows if other is not row)
 
 
@@ -397,7 +397,7 @@ def _to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _on_two_lines(accuracy: str) -> str:
-    """Return an accuracy as HTML, with its interval below it; a dash stays as it is."""
+    """Format an accuracy as HTML with its interval on a second line; a dash remains unchanged."""
     accuracy = accuracy.replace(" %", "\N{NO-BREAK SPACE}%").replace(" to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}")
     return accuracy.replace(" (", "<br>(")
 

@@ -1,9 +1,9 @@
-"""Simulate one training step: count its operations, and how much memory it needs.
+"""Simulate one training step to measure its FLOPs and its memory.
 
 The step of the real training loop runs with PyTorch's fake tensors, which have shapes but no data. Autocast, autograd,
 checkpointing, patch dropout, a teacher, gradient clipping and the optimiser behave as in a real step, but nothing is
-allocated or multiplied. Therefore the tensors that autograd keeps, the time when each is freed, and all temporary
-tensors are those of the real step. Memory that a kernel allocates internally is not counted.
+allocated or multiplied. Therefore the tensors that autograd keeps, the time when each tensor is freed, and all
+temporary tensors are those of the real step. Memory that a kernel allocates internally is not counted.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Ledger:
     now: int = 0
     peak: int = 0
     flops: int = 0
-    _alive: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)  # by address: its number, bytes
-    _events: list[tuple[int, int]] = field(default_factory=list, repr=False)  # since `mark`: number, bytes more
+    _alive: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)  # by address: number, bytes
+    _events: list[tuple[int, int]] = field(default_factory=list, repr=False)  # since `mark`: number, change in bytes
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def mark(self) -> None:
-        """Restart the peak and the FLOPs from here."""
+        """Reset the peak to the current memory, and the FLOPs to 0."""
         self.peak, self.flops = self.now, 0
         self._events.clear()
 
@@ -77,7 +77,7 @@ class Ledger:
         self._events.append((number, size))
 
     def peak_without(self, tensors: Iterable[Tensor]) -> int:
-        """Return the peak since `mark` that there would be without these tensors, which are still alive."""
+        """Return the peak since `mark` without the memory of these tensors, which must be alive."""
         numbers = {self._alive[tensor.untyped_storage()._cdata][0] for tensor in tensors}
         sizes = [size for number, size in self._events if number not in numbers]
         born = sum(size for number, size in self._events if number in numbers)
@@ -88,12 +88,12 @@ class Ledger:
 
 @contextmanager
 def rehearse() -> Iterator[Ledger]:
-    """Run a `with` block on fake tensors, and record its memory and operations."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # imports the compiler: a second
+    """Run a `with` block on fake tensors, and record its memory and FLOPs in a `Ledger`."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # imports the compiler, which takes a second
 
     ledger = Ledger()
     with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True), _Bookkeeper(ledger):
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # so does copy.deepcopy
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # caused by copy.deepcopy
         yield ledger
 
 
@@ -103,7 +103,7 @@ def materialise(module: nn.Module) -> None:
 
 
 class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record every operation, as it is executed below autograd and autocast."""
+    """Record the memory and FLOPs of every operation, below autograd and autocast."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,9 +126,9 @@ class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _of_fused_attention() -> dict[Any, Callable[..., int]]:
-    """Return FLOP counts of the CPU's fused attention kernel, which PyTorch 2.11 does not count.
+    """Return functions that count the FLOPs of the CPU's fused attention kernel, which PyTorch 2.11 does not count.
 
-    In the simulation, it stands for the kernel of a GPU.
+    The simulation uses this kernel in place of a GPU's.
     """
     from torch.utils import flop_counter
 
@@ -148,7 +148,7 @@ def _of_fused_attention() -> dict[Any, Callable[..., int]]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the total size of tensors in bytes."""
+    """Return the total size of all elements of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -164,10 +164,11 @@ class Footprint:
         weights, gradients, optimizer, average: sizes of the weights, of the trained part's gradients, of the
             optimiser's moments, and of the average of the weights, if the recipe has one.
         teacher: size of the teacher's weights.
-        activations: size of what the forward pass keeps for the backward pass, including the images.
-        peak: the largest total at any moment of the step. It is less than the sum of the parts, since activations are
-            freed while gradients are computed.
-        moving: the largest total without weights, moments, average, teacher and accumulated gradients.
+        activations: size of the tensors that the forward pass keeps for the backward pass, including the images.
+        peak: the largest total at any moment of the step. It is less than the sum of the parts, because activations
+            are freed while gradients are computed.
+        moving: the largest total of all other tensors than weights, moments, average, teacher and accumulated
+            gradients.
         block, around: size of the weights of the largest block of a Vision Transformer, and of everything outside the
             blocks.
     """
@@ -192,7 +193,7 @@ class Footprint:
 def rehearse_step(
     config: Config, recipe: Recipe, images: int, *, precision: str, on_gpu: bool, teacher: nn.Module | None = None
 ) -> Footprint:
-    """Simulate the second step of a training, in which the optimiser has its moments.
+    """Simulate the second step of a training, when the optimiser has its moments.
 
     Args:
         config: the configuration of the model.
@@ -217,13 +218,13 @@ def without_numbers(config: Config) -> Model:
     try:
         with torch.device("meta"):
             return build(config)
-    except NotImplementedError:  # its initial weights are computed from one another
+    except NotImplementedError:  # some initial weights are computed from others
         with torch.random.fork_rng():
             return build(config).to("meta")
 
 
 def _prepared(model: Model, recipe: Recipe, *, on_gpu: bool) -> Model:
-    """Prepare the model as `training.fine_tune` does."""
+    """Prepare the model for training as `training.fine_tune` does."""
     materialise(model)
     if isinstance(model, VisionTransformer):
         model.fused_attention = on_gpu
@@ -238,7 +239,7 @@ def _prepared(model: Model, recipe: Recipe, *, on_gpu: bool) -> Model:
 
 
 def _probed(model: Model, images: int, precision: str, ledger: Ledger) -> Footprint:
-    """Simulate the computation of a batch's features; the head is then fitted without training steps."""
+    """Simulate the method `probe`, which computes the features of a batch and has no training steps."""
     fabric = fabric_of(precision, "cpu")
     ledger.mark()
     with torch.no_grad(), fabric.autocast():
@@ -282,7 +283,7 @@ def _stepped(
     loop.check = _Unasked(state.guard, lambda *_: {})
     ledger.mark()
     before = ledger.now
-    loop.take_step(0, loop.batches(min(recipe.grad_accum, 2)))  # a third adds to the same gradients as the second
+    loop.take_step(0, loop.batches(min(recipe.grad_accum, 2)))  # a third would add nothing new
     parts = min(recipe.grad_accum, 2)
     trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
     moments = [
@@ -304,7 +305,7 @@ def _stepped(
 
 
 def _give_moments(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Take a first step of the optimiser, so that it has its moments."""
+    """Initialise the moments of the optimiser by a step with zero gradients."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     _set(optimizer, foreach=True)  # quicker, and the moments are the same
@@ -346,7 +347,7 @@ def _images(config: Config, images: int) -> Tensor:
 
 
 class _Rehearsal(Loop):
-    """The training loop, which also records the memory and FLOPs at the end of the forward pass."""
+    """The training loop, extended to record the memory and FLOPs of the forward pass."""
 
     ledger: Ledger
     config: Config
@@ -359,7 +360,7 @@ class _Rehearsal(Loop):
             yield _images(self.config, data.images), torch.zeros(data.images, dtype=torch.int64)
 
     def draw_nothing(self) -> None:
-        """Do not seed the random generators, since a fake step number has no value."""
+        """Disable the seeding of the random generators, because a fake step number has no value."""
         self._draws = _Undrawn(self.state.model)
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -376,7 +377,7 @@ class _Undrawn(Draws):
 
 
 class _Unasked(FiniteCheck):
-    """Skip the check whether a loss is finite, since a fake loss has no value."""
+    """A disabled check for finite losses, because a fake loss has no value."""
 
     def note_loss(self, *_: Any) -> None:
         pass

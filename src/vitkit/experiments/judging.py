@@ -26,7 +26,7 @@ from vitkit.text.cells import plural
 from vitkit.training.lineage import SplitImages, contents_of
 from vitkit.training.recipe_files import load_of_run
 
-FEWEST = 20  # with fewer test images (or half of the held-out ones, if that is less), models cannot be compared
+FEWEST = 20  # minimum number of test images; if fewer than 40 images are held out, the minimum is half of them
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class JudgingImages:
     """The test images of a comparison.
 
     Attributes:
-        split: the held-out split: test, or val if there is none.
-        held_out: the number of images in that split.
-        seen: paths of the held-out images that a model's weights had seen, by model; models that had seen none are
-            missing.
-        chosen_on: what the trainings chose on these images; empty for test images.
+        split: the held-out split: test, or val if there is no test split.
+        held_out: the number of images in the held-out split.
+        seen: for each model, the paths of the held-out images that its weights had seen. Models whose weights had seen
+            none are missing.
+        chosen_on: what the trainings selected by means of the images in `split`; empty for test images.
     """
 
     split: str
@@ -62,7 +62,7 @@ class JudgingImages:
         return images_in_words(self.left, self.split)
 
     def findings(self) -> list[str]:
-        """Return a sentence for each reason why the figures mean less than they seem to."""
+        """Return sentences about limitations: images that are left out, and choices made on the same images."""
         notes = []
         if self.seen:
             who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
@@ -76,14 +76,14 @@ class JudgingImages:
         return notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return how many images are left out, and how many of them each model had seen, in plain JSON types."""
+        """Return the number of images that are left out, and how many of them each model had seen."""
         return {"images": len(self.left_out), "seen": {model: len(paths) for model, paths in self.seen.items()}}
 
     def check(self) -> None:
         """Check that enough images remain.
 
         Raises:
-            VitkitError: the weights had seen so many images that fewer than `FEWEST` and fewer than half remain.
+            VitkitError: the weights had seen images, and fewer than `FEWEST` and fewer than half of the images remain.
         """
         if not self.seen or self.left >= max(min(FEWEST, self.held_out / 2), 1):
             return
@@ -118,7 +118,7 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages
 
 
 def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingImages:
-    """Choose the test images for finished runs, by the records of what their weights have seen.
+    """Choose the test images for finished runs, by the records of the images that their weights have seen.
 
     Args:
         runs: pairs of model name and run folder.
@@ -142,7 +142,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
 
 
 def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]:
-    """Return the images of a split that the weights of a run had seen; none if the run has no record of its pictures.
+    """Return the paths of a split's images that a run's weights had seen; empty if the run has no record of images.
 
     Args:
         run: the run folder.
@@ -164,9 +164,7 @@ def hash_of_images(images: SplitImages, split: str) -> str:
 
 
 def check_judge(run: Path, test_hash: str) -> ImageTable:
-    """Check that a run was tested on the images of the comparison, and return all images of the run.
-
-    Images are compared by content and class.
+    """Check by content and class that a run was tested on the images of the comparison; return all images of the run.
 
     Raises:
         VitkitError: the run was tested on other images.

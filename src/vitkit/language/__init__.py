@@ -1,7 +1,7 @@
-"""Texts and images together: the text encoders of CLIP and SigLIP, their tokenizers, and classifiers without training.
+"""Text encoders of CLIP and SigLIP, their tokenizers, and zero-shot classifiers.
 
-Open `zero_shot.py` first: it turns the names of classes into a classifier. `text_files` reads text encoders from
-checkpoints, `tokenizer` reads the vocabularies beside them.
+Open `zero_shot.py` first, which turns class names into a classifier without training. `text_files` reads text encoders
+from checkpoints, and `tokenizer` reads the vocabularies stored next to the checkpoints.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Read text encoders from the files of Hugging Face's CLIP and SigLIP, and of OpenCLIP.
+"""Read text encoders of CLIP and SigLIP from checkpoints in the formats of Hugging Face and OpenCLIP.
 
-`read_text_encoder` reads one, `inspect_text_encoder` looks at names and shapes alone. `TextTower` is the text encoder
-of CLIP (arXiv 2103.00020, sec. 2.4) and of SigLIP (arXiv 2303.15343): a Transformer with the blocks of `model.vit`,
-from tokens to one vector for each text. Shapes: B texts, L tokens of each, D hidden size, P the size of the space that
-texts share with images.
+`read_text_encoder` loads a text encoder. `inspect_text_encoder` reads only the names and shapes of its tensors.
+`TextTower` is the text encoder of CLIP (arXiv 2103.00020, sec. 2.4) and of SigLIP (arXiv 2303.15343). It is a
+Transformer with the blocks of `model.vit`, which maps the tokens of each text to one vector. Shapes: B texts, L tokens
+per text, D hidden size, P dimensions of the embedding space that texts share with images.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vitkit.weights.layout import Piece, depth_of, pair, same
 
 _HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
 _OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
-_HEADS = {1152: 16}  # by hidden size, if heads do not have 64 features: So400m (arXiv 2303.15343)
+_HEADS = {1152: 16}  # number of heads by hidden size, unless each has 64 features: So400m (arXiv 2303.15343)
 
 _UNKNOWN = ("hf_model_name", "embed_cls", "block_type", "qk_norm", "scaled_cosine_attn", "scale_heads", "scale_fc")
 _POOLS = {"argmax": "largest", "eos": "end", "last": "last", "first": "first"}
@@ -38,16 +38,18 @@ _POOLS = {"argmax": "largest", "eos": "end", "last": "last", "first": "first"}
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """The text encoder of a file, and how its vectors compare with those of images.
+    """A text encoder, and the parameters for comparing its vectors with those of images.
 
     Attributes:
         tower: the text encoder.
-        projection: (P, D) from the image encoder's output to the space shared with texts; None if it is there already.
-        scale: the factor of the cosines.
-        bias: the number added to them.
-        is_sigmoid: whether pairs were trained on independently (SigLIP), or each against all others (CLIP).
+        projection: the matrix (P, D) that projects the image encoder's output to the shared embedding space; None if
+            the output is in that space already.
+        scale: the factor of the cosine similarities in the logits.
+        bias: the constant added to the logits.
+        is_sigmoid: whether training used a sigmoid loss for each pair of image and text (SigLIP), or a softmax over all
+            pairs of a batch (CLIP).
         clean: the normalisation of texts before the tokenizer.
-        assumed: descriptions of properties that the file does not state, and the values that were assumed.
+        assumed: the values that were assumed for properties that the file does not state, by property.
     """
 
     tower: TextTower
@@ -61,11 +63,11 @@ class TextEncoder:
 
 @dataclass(frozen=True)
 class TextEncoderInfo:
-    """The properties of a text encoder that can be derived from names and shapes.
+    """The properties of a text encoder that follow from the names and shapes of its tensors.
 
     Attributes:
-        size: P, the size of the space shared by images and texts.
-        context: the number of tokens of a text.
+        size: P, the dimension of the embedding space shared by images and texts.
+        context: the number of tokens per text.
         is_sigmoid, clean: see `TextEncoder`.
     """
 
@@ -76,14 +78,14 @@ class TextEncoderInfo:
 
 
 def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
-    """Read the text encoder of a file with both encoders.
+    """Read the text encoder of a checkpoint with an image encoder and a text encoder.
 
     Args:
-        checkpoint: the file.
-        gelu: the image encoder's GELU, which the text encoder shares unless the file says otherwise.
+        checkpoint: the checkpoint.
+        gelu: the variant of GELU in the image encoder. The text encoder has the same unless the file says otherwise.
 
     Raises:
-        VitkitError: there is no text encoder, or one of its tensors is missing, left over or of the wrong shape.
+        VitkitError: there is no text encoder, or a tensor is missing, unexpected, of the wrong shape or not finite.
     """
     layout = _layout(checkpoint)
     if layout is None:
@@ -109,7 +111,7 @@ def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
 
 
 def inspect_text_encoder(checkpoint: Checkpoint) -> TextEncoderInfo | None:
-    """Describe a file's text encoder without reading numbers; None if it is missing or broken."""
+    """Describe a checkpoint's text encoder without reading tensor data; None if it is missing or incomplete."""
     layout = _layout(checkpoint)
     head, positions = (
         None if layout is None else _shape(checkpoint, layout.pieces[name]) for name in ("head.weight", "pos_embed")
@@ -121,13 +123,13 @@ def inspect_text_encoder(checkpoint: Checkpoint) -> TextEncoderInfo | None:
 
 @dataclass(frozen=True)
 class _TextLayout:
-    """The names of a text encoder's tensors in a file, and the settings stored beside it."""
+    """The names of a text encoder's tensors in a checkpoint, and the settings from the configuration file."""
 
     pieces: dict[str, Piece]
     written: Mapping[str, Any]  # fields of TextConfig
     projection: str | None
-    is_transposed: bool  # (D, P)
-    pattern: str  # of the names of the text encoder's tensors
+    is_transposed: bool  # whether the projection is stored as (D, P)
+    pattern: str  # regular expression for the names of the text encoder's tensors
     clean: Clean
 
 
@@ -244,7 +246,7 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
 
 
 def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, Any]:
-    """Read `text_config`, with transformers' defaults."""
+    """Return the fields of TextConfig from `text_config` of config.json, with transformers' defaults."""
     usual = "gelu_pytorch_tanh" if is_siglip else "quick_gelu"
     written = {
         "heads": config.get("num_attention_heads", 12 if is_siglip else 8),
@@ -252,7 +254,7 @@ def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, 
         "norm_eps": config.get("layer_norm_eps", 1e-6 if is_siglip else 1e-5),
     }
     end = config.get("eos_token_id", 49407)
-    if not is_siglip and end != 2:  # transformers once wrote 2 by mistake, which means the largest
+    if not is_siglip and end != 2:  # old transformers wrote 2 by mistake, which means the largest id
         if type(end) is not int:
             raise VitkitError(f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}")
         written |= {"pool": "end", "end": end}
@@ -286,7 +288,7 @@ def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
 
 
 def _of_open_clip_config(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[dict[str, Any], Clean]:
-    """Read `text_cfg` of open_clip_config.json and the normalisation of texts, with OpenCLIP's defaults."""
+    """Return the fields of TextConfig and the normalisation of texts from open_clip_config.json, with its defaults."""
     model = (checkpoint.config or {}).get("model_cfg")
     if not isinstance(model, Mapping):
         usual = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
@@ -311,7 +313,7 @@ def _of_open_clip_config(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[di
 
 
 class TextTower(nn.Module):
-    """Tokens (B, L) to one vector for each text (B, P), not normalised."""
+    """The text encoder, which maps tokens (B, L) to one vector per text (B, P), not normalised."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -333,7 +335,7 @@ class TextTower(nn.Module):
         return self.head(x)  # (B, P)
 
     def _reads(self, tokens: Tensor) -> Tensor:
-        """Return the position of the token that stands for each text: (B,)."""
+        """Return the position (B,) of the token whose output represents the text."""
         if self.config.pool == "largest":
             return tokens.argmax(dim=1)
         if self.config.pool == "end":
@@ -342,7 +344,7 @@ class TextTower(nn.Module):
 
 
 def _causal(q: Tensor, k: Tensor, _scale: float) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Mask the logits of attention (L, L) with minus infinity, so that no token attends to later ones."""
+    """Return q, k and an attention mask (L, L) that prevents tokens from attending to later ones."""
     L = q.shape[2]
     return q, k, torch.full((L, L), -torch.inf, dtype=q.dtype, device=q.device).triu(1)
 
@@ -353,12 +355,12 @@ class TextConfig:
 
     Attributes:
         vocabulary: the number of tokens.
-        context: L, the number of tokens of a text.
-        is_causal: whether a token attends only to those before it (CLIP), or to all (SigLIP).
-        pool: the token that stands for the text: `largest`, the one with the largest id; `end`, the first with id
-            `end`; `last`; `first`.
-        end: the id of the token that ends a text, for `end`.
-        projection_size: P.
+        context: L, the number of tokens per text.
+        is_causal: whether a token attends only to itself and earlier tokens (CLIP), or to all tokens (SigLIP).
+        pool: the token whose output represents the text: `largest` (the token with the largest id), `end` (the first
+            token with the id `end`), `last` or `first`.
+        end: the id of the token that ends a text; only used if `pool` is `end`.
+        projection_size: P, the dimension of the text vectors.
         projection_bias: whether the projection has a bias.
     """
 
@@ -378,7 +380,7 @@ class TextConfig:
 
     @property
     def of_blocks(self) -> ViTConfig:
-        """The configuration that the blocks read."""
+        """The configuration of the Transformer blocks."""
         return ViTConfig(
             layers=self.layers,
             hidden_size=self.hidden_size,
@@ -390,5 +392,5 @@ class TextConfig:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Normalise (..., P) to length 1."""
+    """Normalise vectors (..., P) to length 1."""
     return F.normalize(vectors, dim=-1)

@@ -1,13 +1,17 @@
-"""Turn texts into the ids of their tokens, with the vocabulary beside the weights.
+"""Convert texts to token ids, with the tokenizer files that are stored next to the weights.
 
-`tokenizer.json` (or CLIP's `vocab.json` and `merges.txt`) is read with the library tokenizers, `spiece.model` with
-sentencepiece, as transformers does, and OpenCLIP's merges as open_clip does: extra `text`. OpenCLIP's merges are
-OpenAI's file bpe_simple_vocab_16e6.txt.gz (CLIP, arXiv 2103.00020, sec. 2.4), beside the weights or where open_clip is
-installed.
+Three kinds of files are supported:
 
-Tokenizer files are not trusted. A `tokenizer.json` lists the steps that process a text. If a step replaces each letter
-by three, and is listed forty times, the result does not fit into any memory. The growth of all steps is therefore
-multiplied before a file is used. Unknown steps are refused, and so is a growth above that of all published tokenizers.
+- `tokenizer.json`, or CLIP's `vocab.json` and `merges.txt`. They are read with the library tokenizers.
+- `spiece.model`. It is read with the library sentencepiece.
+- OpenAI's merges `bpe_simple_vocab_16e6.txt.gz` (CLIP, arXiv 2103.00020, sec. 2.4), which OpenCLIP uses. The file is
+  next to the weights or in the installed package open_clip.
+
+The results are those of transformers and open_clip. The extra `text` installs the libraries.
+
+Tokenizer files are not trusted. The steps of a `tokenizer.json` can enlarge a text without limit: if each of forty
+steps triples the text, the result does not fit into any memory. Therefore the growth of all steps is multiplied before
+a file is used. Files with unknown steps, or with a growth beyond that of all published tokenizers, are refused.
 """
 
 from __future__ import annotations
@@ -35,20 +39,21 @@ MERGES = "bpe_simple_vocab_16e6.txt.gz"
 _OPEN_CLIP_CONFIG = "open_clip_config.json"
 
 MOST_CHARACTERS = 4096  # maximum length of a text
-_MOST_GROWTH = 256  # maximum number of characters from one; up to 48 in CLIP's tokenizers, and 72 in T5's
+_MOST_GROWTH = 256  # maximum number of characters made of one; published: up to 48 (CLIP) and 72 (T5)
 _MOST_ADDED = 1000  # maximum number of tokens around a text
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # what sentencepiece writes for a space
 # How CLIP splits a text into words (arXiv 2103.00020, sec. 2.4), and the tokens that begin and end it.
 _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 _BEGIN, _END = "<|startoftext|>", "<|endoftext|>"
 _OPEN_CLIP_BEGIN, _OPEN_CLIP_END = "<start_of_text>", "<end_of_text>"
-_MOST_UNPACKED = 2**24  # characters of the merges, five times those of OpenAI's
-_OPEN_CLIP_TOKENS = 49_408  # 256 bytes, alone and at the end of a word, merges, and the two tokens above
+_MOST_UNPACKED = 2**24  # maximum number of characters of the merges, five times that of OpenAI's file
+_OPEN_CLIP_TOKENS = 49_408  # 256 bytes within and 256 at the end of a word, the merges, and the two tokens above
 _OPEN_CLIP_WORDS = (
     rf"(?i:{_OPEN_CLIP_BEGIN}|{_OPEN_CLIP_END}|'s|'t|'re|'ve|'m|'ll|'d|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+)"
 )
 
-# The most characters that a step makes of one. Unicode's longest decompositions have 18 (U+FDFA) and 4.
+# The largest number of characters that a step makes of one. Unicode's longest decompositions have 18 characters
+# (compatibility, U+FDFA) and 4 (canonical).
 _NORMALIZERS = {
     "NFC": 3,
     "NFD": 4,
@@ -58,7 +63,7 @@ _NORMALIZERS = {
     "Strip": 1,
     "StripAccents": 1,
     "Nmt": 1,
-    "BertNormalizer": 12,  # spaces around a Chinese character, or its accents apart and in small letters
+    "BertNormalizer": 12,  # adds spaces around a Chinese character, or separates accents and makes letters lower-case
     "ByteLevel": 4,  # the bytes of a character
 }
 _PRE_TOKENIZERS = {
@@ -75,19 +80,19 @@ _PRE_TOKENIZERS = {
     "WhitespaceSplit": 1,
 }
 _PROCESSORS = {"BertProcessing": 2, "RobertaProcessing": 2, "ByteLevel": 0}  # tokens that they add
-_CHARSMAP = 2  # the number of the field in sentencepiece's NormalizerSpec
-_NORMALIZER_SPEC = 3  # and of that in its ModelProto
+_CHARSMAP = 2  # number of the field precompiled_charsmap in sentencepiece's NormalizerSpec
+_NORMALIZER_SPEC = 3  # number of the field normalizer_spec in sentencepiece's ModelProto
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Texts to ids, each as many as the text encoder reads.
+    """A tokenizer that pads or truncates all texts to the context length of the text encoder.
 
     Attributes:
-        encode: a function from a text to its ids, including those that begin and end it, without padding.
-        end: the id that ends a text; None if `encode` adds none.
-        padding: the id that fills up short texts.
-        context: the number of ids of a text.
+        encode: a function that returns the ids of a text, including its start and end tokens, without padding.
+        end: the id of the end token; None if `encode` adds none.
+        padding: the id of the padding token.
+        context: the number of ids per text.
         is_padded_left: whether the padding comes before the text.
     """
 
@@ -113,12 +118,12 @@ class Tokenizer:
 
 
 def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
-    """Read the tokenizer beside weights.
+    """Read the tokenizer that is stored next to the weights.
 
     Args:
         folder: the folder of the weights.
-        context: the number of ids of a text.
-        clean: the normalisation before `tokenizer.json`: none (CLIP), lower case (SigLIP 2), or `canonical`.
+        context: the number of ids per text.
+        clean: the normalisation of texts for `tokenizer.json`: `none` (CLIP), `lower` (SigLIP 2), or `canonical`.
 
     Raises:
         VitkitError: there is no tokenizer, it is damaged, or the library that reads it is not installed.
@@ -154,7 +159,7 @@ def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) ->
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """Turn panics of the library tokenizers, which are not ordinary exceptions, into errors.
+    """Convert panics of the library tokenizers, which do not derive from Exception, to `VitkitError`.
 
     Raises:
         VitkitError: the library panicked, for example because a regular expression takes too long.
@@ -186,10 +191,10 @@ def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -
 
 
 def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
-    """Refuse a tokenizer.json that lacks a part and gives other tokens than the text encoder was trained with.
+    """Check that a tokenizer.json has the parts that the text encoder was trained with.
 
     Raises:
-        VitkitError: texts lack the tokens that begin or end them, or words are not split as CLIP splits them.
+        VitkitError: the start or end token is not added to texts, or texts are not split into words as CLIP does.
     """
     is_clip = tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None
     begin = _BEGIN if is_clip else None
@@ -214,13 +219,13 @@ def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
 
 
 def _named(written: Any, usual: str) -> str:
-    """Return a token of tokenizer_config.json, which is text or an object that contains it."""
+    """Return the text of a token from tokenizer_config.json, where it may be in an object; `usual` if it is unset."""
     name = written.get("content") if isinstance(written, dict) else written
     return str(name) if name else usual
 
 
 def _of_merges(folder: Path, context: int) -> Tokenizer:
-    """Read CLIP's files from before tokenizer.json."""
+    """Read CLIP's older tokenizer files, `vocab.json` and `merges.txt`."""
     from tokenizers import Regex, normalizers, pre_tokenizers, processors
     from tokenizers import Tokenizer as Library
     from tokenizers.models import BPE
@@ -241,7 +246,7 @@ def _of_merges(folder: Path, context: int) -> Tokenizer:
 
 
 def _of_pieces(path: Path, context: int) -> Tokenizer:
-    """Read SigLIP's vocabulary."""
+    """Read SigLIP's vocabulary, `spiece.model`."""
     from sentencepiece import SentencePieceProcessor
 
     check_pieces(path)
@@ -260,7 +265,7 @@ def _of_pieces(path: Path, context: int) -> Tokenizer:
 
 
 def canonical(text: str) -> str:
-    """Return a text in lower case, without punctuation and with single spaces, as SigLIP was trained (big_vision)."""
+    """Return a text in lower case, without punctuation and with single spaces, as in SigLIP's training (big_vision)."""
     bare = text.lower().translate(str.maketrans("", "", string.punctuation))
     return re.sub(r"\s+", " ", bare).strip()
 
@@ -269,14 +274,14 @@ _CLEANED: dict[Clean, Callable[[str], str]] = {"none": str, "lower": str.lower, 
 
 
 def _find_merges(folder: Path, config: Mapping[str, Any] | None) -> Path | None:
-    """Find the file of merges for the weights in a folder; None if there is none.
+    """Find OpenCLIP's merges for the weights in a folder; None if the file does not exist.
 
     Args:
         folder: the folder of the weights.
-        config: the content of its open_clip_config.json, or None.
+        config: the content of open_clip_config.json; None if the folder does not contain this file.
 
     Raises:
-        VitkitError: the weights need a tokenizer that is missing.
+        VitkitError: the configuration names another tokenizer, whose files are missing.
     """
     beside = folder / MERGES
     if config is None:
@@ -288,16 +293,18 @@ def _find_merges(folder: Path, config: Mapping[str, Any] | None) -> Path | None:
         )
     if beside.is_file():
         return beside
-    library = find_spec("open_clip")  # looked for, not run
+    library = find_spec("open_clip")  # locates the package without importing it
     places = [] if library is None else library.submodule_search_locations or []
     return next((Path(place, MERGES) for place in places if Path(place, MERGES).is_file()), None)
 
 
 def _read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable[[str], list[int]], int]:
-    """Return a function that encodes a text, with the tokens that begin and end it, and the id of the last one.
+    """Read OpenCLIP's merges, and return a function that encodes a text, and the id of the end token.
+
+    The encoded text includes the start and end tokens.
 
     Raises:
-        VitkitError: the texts need a normalisation that is not supported, or merges are missing.
+        VitkitError: the configuration requires a normalisation that is not supported, or the file is damaged.
         ImportError: the library tokenizers is not installed.
     """
     from tokenizers import Regex, pre_tokenizers
@@ -348,7 +355,7 @@ def _clean_of(config: Mapping[str, Any] | None) -> Callable[[str], str]:
 
 
 def _plain(text: str) -> str:
-    """Repair the characters of a text, and leave single spaces."""
+    """Repair wrongly decoded characters and HTML entities of a text, and collapse white space."""
     if not (text.isascii() and text.isprintable() and "&" not in text):
         try:
             import ftfy
@@ -371,10 +378,10 @@ _OPEN_CLIP_CLEANED: dict[str, Callable[[str], str]] = {
 
 
 def _check_text(text: str) -> None:
-    """Refuse a text that is longer than any text encoder reads.
+    """Refuse a text that is far longer than any text encoder reads.
 
     Raises:
-        VitkitError: it is too long.
+        VitkitError: the text has more than `MOST_CHARACTERS` characters.
     """
     if len(text) > MOST_CHARACTERS:
         raise VitkitError(
@@ -383,10 +390,10 @@ def _check_text(text: str) -> None:
 
 
 def check_steps(path: Path) -> None:
-    """Refuse a `tokenizer.json` that would enlarge texts more than any published one.
+    """Refuse a `tokenizer.json` that would enlarge texts more than any published tokenizer.
 
     Raises:
-        VitkitError: it would, it is damaged, or it has an unknown step.
+        VitkitError: the file would enlarge texts too much, is damaged, or has an unknown step.
     """
     try:
         stored = from_json(path.read_bytes())
@@ -402,17 +409,17 @@ def check_steps(path: Path) -> None:
             f"{path}: its normalizer and pre_tokenizer would turn one character into up to {growth:,.0f}; in published "
             f"tokenizers there are fewer than {_MOST_GROWTH}: it is not used"
         )
-    if longest > MOST_CHARACTERS:  # a token goes through the normaliser as soon as the file is read
+    if longest > MOST_CHARACTERS:  # the library normalises these tokens when it reads the file
         raise VitkitError(f"{path}: one of its added_tokens has {longest:,} characters: it is not used")
     if added > _MOST_ADDED:
         raise VitkitError(f"{path}: its post_processor would add {added:,} tokens to each text: it is not used")
 
 
 def check_pieces(path: Path) -> None:
-    """Refuse a `spiece.model` whose normaliser enlarges texts more than any published one.
+    """Refuse a `spiece.model` that would enlarge texts more than any published tokenizer.
 
     Raises:
-        VitkitError: it does, or the file is damaged.
+        VitkitError: the file would enlarge texts too much, or is damaged.
     """
     try:
         charsmaps = [
@@ -431,7 +438,7 @@ def check_pieces(path: Path) -> None:
 
 
 def _normalizing(step: Any) -> float:
-    """Return the largest number of characters that a normaliser makes of one."""
+    """Return the largest number of characters that a normaliser makes of one character."""
     if step is None:
         return 1
     kind = step["type"]
@@ -447,14 +454,17 @@ def _normalizing(step: Any) -> float:
 
 
 def _replacing(pattern: Mapping[str, str], content: str) -> float:
-    """Return the growth by a replacement. A pattern that may be empty writes its content beside every character."""
+    """Return the largest growth of a text by a replacement.
+
+    A regular expression may match the empty string, and then inserts its content next to every character.
+    """
     if literal := pattern.get("String"):
         return max(1.0, len(content) / len(literal))
     return 1 + len(content)
 
 
 def _cutting(step: Any) -> float:
-    """Return the largest number of characters that a pre-tokenizer makes of one."""
+    """Return the largest number of characters that a pre-tokenizer makes of one character."""
     if step is None:
         return 1
     if step["type"] == "Sequence":
@@ -466,7 +476,7 @@ def _adding(step: Any) -> int:
     """Return the number of tokens that a post-processor adds to a text.
 
     Raises:
-        VitkitError: the result would not contain the text exactly once.
+        VitkitError: the post-processor does not insert the text exactly once.
     """
     if step is None:
         return 0
@@ -490,7 +500,9 @@ def _known(most: Mapping[str, int], kind: str, where: str) -> int:
 
 
 def _longest_replacement(charsmap: bytes) -> int:
-    """Return the length of the longest text that a precompiled map writes for a character; the texts follow a tree.
+    """Return the length of the longest replacement in sentencepiece's precompiled map of characters.
+
+    The map consists of the size of a tree, the tree, and the replacements.
 
     Raises:
         ValueError: the map is damaged.
@@ -504,5 +516,5 @@ def _longest_replacement(charsmap: bytes) -> int:
 
 
 def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
-    """Yield the content of each field with this number in a message, if it has a length."""
+    """Yield the content of each field with the number `wanted` in a protocol buffer; numeric fields are skipped."""
     return (value for number, value in fields_of(message) if number == wanted and value is not None)

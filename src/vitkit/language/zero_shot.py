@@ -1,12 +1,12 @@
 """Make classifiers from the names of classes, without training.
 
-The text encoder's vectors of the names become the head (CLIP, sec. 3.1):
+The vectors of the class names, computed by the text encoder, become the weights of the head (CLIP, sec. 3.1):
 
     logit_k = scale * cos(image, text_k) + bias
 
-`zero_shot` makes a classifier, and `read_images_and_words` reads both encoders. `spoken` turns class names into words,
-and `why_no_words` checks whether a text encoder can use them. Shapes: K classes, P the size of the space that texts
-share with images, D features.
+`zero_shot` makes a classifier, and `read_images_and_words` reads the two encoders. `spoken` turns class names into
+words, and `why_no_words` checks whether a text encoder can distinguish the classes. Shapes: K classes, P dimensions of
+the embedding space that texts share with images, D features.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from vitkit.weights.catalog import imagenet_synsets, split_timm
 from vitkit.weights.checkpoint import read_checkpoint
 from vitkit.weights.loading import LoadPlan, WeightsSource, locate, look
 
-# CLIP, arXiv 2103.00020, sec. 3.1.4; SigLIP's is the one that its published examples use.
+# CLIP's template is from arXiv 2103.00020, sec. 3.1.4, and SigLIP's from its published examples.
 TEMPLATES = {"clip": "a photo of a {}.", "siglip": "This is a photo of {}."}
-# The seven that CLIP's authors chose for ImageNet (their notebook Prompt_Engineering_for_ImageNet).
+# The seven templates that CLIP's authors chose for ImageNet (their notebook Prompt_Engineering_for_ImageNet).
 SEVEN = (
     "itap of a {}.",
     "a bad photo of the {}.",
@@ -51,7 +51,7 @@ _BATCH = 64  # texts at a time
 _THRESHOLD = 0.5
 
 _SYNSET = re.compile(r"n\d{8}")
-# Two letters in a row, as `b2` says nothing; beyond ASCII one letter can be a word.
+# A word has two letters in a row, because `b2` means nothing. Beyond ASCII, one letter can be a word.
 _WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_a-zA-Z]")
 _PLACEHOLDERS = {"class", "classes", "category", "label", "id", "idx", "cluster", "group", "type", "item", "cls"}
 
@@ -73,10 +73,10 @@ def zero_shot(
         flowers = vitkit.zero_shot("siglip2-folder", ["daisy", "rose", "tulip"])
 
     Args:
-        source: see `read_images_and_words`.
-        classes: the names.
-        templates: see `ImagesAndWords.classifier`.
-        one: see `ImagesAndWords.classifier`.
+        source: the model, as in `read_images_and_words`.
+        classes: the names of the classes.
+        templates: sentences for the names, as in `ImagesAndWords.classifier`.
+        one: whether an image has exactly one class, as in `ImagesAndWords.classifier`.
         progress: receives the progress of a download.
         overrides: options of `weights.load` for the image encoder.
 
@@ -87,10 +87,11 @@ def zero_shot(
 
 
 def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWords:
-    """Read both encoders of a published model, and the tokenizer beside them.
+    """Read the image encoder, the text encoder and the tokenizer of a published model.
 
     Args:
-        source: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer next to it, or a name.
+        source: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer next to it, or the name of a
+            published model.
         overrides: options of `weights.load` for the image encoder.
 
     Raises:
@@ -104,7 +105,7 @@ def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWord
 
 
 def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndWords:
-    """Build both encoders from weights that have been opened.
+    """Build the image encoder and the text encoder from opened weights.
 
     Args:
         weights: the weights of both encoders.
@@ -132,10 +133,10 @@ def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndW
 
 @dataclass(frozen=True)
 class ImagesAndWords:
-    """A model that maps images and texts into one space.
+    """A model that maps images and texts into one embedding space.
 
     Attributes:
-        images: the image encoder, whose vectors have length 1: a classifier without classes.
+        images: the image encoder, as a classifier without classes. Its vectors have length 1.
         words: the text encoder, with the scale and bias that turn cosines into logits.
         tokenizer: the tokenizer of the text encoder.
     """
@@ -145,7 +146,11 @@ class ImagesAndWords:
     tokenizer: Tokenizer
 
     def vectors(self, texts: Sequence[str]) -> Tensor:
-        """Return the vectors of texts, (n, P), of length 1."""
+        """Return the normalised vectors of n texts, (n, P).
+
+        Raises:
+            VitkitError: the tokenizer does not belong to the text encoder.
+        """
         tower, vectors = self.words.tower, []
         with torch.inference_mode():
             for start in range(0, len(texts), _BATCH):
@@ -166,7 +171,7 @@ class ImagesAndWords:
         return torch.cat(vectors)
 
     def of_classes(self, classes: Sequence[str], templates: Sequence[str]) -> Tensor:
-        """Return the vectors of classes, (K, P): the mean over the templates, normalised again (CLIP, sec. 3.1.4)."""
+        """Return the vectors of classes, (K, P): normalised means over the templates (CLIP, sec. 3.1.4)."""
         vectors = [self.vectors([template.replace("{}", name) for name in classes]) for template in templates]
         return unit(torch.stack(vectors).mean(dim=0))
 
@@ -177,10 +182,12 @@ class ImagesAndWords:
 
         Args:
             classes: at least one name.
-            templates: sentences with {} for the name, which are averaged; the default is the published one.
-            one: whether an image has exactly one of the classes (softmax), or each class has an independent probability
-                (sigmoid); the default is how the model was trained. A model that was trained with a sigmoid supports
-                both: given that exactly one class is right, its probabilities are the softmax of the logits.
+            templates: sentences with {} for the name, over which the vectors are averaged; by default the published
+                template.
+            one: True if each image has exactly one of the classes (softmax), False if each class has an independent
+                probability (sigmoid). The default follows the training of the model. A model that was trained with a
+                sigmoid supports both: given that exactly one class is correct, the softmax of the logits gives the
+                probabilities.
 
         Raises:
             VitkitError: a name or template is invalid, two names have the same tokens, or the model was not trained for
@@ -207,7 +214,7 @@ class ImagesAndWords:
         return replace(self.images, model=model, classes=names, thresholds=thresholds, provenance=provenance)
 
     def _check_apart(self, names: Sequence[str], templates: Sequence[str]) -> None:
-        """Refuse names with the same tokens, such as `C` and `C++` without punctuation."""
+        """Refuse names with the same tokens, such as `C` and `C++` if the tokenizer removes punctuation."""
         first: dict[tuple[tuple[int, ...], ...], str] = {}
         for name in names:
             ids = self.tokenizer([template.replace("{}", name) for template in templates])
@@ -218,7 +225,7 @@ class ImagesAndWords:
                 )
 
     def head(self, texts: Sequence[str], templates: Sequence[str]) -> dict[str, Tensor]:
-        """Return the head for these classes: its weight (K, P) and bias (K,), for image vectors of length 1.
+        """Return the weight (K, P) and the bias (K,) of a head for these classes, for image vectors of length 1.
 
         Raises:
             VitkitError: a template is invalid.
@@ -259,10 +266,10 @@ def _checked(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
-    """Describe the text encoder of a model without reading numbers; None if there is none.
+    """Describe the text encoder of a model without reading tensor data; None if the model has none.
 
     Raises:
-        VitkitError: the weights are one half of a model of images and texts.
+        VitkitError: the weights are the image encoder of CLIP or SigLIP without its text encoder.
     """
     path, checkpoint = weights.path, weights.checkpoint
     is_image_encoder = weights.meaning is not None or weights.description is not None
@@ -276,7 +283,11 @@ def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
 
 
 def check_tokenizer(weights: WeightsSource, info: TextEncoderInfo) -> None:
-    """Refuse weights whose tokenizer is missing or unreadable; `info` is what `look_for_words` returned for them.
+    """Check that the tokenizer of a text encoder can be read.
+
+    Args:
+        weights: the weights with the text encoder.
+        info: the description of the text encoder, from `look_for_words`.
 
     Raises:
         VitkitError: the tokenizer is missing or cannot be read.
@@ -290,16 +301,19 @@ def _folder_of(path: Path) -> Path:
 
 
 def spoken(names: Sequence[str]) -> tuple[str, ...]:
-    """Return class names as words: without underscores and invisible characters, and with names for WordNet's ids."""
+    """Convert class names to words for a text encoder.
+
+    Underscores become spaces, invisible characters are removed, and ImageNet's WordNet ids become names.
+    """
     known = imagenet_synsets() if any(_SYNSET.fullmatch(name) for name in names) else {}
     return tuple(known.get(name, " ".join(bare(name).replace("_", " ").split())) for name in names)
 
 
 def why_no_words(names: Sequence[str]) -> str | None:
-    """Return why a text encoder cannot be used for classes of these names, or None.
+    """Return the reason why a text encoder cannot distinguish classes with these names; None if it can.
 
-    Every name must contain a word, and differ from the others in a word: `class_1` and `class_2` differ only in a
-    number.
+    Every name must contain a word that is not a placeholder such as `class`. Names must differ in their letters. For
+    example, `ward_1` and `ward_2` differ only in a number.
     """
     first: dict[tuple[str, ...], str] = {}
     for name, text in zip(names, spoken(names), strict=True):

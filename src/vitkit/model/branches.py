@@ -1,9 +1,9 @@
 """A description of an encoder block as two residual branches: their parts, and the order of their operations.
 
-Code that computes blocks in its own way (optimised layers, graphs for other runtimes, token merging) takes the parts
-and the order from `branches` and `in_order`. A block with a part that is not described here is refused, because the
-part would silently be left out. `variants` refuses values of fields in the same way. `vit.Block` is the same block,
-written as in the paper.
+Optimised layers, graphs for other runtimes and token merging compute a block without calling it. They get the parts of
+the block from `branches`, and the order of operations from `in_order`. A block with an unknown part is refused, because
+the part would silently be skipped. `variants` refuses unsupported fields of the configuration in the same way.
+`vit.Block` is the block as in the paper.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Branch:
     """One residual branch of a block.
 
     Attributes:
-        norm: the norm of the branch's input, or of the sum in post-norm order.
+        norm: the normalisation layer; `order` determines what it normalises.
         mix: the layer that mixes tokens (`Attention` or a replacement) or the features of each token (`MLP`).
         scale: a `LayerScale` or an identity.
         order: the order of norm, layer and sum; see `in_order`.
@@ -75,7 +75,7 @@ def branches(block: nn.Module) -> tuple[Branch, Branch]:
 
 
 def reads_normalised(order: str) -> bool:
-    """Return whether a branch reads normalised tokens, so that its first layer can absorb the norm's affine part."""
+    """Return whether a branch normalises its input, so that the norm's affine part can be folded into its layer."""
     return order in ("pre", "beside")
 
 
@@ -87,19 +87,19 @@ def in_order(
     plus: Callable[[T, T], T],
     before: T | None = None,
 ) -> T:
-    """Compute one branch in its order: eqs. 2 and 3 for "pre".
+    """Compute one residual branch, with norm, layer and sum in the order `order` (eqs. 2 and 3 for "pre").
 
     Args:
-        order: `ViTConfig.norm`. "pre" normalises the input of the branch, "post" the sum (the original Transformer,
-            arXiv 1706.03762, sec. 3.1), and "res-post" the output of the branch (arXiv 2111.09883, sec. 3.2). "beside"
-            is a branch in parallel to the previous one, which reads the same normalised tokens (arXiv 2302.05442,
-            sec. 2).
+        order: `Branch.order`. "pre" normalises the input of the branch. "post" normalises the sum (the original
+            Transformer, arXiv 1706.03762, sec. 3.1). "res-post" normalises the output of the branch (arXiv 2111.09883,
+            sec. 3.2). "beside" is the second of two parallel branches; it reads the same normalised tokens as the first
+            one (arXiv 2302.05442, sec. 2).
         x: the tokens, in the representation of the caller.
-        norm: normalises tokens.
-        add: called with the input of the branch and the sum so far; returns their new sum, or only the output of the
-            branch if the sum is None.
-        plus: adds the sum so far and the output of a branch.
-        before: the tokens that the previous branch read, for "beside".
+        norm: a function that normalises tokens.
+        add: a function of the branch's input and the sum so far. It computes the branch's output and adds it to the
+            sum. If the sum is None, it returns the output alone.
+        plus: a function that adds the sum so far and the output of a branch.
+        before: the tokens before the first branch, for "beside".
     """
     if order == "beside":
         assert before is not None

@@ -1,8 +1,8 @@
 """Create models from names or configurations: Vision Transformers, or networks of other libraries.
 
-`config_of` turns a name into a configuration, `build` a configuration into a model with initial weights, `filled` a
-configuration and weights into a model. A `LoadReport` says what happened to every tensor of a checkpoint, so that no
-model is silently loaded in part.
+`config_of` turns a name into a configuration. `build` creates a model with initial weights, and `filled` creates one
+with existing weights. A `LoadReport` lists what happened to every tensor of a checkpoint, so that no model is silently
+loaded in part.
 """
 
 from __future__ import annotations
@@ -63,14 +63,17 @@ def check_buildable(config: Config) -> None:
 
 
 def stored_weights(model: Model) -> dict[str, Tensor]:
-    """Return the weights of a model as they are saved; those of a network have the names of its library."""
+    """Return the tensors of a model under the names with which they are saved.
+
+    For a network of another library, these are the library's names.
+    """
     module = model if isinstance(model, VisionTransformer) else model.network
     weights: dict[str, Tensor] = module.state_dict()
     return weights
 
 
 def filled(config: Config, weights: Mapping[str, Tensor]) -> Model:
-    """Create a model with these weights, which have the names that `stored_weights` returns."""
+    """Create a model of a configuration from weights under the names that `stored_weights` returns."""
     if isinstance(config, ViTConfig):
         with torch.device("meta"):
             model = VisionTransformer(config)
@@ -84,10 +87,10 @@ def filled(config: Config, weights: Mapping[str, Tensor]) -> Model:
 
 
 def _in_row_order(weight: Tensor) -> Tensor:
-    """Return the tensor with the strides of a new tensor of its shape, even along axes of length one.
+    """Return the tensor with the strides of a newly created tensor, even along axes of length one.
 
-    Tensors from some files have other strides. Gradients have these, and the fused optimiser on GPUs requires that
-    weights and gradients agree.
+    Tensors from some files have other strides. Gradients have the strides of new tensors, and the fused optimiser on
+    GPUs requires the same strides for weights and gradients.
     """
     if weight.stride() == torch.empty(weight.shape, device="meta").stride():
         return weight
@@ -95,14 +98,14 @@ def _in_row_order(weight: Tensor) -> Tensor:
 
 
 def vit_of(model: object, what: str) -> VisionTransformer:
-    """Return a model if it is a Vision Transformer.
+    """Return the model if it is a Vision Transformer of vitkit, and raise an error otherwise.
 
     Args:
         model: any model.
-        what: the operation that requires a Vision Transformer, for the message.
+        what: the operation that requires a Vision Transformer, for the error message.
 
     Raises:
-        VitkitError: it is a network of another library.
+        VitkitError: the model is not a Vision Transformer of vitkit.
     """
     if isinstance(model, VisionTransformer):
         return model
@@ -119,10 +122,10 @@ class Resized:
     """A parameter that was interpolated for another image or patch size.
 
     Attributes:
-        name: the parameter.
-        old: its grid or kernel in the checkpoint.
-        new: its grid or kernel in the model.
-        convention: the library whose interpolation was used.
+        name: the name of the parameter.
+        old: the size of its grid or kernel in the checkpoint.
+        new: the size of its grid or kernel in the model.
+        convention: the library or paper whose interpolation was used.
     """
 
     name: str
@@ -145,8 +148,9 @@ class LoadReport:
         format: the recognised format.
         parameters: the number of tensors of the model.
         matched: tensors of the model that came from the checkpoint.
-        renamed: the matched tensors that have another name in the checkpoint, or are split there: ours -> theirs.
-        resized: the matched tensors that were fitted to another size.
+        renamed: the matched tensors that the checkpoint stores under another name or in several parts, as a mapping
+            from the model's name to the checkpoint's names.
+        resized: the matched tensors that were interpolated to another size.
         replaced: tensors of the model that are new, and the reasons.
         dropped: tensors of the checkpoint that the model does not use, and the reasons.
         missing: tensors of the model that the checkpoint lacks (only with allow_partial).
@@ -176,7 +180,7 @@ class LoadReport:
         return not (self.missing or self.left_over or self.replaced)
 
     def caveats(self, *, has_new_head: bool = False) -> list[str]:
-        """Return what users of the weights must know, one line each: assumptions and signs of damage.
+        """Return caveats for users of the weights, one line each: assumptions, warnings and an untrained head.
 
         Args:
             has_new_head: whether the head was replaced, so that assumptions about its classes do not matter.
@@ -187,7 +191,7 @@ class LoadReport:
         return [*assumed, *self.warnings, *(note for note in self.notes if note == UNTRAINED_HEAD)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report in plain JSON types."""
+        """Return the report as JSON types."""
         return {**asdict(self), "complete": self.is_complete}
 
     def __str__(self) -> str:
@@ -214,7 +218,7 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def _grouped(verb: str, reasons: Mapping[str, str]) -> list[str]:
-    """Return one line for each reason, with the names to which it applies."""
+    """Return one line of text for each distinct reason, with the names that have this reason."""
     lines = []
     for reason in dict.fromkeys(reasons.values()):
         names = [name for name in reasons if reasons[name] == reason]

@@ -1,7 +1,7 @@
 """`ViTConfig`: every architectural choice of a Vision Transformer in one frozen dataclass.
 
-Its values are checked when it is created. `override` changes fields, also by the names that other libraries use for
-them. Nothing here imports torch. The names that stand for configurations are in `names.py`.
+A configuration checks its values when it is created. `override` changes fields, and accepts the names of other
+libraries for them. The names of models are in `names.py`. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ WINDOW = 7  # rows and columns of a window in Swin, arXiv 2103.14030 sec. 3.2
 
 
 def as_pair(value: Any, name: str) -> Pair:
-    """Return (height, width) for one number or a pair; `name` is for the message.
+    """Convert one number or a pair to (height, width); `name` is the field's name in error messages.
 
     Raises:
-        VitkitError: it is neither.
+        VitkitError: the value is neither a positive whole number nor a pair of them.
     """
     pair = (value, value) if isinstance(value, int) else value
     if not (
@@ -233,7 +233,7 @@ _SAME = {  # the names of timm and of common training scripts
     "drop_path_ratio": "drop_path",
 }
 _POOLS = {"token": "token", "avg": "gap", "map": "map"}
-# Classes of layers, by the names of the classes and by timm's, and the fields that they stand for.
+# Layer classes, by class name and by timm's name, and the fields of `ViTConfig` that select them.
 _LAYERS: dict[str, dict[str, dict[str, Any]]] = {
     "act_layer": {
         "gelu": {"activation": "gelu", "gelu": "erf"},
@@ -263,13 +263,13 @@ _REFUSED = {
 
 
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate options to the names of `ViTConfig`'s fields. A name that is unknown here stays as it is.
+    """Translate options of other libraries to fields of `ViTConfig`. Unknown names stay unchanged.
 
-    `drop_ratio` sets all dropout rates, as in the scripts that use this name. timm's `drop_rate` is dropout before the
-    head, which no Vision Transformer here has, so only 0 is accepted.
+    `drop_ratio` sets `dropout` and `position_dropout`, as in the scripts that use this name. timm's `drop_rate` is
+    dropout before the head, which no Vision Transformer here has, so only 0 is accepted.
 
     Raises:
-        VitkitError: a class is passed that has no counterpart here, or two options set the same field.
+        VitkitError: an option or a layer class has no counterpart here, or two options set the same field.
     """
     fields: dict[str, Any] = {}
     for name, value in options.items():
@@ -281,7 +281,7 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _translate(name: str, value: Any) -> dict[str, Any]:
-    """Return the fields that one option sets."""
+    """Return the fields of `ViTConfig` that one option sets, with their values."""
     if name in _REFUSED:
         if value is None or (name.endswith("_rate") and value == 0):
             return {}
@@ -305,7 +305,10 @@ def _translate(name: str, value: Any) -> dict[str, Any]:
 
 
 def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
-    """Return the fields that a class of layers stands for: a class, a `functools.partial` of it, a name, or None."""
+    """Return the fields of `ViTConfig` that select a layer class, such as `nn.GELU`.
+
+    `layer` is the class, a `functools.partial` of it, its name, or None for the default.
+    """
     if layer is None:
         return {}
     kind, arguments = getattr(layer, "func", layer), dict(getattr(layer, "keywords", {}))
@@ -482,7 +485,7 @@ class ViTConfig:
 
     @property
     def tokens_read(self) -> int | None:
-        """The number of first tokens that the head reads; None if it reads all tokens."""
+        """The number of leading tokens that the head reads; None if it reads all tokens."""
         return 1 + self.distill_head if self.pool == "token" else None
 
     @property
@@ -497,7 +500,7 @@ class ViTConfig:
         return self.representation_size or pooled
 
     def number_of(self, layer: int) -> int:
-        """Return the number of a layer, from 0; negative numbers count from the end.
+        """Convert a layer number, which may be negative to count from the end, to a number from 0.
 
         Raises:
             VitkitError: there is no such layer.
@@ -512,7 +515,7 @@ class ViTConfig:
         return override(self, **overrides)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields in plain JSON types, which `from_dict` reads."""
+        """Return the fields as JSON types, which `from_dict` reads."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
     @classmethod
@@ -529,16 +532,19 @@ class ViTConfig:
 
 
 def reads_token(pool: str) -> bool:
-    """Return whether the head reads the class token."""
+    """Return whether the head reads the class token with this kind of pooling."""
     return pool in ("token", "token+gap")
 
 
 def stride_of(stem: tuple[int, ...] | None) -> int:
-    """Return the factor by which a stem reduces the image's sides: root and pooling 4, each stage after the first 2."""
+    """Return the factor by which a stem reduces the sides of the image.
+
+    Root and pooling reduce them by 4 together, and each stage after the first by 2.
+    """
     return 1 if stem is None else 4 * 2 ** max(len(stem) - 1, 0)
 
 
-# Overrides by names of other libraries that are no fields, and the fields that each of them sets.
+# Options of other libraries that are not fields here, and the fields that each of them sets.
 _ALIASES = {
     "mlp_ratio": ("mlp_size",),
     "distilled": ("distill_token", "distill_head"),
@@ -549,9 +555,10 @@ _ALIASES = {
 def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     """Return a copy of a configuration with other values of some fields.
 
-    A new `hidden_size` changes `mlp_size` and `representation_size` in proportion. Names of other libraries are
-    understood too: `mlp_ratio` (mlp_size / hidden_size), `distilled` (both distillation fields), `has_logits` (whether
-    there is a representation layer of hidden_size), and those that `canonical` translates.
+    A new `hidden_size` also changes `mlp_size` in proportion, and a `representation_size` that equals the old hidden
+    size. Names of other libraries are accepted too: `mlp_ratio` (mlp_size / hidden_size), `distilled` (both
+    distillation fields), `has_logits` (whether there is a representation layer of hidden_size), and those that
+    `canonical` translates.
 
     Raises:
         VitkitError: an override is unknown, or no model can be built with its value.
@@ -583,7 +590,7 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
 
 
 def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes of fields that depend on an overridden field."""
+    """Return new values of the fields that depend on an overridden field."""
     changes: dict[str, Any] = {}
     hidden_size = overrides.get("hidden_size", config.hidden_size)
     if hidden_size != config.hidden_size:

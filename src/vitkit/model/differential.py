@@ -2,8 +2,8 @@
 
     (softmax(Q_1 K_1^T / sqrt(d)) - lambda softmax(Q_2 K_2^T / sqrt(d))) V
 
-Shapes: B batch, N tokens, n the first tokens of them that are computed, D hidden size, H heads, D_h head size; d = D_h
-/ 2. The names of parameters are timm's.
+Shapes: B batch, N tokens, n number of leading tokens that are computed, D hidden size, H heads, D_h head size, d half
+of D_h. The names of parameters are timm's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EPS = 1e-5  # of the norm of each head; `norm_eps` does not apply to it
 
 
 class DifferentialAttention(nn.Module):
-    """Attention in which each head subtracts a second map from its first; each half of q and k gives one map.
+    """Attention in which each head is the difference of two attention maps, one from each half of q and k.
 
     Args:
         config: the configuration of the model.
@@ -47,7 +47,7 @@ class DifferentialAttention(nn.Module):
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
 
     def initialise(self) -> None:
-        """Fill the parameters that other attention does not have."""
+        """Draw initial values of the vectors that determine lambda."""
         for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
             nn.init.normal_(vector, std=0.1)
 
@@ -57,7 +57,10 @@ class DifferentialAttention(nn.Module):
         return first.exp() - second.exp() + self.lambda_init
 
     def project(self, x: Tensor, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens (B, N, D) to q (B, 2H, n, d) of the first n = `queries`, k (B, 2H, N, d), v (B, H, N, D_h)."""
+        """Project tokens (B, N, D) to q (B, 2H, n, d), k (B, 2H, N, d) and v (B, H, N, D_h).
+
+        q contains only the first n = `queries` tokens; None for all.
+        """
         D = x.shape[2]
         bias_q, bias_kv = (None, None) if self.qkv.bias is None else (self.qkv.bias[:D], self.qkv.bias[D:])
         if queries is None:
@@ -69,7 +72,7 @@ class DifferentialAttention(nn.Module):
         return q, k, v.reshape(*v.shape[:2], self.heads, -1).transpose(1, 2)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: None = None) -> Tensor:  # noqa: ARG002
-        """Compute the branch's output (B, n, D) for the first n = `queries` of the tokens (B, N, D)."""
+        """Compute the output (B, n, D) of the first n = `queries` tokens, which attend to all tokens (B, N, D)."""
         q, k, v = self.project(x, queries)
         if self.fused and not (self.training and self.attn_drop.rate):  # the kernel would draw other dropout masks
             x = F.scaled_dot_product_attention(q, k, v.repeat_interleave(2, dim=1), scale=self.scale)
@@ -83,13 +86,13 @@ class DifferentialAttention(nn.Module):
 
 
 def emit(graph: Any, attention: DifferentialAttention, x: Any, queries: int | None, scale: nn.Module) -> Any:
-    """Write the operations of `DifferentialAttention` and of the LayerScale after it into a graph.
+    """Add the operations of `DifferentialAttention`, and of the LayerScale after it, to a graph.
 
     Args:
         graph: the graph builder, whose `writer` writes operations.
         attention: the layer, whose weights are copied.
         x: the normalised tokens, (B, N, D).
-        queries: the number of first tokens to compute; None for all.
+        queries: the number of leading tokens to compute; None for all.
         scale: the LayerScale, or an identity.
     """
     writer, H, config = graph.writer, attention.heads, graph.config
@@ -103,7 +106,7 @@ def emit(graph: Any, attention: DifferentialAttention, x: Any, queries: int | No
     v = writer.transpose(writer.reshape(v, 0, 0, H, D_h), 0, 2, 1, 3)  # (B, H, N, D_h)
 
     def attended(which: int) -> Any:
-        """Attend with the first or the second half of each head: (B, H, n, D_h)."""
+        """Compute attention with the first (`which` = 0) or second (1) half of each head's q and k: (B, H, n, D_h)."""
         half_q, half_k = (
             writer.reshape(writer.slice(writer.reshape(part, 0, 0, H, 2, half), 3, which, which + 1), 0, 0, H, half)
             for part in (q, k)
@@ -122,11 +125,11 @@ def emit(graph: Any, attention: DifferentialAttention, x: Any, queries: int | No
 
 
 class DifferentialTimm:
-    """The names of timm's differential attention, which are the same as ours."""
+    """The handler of differential attention for timm's layout, which has the same tensor names."""
 
     @staticmethod
     def read(_names: Collection[str]) -> dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]:
-        """Return nothing: no tensor has another name."""
+        """Return an empty mapping, because no tensor has another name in timm."""
         return {}
 
     @staticmethod
@@ -136,5 +139,5 @@ class DifferentialTimm:
 
     @staticmethod
     def describe(_config: ViTConfig) -> tuple[None, dict[str, Any]]:
-        """Return the argument of any ViT of timm that selects such attention."""
+        """Return the argument that selects differential attention in any ViT of timm."""
         return None, {"attn_layer": "diff"}

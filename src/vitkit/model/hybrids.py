@@ -1,14 +1,16 @@
 """Convolutions in a Vision Transformer: the ResNet stem of the paper's hybrids, and layers that mix by convolution.
 
-`ResNetStem` precedes the patch embedding (sec. 3.1), which then cuts patches from its feature map. It consists of
-post-activation bottlenecks with weight-standardised convolutions and GroupNorm (BiT, arXiv 1912.11370). The names of
-its parameters are timm's. Padding is SAME as in TensorFlow and Flax: an odd pixel is added at the bottom and the right.
+`ResNetStem` precedes the patch embedding (sec. 3.1), which then cuts patches from the stem's feature map. The stem
+consists of post-activation bottlenecks with weight-standardised convolutions and GroupNorm (BiT, arXiv 1912.11370). The
+names of its parameters are timm's. Padding is SAME as in TensorFlow and Flax: an odd pixel is added at the bottom and
+the right.
 
-`ConvProjection` and `ConvMixer` are convolutional q, k, v and layers that convolve instead of attending. (The third
-mixture, `mlp_kind="conv"`, is in `vit.MLP`.) They keep the sequence of tokens. Unlike in the papers named below, there
-is no batch normalisation: a prediction must not depend on other images of the batch.
+`ConvProjection` convolves tokens before their projection to q, k and v. `ConvMixer` replaces attention by convolution.
+A third layer, `mlp_kind="conv"`, is in `vit.MLP`. All of them keep the sequence of tokens. They do not contain the
+batch normalisation of the papers named below, so that a prediction does not depend on other images of the batch.
 
-Shapes: B batch, C channels, height and width of a feature map; N tokens, n the first tokens of them, D hidden size.
+Shapes: B batch, C channels, height and width of a feature map; N tokens, n number of leading tokens that are computed,
+D hidden size.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ _WIDTH = 64
 
 
 class ResNetStem(nn.Module):
-    """The stem: images (B, C, height, width) to features (B, out_channels, height / stride, width / stride).
+    """A ResNet stem: images (B, C, height, width) to features (B, out_channels, height / stride, width / stride).
 
     Sides that the stride does not divide are rounded up.
 
     Args:
         in_channels: C.
         stages: the number of bottlenecks in each stage; () for only the root.
-        kind: the implementation with which the weights were trained. The reference divides kernels by (deviation +
-            1e-5), timm by the root of (variance + 1e-8).
+        kind: the implementation with which the weights were trained. The reference divides kernels by (standard
+            deviation + 1e-5), and timm by the square root of (variance + 1e-8).
     """
 
     def __init__(self, in_channels: int, stages: tuple[int, ...], kind: StemKind = "reference") -> None:
@@ -76,7 +78,7 @@ class StandardisedConv2d(nn.Conv2d):
 
 
 def standardise(kernel: Tensor, kind: StemKind) -> Tensor:
-    """Standardise a kernel (out, in, k, k) for each output channel, in float32."""
+    """Standardise a kernel (out, in, k, k): zero mean and unit variance for each output channel."""
     if kind == "timm":  # batch normalisation computes the same and rounds as timm does
         return F.batch_norm(kernel.flatten(1)[None], None, None, training=True, eps=1e-8).view_as(kernel)
     deviation, mean = torch.std_mean(kernel, (1, 2, 3), correction=0, keepdim=True)  # its gradient is finite at 0
@@ -84,7 +86,7 @@ def standardise(kernel: Tensor, kind: StemKind) -> Tensor:
 
 
 class Root(nn.Module):
-    """A 7x7 convolution and a 3x3 pooling; each halves the sides."""
+    """The first layers of the stem: a 7x7 convolution and a 3x3 pooling, each of which halves the sides."""
 
     def __init__(self, in_channels: int, kind: StemKind) -> None:
         super().__init__()
@@ -108,7 +110,7 @@ class Stage(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A residual unit: convolutions 1x1, 3x3 with the stride, 1x1 to four times the width.
+    """A residual unit: a 1x1 convolution, a 3x3 convolution with the stride, and a 1x1 convolution to 4 * width.
 
     The input is added to the output, after a projection if the shape changes.
     """
@@ -146,7 +148,7 @@ def group_norm(channels: int, kind: StemKind) -> nn.GroupNorm:
 
 
 def pad_same(x: Tensor, size: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad (B, C, height, width) so that a window of this size and stride gives sides / stride, rounded up."""
+    """Pad (B, C, height, width) so that a sliding window has side / stride positions on each side, rounded up."""
     height, width = (max((-(-side // stride) - 1) * stride + size - side, 0) for side in x.shape[2:])
     if not (height or width):
         return x
@@ -164,7 +166,10 @@ class ConvProjection(nn.Module):
             self.q = TokenConvolution(config.hidden_size, config.grid, config.prefix_tokens)
 
     def forward(self, x: Tensor, qkv: nn.Linear, queries: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens (B, N, D) by `qkv` to q (B, n, D) of the first n = `queries`, and k and v (B, N, D)."""
+        """Convolve tokens (B, N, D) and project them by `qkv` to q (B, n, D), k and v (B, N, D).
+
+        q contains only the first n = `queries` tokens; None for all.
+        """
         sources = self.q(x)[:, :queries], self.k(x), self.v(x)
         biases = (None, None, None) if qkv.bias is None else qkv.bias.chunk(3)
         q, k, v = (F.linear(*part) for part in zip(sources, qkv.weight.chunk(3), biases, strict=True))
@@ -186,6 +191,6 @@ class ConvMixer(nn.Module):
         self.proj_drop = Dropout(config.dropout)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: None = None) -> Tensor:  # noqa: ARG002
-        """Compute the branch's output (B, n, D) for the first n = `queries` of the tokens (B, N, D)."""
+        """Compute the output (B, n, D) of the first n = `queries` of the tokens (B, N, D)."""
         x = self.act(self.depthwise(x)[:, :queries])
         return self.proj_drop(self.proj(x))

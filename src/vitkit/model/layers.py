@@ -1,7 +1,7 @@
 """The small layers that models are built from: norms, dropout, activations, heads, attention pooling.
 
-`initialise` gives a model its initial weights as the paper's reference implementation does, or as its PyTorch
-re-implementations do. `evaluating` has a model compute in evaluation mode for a while, also from several threads.
+`initialise` draws initial weights as in the paper's reference implementation or in its PyTorch re-implementations.
+`evaluating` switches a model to evaluation mode temporarily, and may be used by several threads at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ QUICK = 1.702  # the factor of `QuickGELU`
 
 
 class RMSNorm(nn.RMSNorm):
-    """Divide by the root mean square; unlike LayerNorm, subtract no mean and add no bias (arXiv 1910.07467)."""
+    """Normalisation by the root mean square, without the mean and the bias of LayerNorm (arXiv 1910.07467)."""
 
     eps: float
 
@@ -35,10 +35,10 @@ class RMSNorm(nn.RMSNorm):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Normalise each feature over all tokens of all images of a batch (arXiv 1502.03167).
+    """Normalisation of each feature over all tokens of all images of a batch (arXiv 1502.03167).
 
-    In evaluation, the running statistics take the place of those of the batch, so that a prediction does not depend on
-    other images. Each feature is then multiplied by a constant, and another is added.
+    In evaluation mode, the layer uses its running statistics, so a prediction does not depend on other images. The
+    layer is then an affine function of each feature.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,9 +50,10 @@ Norm = nn.LayerNorm | RMSNorm | BatchNorm
 
 
 def affine_part(norm: Norm) -> tuple[Tensor, Tensor | None]:
-    """Return what a norm multiplies normalised features by, and what it adds, (D,) each in float64; None for nothing.
+    """Return the scale and the shift of a norm, (D,) each in float64; the shift of an RMSNorm is None.
 
-    A batch norm normalises by its running statistics, which are constants, so this is all that it computes.
+    They apply to the normalised features. For a batch norm, they apply to the input, because they include the
+    normalisation by the running statistics.
     """
     factor = norm.weight.double()
     if isinstance(norm, RMSNorm):
@@ -65,11 +66,12 @@ def affine_part(norm: Norm) -> tuple[Tensor, Tensor | None]:
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): drop a residual branch for whole samples, and keep the expectation.
+    """Stochastic depth (arXiv 1603.09382): zero a residual branch for random samples, and scale it for the others.
 
     Attributes:
         rate: the probability that a sample is dropped.
-        keys: random numbers (B,) int32 that alone decide which samples are dropped; None to use torch's generator.
+        keys: random numbers (B,) int32 that determine which samples are dropped; None to draw them from torch's
+            generator.
     """
 
     def __init__(self, rate: float) -> None:
@@ -88,12 +90,12 @@ class DropPath(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout (arXiv 1207.0580): set single values to zero, and keep the expectation.
+    """Dropout (arXiv 1207.0580): zero random values, and scale the others.
 
     Attributes:
         rate: the probability that a value is dropped.
-        keys: random numbers (B,) int32, one for each sample, which alone decides what the sample loses; None to use
-            torch's dropout.
+        keys: random numbers (B,) int32, each of which determines the dropped values of one sample; None to use torch's
+            dropout.
     """
 
     def __init__(self, rate: float) -> None:
@@ -119,7 +121,10 @@ def draw_keys(x: Tensor) -> Tensor:
 
 
 def random_bits(keys: Tensor, numbers: int) -> Tensor:
-    """Expand keys (B,) int32 to random numbers (B, numbers) int32. A row depends on its key only, on every device."""
+    """Expand keys (B,) int32 to random numbers (B, numbers) int32.
+
+    Each row depends only on its key, and is the same on every device.
+    """
     counter = torch.arange(numbers, dtype=torch.int32, device=keys.device)
     return _scramble(keys[:, None] ^ _scramble(counter))
 
@@ -130,7 +135,7 @@ def survives(bits: Tensor, rate: float) -> Tensor:
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """Hash int32 numbers one to one, so that each bit depends on all bits of x (Wellons' lowbias32).
+    """Hash int32 numbers one to one, so that each bit of the result depends on all bits of x (Wellons' lowbias32).
 
     The products overflow on purpose.
     """
@@ -140,7 +145,7 @@ def _scramble(x: Tensor) -> Tensor:
 
 
 class LayerScale(nn.Module):
-    """Multiply each feature of a residual branch by a learned factor, small at first (arXiv 2103.17239, sec. 2)."""
+    """A learned scale of each feature of a residual branch, initially small (arXiv 2103.17239, sec. 2)."""
 
     def __init__(self, dim: int, value: float) -> None:
         super().__init__()
@@ -152,7 +157,7 @@ class LayerScale(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated activation (arXiv 2002.05202): (B, n, 2 mlp), gates and values -> SiLU(gate) * value, (B, n, mlp)."""
+    """Gated activation SiLU(gate) * value (arXiv 2002.05202): gates and values (B, n, 2 mlp) -> (B, n, mlp)."""
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = x.chunk(2, dim=-1)  # (B, n, mlp) each
@@ -160,7 +165,7 @@ class SwiGLU(nn.Module):
 
 
 class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x), the activation that OpenAI's CLIP was trained with (arXiv 1606.08415, sec. 2)."""
+    """The activation of OpenAI's CLIP, x sigmoid(1.702 x) (arXiv 1606.08415, sec. 2)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.silu(x * QUICK) * (1 / QUICK)
@@ -176,7 +181,7 @@ class UnitLength(nn.Module):
 class TokenConvolution(nn.Module):
     """Apply a depthwise 3x3 convolution to the patch grid of a sequence: (B, N, C) -> (B, N, C).
 
-    The prefix tokens pass unchanged. So does a sequence that was cut to its prefix tokens and has no patches.
+    Prefix tokens stay unchanged. A sequence that contains only prefix tokens is returned as it is.
     """
 
     def __init__(self, channels: int, grid: tuple[int, int], prefix_tokens: int) -> None:
@@ -196,8 +201,8 @@ class TokenConvolution(nn.Module):
 class Head(nn.Linear):
     """The linear layer that computes logits, in the precision of its weights even under autocast.
 
-    Bfloat16 has three digits: logits of 9.97 and 10.03 would tie, which would show in the loss, in the choice of the
-    best epoch and in every figure computed from them.
+    Bfloat16 has three digits, so logits of 9.97 and 10.03 would be equal. Such rounding would affect the loss, the
+    choice of the best epoch and all metrics.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -205,13 +210,13 @@ class Head(nn.Linear):
 
 
 class FeatureHead(Head):
-    """A head that returns its input after the logits: (B, D) -> (B, K + D).
+    """A head that returns the logits and its input in one tensor: (B, D) -> (B, K + D).
 
-    Its weight has the identity below the rows of the classes, so that whatever computes a linear layer from `weight`
-    and `bias` computes both.
+    `weight` contains the rows of the classes, then the rows of the identity matrix. Code that computes a linear layer
+    from `weight` and `bias` therefore returns logits and input, too.
 
     Attributes:
-        classes: K.
+        classes: K, the number of logits.
     """
 
     def __init__(self, head: nn.Linear) -> None:
@@ -231,7 +236,7 @@ class FeatureHead(Head):
 
 
 class InParts(nn.Module):
-    """A model with a `FeatureHead`, whose logits (B, K) and features (B, D) are two results."""
+    """A model with a `FeatureHead` that returns logits (B, K) and features (B, D) as two tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -244,7 +249,7 @@ class InParts(nn.Module):
 
 
 def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute a linear layer in the precision of its weights."""
+    """Compute a linear layer in the precision of its weights, even under autocast."""
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):  # the meta device has none
         return F.linear(x, weight, bias)
@@ -253,14 +258,17 @@ def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def activation(config: ViTConfig) -> nn.Module:
-    """Create the exact GELU, the approximation of the reference implementation or that of CLIP, a ReLU or a SiLU."""
+    """Create the activation of a configuration: a GELU (exact, with tanh, or CLIP's), a ReLU or a SiLU."""
     if config.activation != "gelu":
         return nn.ReLU() if config.activation == "relu" else nn.SiLU()
     return QuickGELU() if config.gelu == "quick" else nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
 
 
 def norm_layer(config: ViTConfig, size: int | None = None) -> Norm:
-    """Create LN of eqs. 2-4, or the norm that the configuration uses instead; `size` is by default that of tokens."""
+    """Create LN of eqs. 2-4, or the norm that the configuration uses instead.
+
+    `size` is the number of features; None for the hidden size.
+    """
     kinds: dict[str, type[Norm]] = {"layer": nn.LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
     return kinds[config.norm_kind](config.hidden_size if size is None else size, config.norm_eps)
 
@@ -271,7 +279,7 @@ def layer_scale(config: ViTConfig) -> nn.Module:
 
 
 def learned_tokens(number: int, config: ViTConfig) -> nn.Parameter | None:
-    """Create learned tokens that precede the patches, (1, number, D); None if there are none."""
+    """Create a parameter of learned tokens that precede the patches, (1, number, D); None if `number` is 0."""
     return nn.Parameter(torch.zeros(1, number, config.hidden_size)) if number else None
 
 
@@ -284,8 +292,8 @@ _EVALUATED: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyD
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Switch all parts of a model to evaluation mode, and restore their modes afterwards.
 
-    In training mode dropout and stochastic depth would change the answer each time, and batch norms would learn from
-    the images. Several threads may use the model at once: the first one switches the modes, the last one restores them.
+    In training mode, dropout and stochastic depth would make predictions random, and batch norms would update their
+    statistics. Several threads may use the model at once: the first one switches the modes, the last one restores them.
     """
     with _LOCK:
         count, training = _EVALUATED.get(model, (0, []))
@@ -306,13 +314,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class AttentionPool(nn.Module):
-    """Attention pooling: one learned query attends to all tokens, then a residual MLP (arXiv 2106.04560, sec. 2.2).
+    """Attention pooling: one learned query attends to all tokens, and a residual MLP follows.
 
-    SigLIP's head is one. The parameters have the names of timm's `AttentionPoolLatent`.
+    The layer is described in arXiv 2106.04560, sec. 2.2, and used by SigLIP. The names of its parameters are those of
+    timm's `AttentionPoolLatent`.
 
     Args:
         config: the configuration of the model.
-        mlp: the class of the MLPs in the blocks.
+        mlp: the class of the MLPs in the encoder blocks.
     """
 
     def __init__(self, config: ViTConfig, mlp: Callable[[ViTConfig], nn.Module]) -> None:
@@ -341,13 +350,13 @@ class AttentionPool(nn.Module):
 
 @contextmanager
 def keeping_statistics(module: nn.Module) -> Iterator[None]:
-    """Have batch norms in training mode normalise by the batch as usual, and leave their running statistics unchanged.
+    """Freeze the running statistics of batch norms in training mode, which still normalise by the batch.
 
-    For a forward pass that is computed a second time, whose batch would otherwise count twice.
+    This is for forward passes that are computed a second time, because their batch would otherwise be counted twice.
     """
     norms = [part for part in module.modules() if isinstance(part, BatchNorm) and part.training]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:  # a batch of weight 0, as the same tensors must be kept for the backward pass
+    for norm in norms:  # momentum 0 instead of evaluation mode: the backward pass needs the same saved tensors
         norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
         yield
@@ -357,12 +366,12 @@ def keeping_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def recompute(block: nn.Module, *inputs: Any, has_statistics: bool) -> Tensor:
-    """Apply a block without keeping what its backward pass needs, which is computed again there.
+    """Apply a block with activation checkpointing: the backward pass recomputes its activations.
 
     Args:
         block: the block.
-        inputs: its inputs.
-        has_statistics: whether it may contain batch norms.
+        inputs: the inputs of the block.
+        has_statistics: whether the block may contain batch norms.
     """
     options: dict[str, Any] = {}
     if has_statistics:
@@ -373,7 +382,9 @@ def recompute(block: nn.Module, *inputs: Any, has_statistics: bool) -> Tensor:
 
 @torch.no_grad()
 def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal", "reference"]) -> None:
-    """Fill every parameter from torch's global generator. A model on the meta device is left as it is.
+    """Draw initial values of all parameters from torch's global generator.
+
+    A model on the meta device stays unchanged.
 
     Args:
         model: a Vision Transformer.
@@ -403,7 +414,7 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
 
 
 def _trunc_normal(model: nn.Module, patches: nn.Conv2d) -> None:
-    """Draw truncated normals, as timm, DeiT and the scripts derived from them do."""
+    """Initialise with truncated normals, as timm, DeiT and the scripts derived from them do."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.01)

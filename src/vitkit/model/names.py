@@ -4,10 +4,10 @@
 Words" (arXiv 2010.11929), with Ti and S from "How to train your ViT?" (arXiv 2106.10270). Hybrids have timm's names:
 `vit_base_r50_s16_224` is R50+B/16, whose stem and patches together reduce the sides of the image by 16.
 
-`NetworkConfig` is the configuration of a network that is no ViT of vitkit, with a name such as `torchvision:resnet18`
-or `timm:NAME`; `custom:NAME` is a network that the user registered (`registry.register_model`).
+`NetworkConfig` is the configuration of any other network: of another library, with a name such as
+`torchvision:resnet18` or `timm:NAME`, or of the user, with the name `custom:NAME` (`registry.register_model`).
 
-Nothing here imports torch or these libraries.
+Nothing here imports torch, torchvision or timm.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ _NAME = re.compile(
 def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> ViTConfig:
     """Return the configuration of a model name such as `vit_base_patch16_224_in21k`.
 
-    `_in21k` models have 21,843 classes and the representation layer (`has_logits=False` leaves it out); `_gap`
-    models average the patches instead of reading a class token; `deit_*_distilled_*` have DeiT's second token and head.
+    `_in21k` models have 21,843 classes and a representation layer (unless `has_logits=False`). `_gap` models average
+    the patches instead of reading a class token. `deit_*_distilled_*` models have DeiT's second token and second head.
 
     Raises:
         VitkitError: the name is unknown (similar names are suggested), an override is unknown, or no model can be built
@@ -166,8 +166,8 @@ class NetworkConfig:
         in_channels: the channels of the images.
         num_classes: the number of logits; 0 for no head, so that the network returns features.
         dropout: the probability of each dropout layer; None for the library's default.
-        drop_path: the stochastic depth at the deepest block, to which the rates of the others are proportional as the
-            library defines them; None for the library's default.
+        drop_path: the rate of stochastic depth at the deepest block; None for the library's default. The rates of the
+            other blocks are scaled in proportion.
 
     Raises:
         VitkitError: no network can be built with the value of a field; the message names the field.
@@ -210,7 +210,7 @@ class NetworkConfig:
         """Return a copy with other values of some fields.
 
         Raises:
-            VitkitError: networks have no such field, or none can be built with its value.
+            VitkitError: `NetworkConfig` has no such field, or no network can be built with its value.
         """
         known = [field.name for field in dataclasses.fields(self) if field.name not in ("library", "name")]
         of_vit = {field.name for field in dataclasses.fields(ViTConfig)}
@@ -221,7 +221,7 @@ class NetworkConfig:
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields in plain JSON types, which `from_dict` reads."""
+        """Return the fields as JSON types, which `from_dict` reads."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
     @classmethod
@@ -244,7 +244,7 @@ def config_from_dict(fields: Any) -> Config:
     """Create a configuration of either kind from the fields that its `to_dict` returned.
 
     Raises:
-        VitkitError: they belong to neither kind.
+        VitkitError: a field is unknown or missing, or no model can be built with its value.
     """
     is_network = isinstance(fields, dict) and "library" in fields
     return NetworkConfig.from_dict(fields) if is_network else ViTConfig.from_dict(fields)

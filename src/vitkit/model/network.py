@@ -1,8 +1,7 @@
 """`Network`: an image classifier of torchvision or timm, with the methods that vitkit expects of a model.
 
-The library builds the network (`build_network`). One forward pass shows which layer is its head: the Linear whose
-output is the output of the network (`anatomy_of`). So no architecture is special here, and a network without such a
-head is refused.
+The library builds the network (`build_network`). A forward pass finds the head, which is the Linear layer whose output
+is the output of the network (`anatomy_of`). A network without such a head is refused.
 
 Shapes: B batch, C channels, F features, K classes.
 """
@@ -45,7 +44,8 @@ def build_network(config: NetworkConfig) -> nn.Module:
     """Build the library's module with the library's initial weights and a head of at least one class.
 
     Raises:
-        VitkitError: the library is not installed or has no such network, or the network has no layer for a rate.
+        VitkitError: the library is not installed or has no such network, or the configuration sets a rate of dropout or
+            stochastic depth and the network has no layer for it.
     """
     create = {"torchvision": _from_torchvision, "timm": _from_timm, "custom": _registered}[config.library]
     with warnings.catch_warnings():
@@ -99,7 +99,7 @@ def _registered(config: NetworkConfig, num_classes: int) -> nn.Module:
 
 
 def _sized(timm: Any, name: str, config: NetworkConfig, options: dict[str, Any]) -> Any:
-    """Create a network of timm. Transformers are built for an image size; convolutional networks do not accept one."""
+    """Create a network of timm, for the image size of the configuration unless timm's model accepts none."""
     try:
         return timm.create_model(name, img_size=config.image_size, **options)
     except TypeError:
@@ -110,7 +110,7 @@ def names_of(library: str) -> list[str]:
     """Return the names of the classifiers in a library.
 
     Raises:
-        VitkitError: it is not installed.
+        VitkitError: the library is not installed.
     """
     if library == "timm":
         return list(import_timm().list_models())
@@ -122,10 +122,10 @@ def names_of(library: str) -> list[str]:
 
 
 def import_timm() -> Any:
-    """Import timm.
+    """Import timm and return the module.
 
     Raises:
-        VitkitError: it is not installed.
+        VitkitError: timm is not installed.
     """
     try:
         import timm
@@ -144,7 +144,7 @@ def native_size(config: NetworkConfig) -> tuple[int, int]:
 
 
 def published_by_timm(config: NetworkConfig) -> Any:
-    """Return timm's description of its pretrained weights for a network; None if it has no weights.
+    """Return timm's description of its pretrained weights for a network; None if timm has no weights for it.
 
     Raises:
         VitkitError: timm is not installed, or it has no such network, or no weights with that tag.
@@ -161,7 +161,7 @@ def published_by_timm(config: NetworkConfig) -> Any:
 
 
 def library_version(config: NetworkConfig) -> str:
-    """Return the installed version of the library that builds the network; `custom` for the user's."""
+    """Return the installed version of the library that builds the network; `custom` for a network of the user."""
     return config.library if config.library == "custom" else importlib.metadata.version(config.library)
 
 
@@ -175,7 +175,7 @@ def _unknown(config: NetworkConfig, names: list[str]) -> str:
 
 
 def _set_rates(network: nn.Module, config: NetworkConfig) -> None:
-    """Set the rates of the dropout and stochastic depth layers, if the configuration has any."""
+    """Set the rates of the dropout and stochastic depth layers that the configuration states."""
     for name, rate in (("dropout", config.dropout), ("drop_path", config.drop_path)):
         if rate is None:
             continue
@@ -190,10 +190,10 @@ def _set_rates(network: nn.Module, config: NetworkConfig) -> None:
 
 
 def check_rates(config: NetworkConfig) -> None:
-    """Refuse a rate if the network has no layers that use it.
+    """Check that the network has layers for the rates of dropout and stochastic depth in the configuration.
 
     Raises:
-        VitkitError: there is such a rate.
+        VitkitError: the network has no layers for a rate.
     """
     if config.dropout or config.drop_path:
         on_meta(config)
@@ -225,11 +225,11 @@ def native_rates(config: NetworkConfig) -> dict[str, float]:
 
 
 class _PointwiseHead(nn.Linear):
-    """A 1x1 convolution of pooled features, as the linear layer that it is. Its state dict is the convolution's."""
+    """A linear layer that replaces a 1x1 convolution of pooled features, and keeps the convolution's state dict."""
 
     @classmethod
     def of(cls, convolution: nn.Conv2d) -> _PointwiseHead:
-        """Return the layer with the weights of a convolution."""
+        """Create the linear layer with the weights of a convolution."""
         weight, bias = convolution.weight, convolution.bias
         head = cls(convolution.in_channels, convolution.out_channels, bias is not None, device=weight.device)
         head.weight = nn.Parameter(weight.detach().flatten(1))
@@ -238,7 +238,7 @@ class _PointwiseHead(nn.Linear):
         return head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute (B, F) or (B, F, 1, 1) -> (B, K)."""
+        """Compute the logits of features: (B, F) or (B, F, 1, 1) -> (B, K)."""
         return super().forward(x.flatten(1))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -252,7 +252,7 @@ class _PointwiseHead(nn.Linear):
 
 
 def _with_linear_head(network: nn.Module) -> nn.Module:
-    """Replace the 1x1 convolution that computes the logits from pooled features, as in BiT's ResNets."""
+    """Replace a head that is a 1x1 convolution of pooled features, as in BiT's ResNets, by a linear layer."""
     classifier_of: Any = getattr(network, "get_classifier", None)
     head = None if classifier_of is None else classifier_of()
     if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1):
@@ -264,7 +264,7 @@ _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 
 
 class NetworkAnatomy(NamedTuple):
-    """The parts of a network that vitkit needs to know, as one forward pass shows them.
+    """The head and the last feature map of a network.
 
     Attributes:
         head: the name of the Linear that computes the logits.
@@ -280,7 +280,7 @@ class NetworkAnatomy(NamedTuple):
 class Network(nn.Module):
     """A network of another library: images (B, C, height, width), normalised as the weights expect, to logits (B, K).
 
-    `network` is the module of the library. Its state dict, with the library's keys, is what is saved.
+    `network` is the module of the library. Files of weights contain the state dict of this module.
 
     Raises:
         VitkitError: the library has no such network or is not installed, the network does not accept images of this
@@ -304,7 +304,7 @@ class Network(nn.Module):
         return layer if isinstance(layer, nn.Linear) else None
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute (B, C, height, width) -> logits (B, K), or features (B, F) without a head."""
+        """Compute the logits (B, K) of images (B, C, height, width), or features (B, F) without a head."""
         return self.network(images)
 
     def forward_heads(self, images: Tensor) -> tuple[Tensor, ...]:
@@ -312,11 +312,11 @@ class Network(nn.Module):
         return (self.network(images),)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Compute (B, C, height, width) -> the input of the head, (B, F)."""
+        """Compute the input of the head for images: (B, C, height, width) -> (B, F)."""
         return _bare(self.network, self.anatomy.head)(images)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Compute (B, F) -> logits (B, K); return the features unchanged with `pre_logits`."""
+        """Compute the logits of features: (B, F) -> (B, K). With `pre_logits`, return the features unchanged."""
         return features if pre_logits or self.head is None else self.head(features)
 
 
@@ -327,7 +327,7 @@ def anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
         VitkitError: see `Network`.
     """
     config = config.replace(num_classes=max(config.num_classes, 1), dropout=None, drop_path=None)
-    # Meanwhile another network may have been registered under the same name.
+    # Custom networks are not cached, because another one may be registered under the same name.
     return _anatomy_of.__wrapped__(config) if config.library == "custom" else _anatomy_of(config)
 
 
@@ -353,7 +353,7 @@ def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
 
 
 def _misfit(logits: Any, num_classes: int) -> str:
-    """Say why the output of a network is not that of a head with so many classes."""
+    """Return the reason why the output of a network is not that of a linear head with `num_classes` classes."""
     if not isinstance(logits, Tensor):
         return f"returns a {type(logits).__name__}, expected logits (B, K): a tensor with a row for each image"
     if logits.ndim != 2:
@@ -367,9 +367,10 @@ _Call = tuple[nn.Module, tuple[Any, ...], Any]  # of a module, with its inputs a
 
 
 def _last_map(calls: list[_Call], names: dict[nn.Module, str], image: tuple[int, int]) -> str | None:
-    """Return the name of the last module whose output is a feature map, unless tokens with positions follow it.
+    """Return the name of the last module whose output is a feature map; None if tokens follow it.
 
-    A feature map has the proportions of the image; the tokens of several heads do not.
+    A feature map (B, channels, h, w) has the aspect ratio of the image. Other 4-D outputs, such as tokens by attention
+    head, do not.
     """
     last = None
     for module, _, output in calls:
@@ -388,7 +389,7 @@ def shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
     Raises:
         VitkitError: see `Network`.
     """
-    # Another network may be registered under the same name by now.
+    # Custom networks are not cached, because another one may be registered under the same name.
     return _shapes_of.__wrapped__(config) if config.library == "custom" else _shapes_of(config)
 
 
@@ -401,9 +402,9 @@ def _shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _bare(network: nn.Module, head: str) -> nn.Module:
-    """Return a network without its head that shares all other modules.
+    """Return a copy of a network without its head, which shares all other modules with the original.
 
-    Only the containers of the head are copied. The network does not change, so several threads may use it at once.
+    Only the modules that contain the head are copied. The original does not change, so several threads may use it.
     """
     bare = _shallow_copy(network)
     *parents, last = head.split(".")

@@ -2,8 +2,8 @@
 
     y = LN(x);  x + MSA(y) + MLP(y)
 
-timm stores the input projections of both as one matrix, and for "fused" the output projections as another. Here they
-are separate, so that attention and MLP are the same modules as in other blocks. The results are equal.
+timm stores the input projections of both as one matrix and, for "fused", the output projections as another. Here the
+projections are separate, so that attention and MLP are the same modules as in other blocks. The results are equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from vitkit.model.layers import DropPath, layer_scale, norm_layer
 
 
 class ParallelBlock(nn.Module):
-    """One encoder layer. With `queries` = n it returns only the first n tokens, which still attend to all tokens.
+    """One encoder layer, in which attention and MLP are parallel.
+
+    With `queries` = n, it returns only the first n tokens, which still attend to all tokens.
 
     Args:
         config: the configuration of the model.
@@ -57,7 +59,7 @@ _RENAMED = {  # our names: timm's names
     "ls1.gamma": "ls.gamma",
 }
 Joined = tuple[tuple[str, ...], Callable[..., Tensor]]
-# For each tensor that timm stores as one: our tensors, with the tensors of timm they are cut from and the function.
+# By joined tensor of timm: our tensors, each with the names of timm's tensors and the function that extracts it.
 _JOINED: dict[str, dict[str, Joined]] = {
     "in_proj.weight": {
         "mlp.fc1.weight": (("in_proj.weight",), lambda whole: whole[: -3 * whole.shape[1]]),
@@ -76,11 +78,11 @@ _JOINED: dict[str, dict[str, Joined]] = {
 
 
 class ParallelTimm:
-    """Read and write parallel blocks with timm's names (`ParallelScalingBlock`, `DiffParallelScalingBlock`)."""
+    """The handler of parallel blocks for timm's layout (`ParallelScalingBlock`, `DiffParallelScalingBlock`)."""
 
     @staticmethod
     def read(names: Collection[str]) -> dict[str, Joined]:
-        """Return, for each of our tensors by name, timm's names and the function that makes it from timm's tensors."""
+        """Map each tensor name of vitkit to names of timm, and a function that computes vitkit's tensor from timm's."""
         matches = [match for name in names if (match := _BLOCK.fullmatch(name))]
         parts = {match[2] for match in matches}
         pieces: dict[str, Joined] = {
@@ -96,7 +98,7 @@ class ParallelTimm:
 
     @staticmethod
     def write(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return our tensors under timm's names."""
+        """Convert vitkit's tensors to timm's tensors, by name."""
         tensors = dict(tensors)
         for prefix in {match[1]: None for name in tensors if (match := _BLOCK.fullmatch(name))}:
             is_fused, has_bias = f"{prefix}attn.proj.bias" not in tensors, f"{prefix}attn.qkv.bias" in tensors
@@ -113,7 +115,7 @@ class ParallelTimm:
 
     @staticmethod
     def describe(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-        """Return the name of timm's model with such blocks, as timm has no argument for them.
+        """Return the name of a timm model with parallel blocks, which no argument selects, and an empty mapping.
 
         Raises:
             VitkitError: timm has no such model.

@@ -33,7 +33,7 @@ class PatchEmbed(vit.PatchEmbed):
         options: other fields of `ViTConfig`.
 
     Raises:
-        VitkitError: an option is unknown, or the images have no whole patch.
+        VitkitError: an option is unknown, or patch_size does not divide img_size.
     """
 
     def __init__(

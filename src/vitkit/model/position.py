@@ -8,7 +8,7 @@ product of a rotated q and a rotated k depends only on their offset, so position
 grid, half of the angles depend on the row and half on the column ("axial"), or all on both in learned proportions
 ("mixed", arXiv 2403.13298). Prefix tokens are not rotated.
 
-Shapes: B batch, H heads, N tokens, n the first tokens of them that are queries, P patches of a grid (h, w), D hidden
+Shapes: B batch, H heads, N tokens, n number of leading tokens that are queries, P patches of a grid (h, w), D hidden
 size, D_h head size, L layers, O offsets: (2h - 1) (2w - 1).
 """
 
@@ -29,10 +29,10 @@ _OF_TOKEN = 3  # biases of the class token: to a patch, from a patch, and to its
 
 
 class OffsetBias(nn.Module):
-    """A bias of the attention logits that depends only on the offset, and not on the tokens."""
+    """The base class of biases of the attention logits that depend only on the offset between two patches."""
 
     def bias(self, n: int) -> Tensor:
-        """Return the bias of the logits of the first n tokens' queries: (H, n, N)."""
+        """Return the bias of the logits for the queries of the first n tokens: (H, n, N)."""
         raise NotImplementedError
 
     def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG002
@@ -43,7 +43,7 @@ class OffsetBias(nn.Module):
 class BiasTable(OffsetBias):
     """A learned bias for each offset and head (BEiT, arXiv 2106.08254; Swin, arXiv 2103.14030, sec. 3.2).
 
-    Key: table (O, H), with three more rows if there is a class token.
+    Parameter: table (O, H), with three more rows if there is a class token.
     """
 
     index: Tensor
@@ -55,7 +55,7 @@ class BiasTable(OffsetBias):
         self.rebuild_tables(self.table)
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute the fixed index again, on this tensor's device, after the model left the meta device."""
+        """Recompute the fixed index on the device of `like`, after the model left the meta device."""
         index = offset_index(self.grid)  # (P, P)
         if self.prefix_tokens:
             to, back, itself = (_offsets(self.grid) + i for i in range(_OF_TOKEN))
@@ -70,7 +70,7 @@ class BiasTable(OffsetBias):
 class BiasMLP(OffsetBias):
     """A bias that a small MLP computes from the log of the offset, for any grid (Swin V2, arXiv 2111.09883, sec. 3.3).
 
-    A class token has no bias. Keys: mlp.fc1 (R, 2), mlp.fc2 (H, R).
+    A class token has no bias. Parameters: mlp.fc1 (R, 2), mlp.fc2 (H, R), where R is `ViTConfig.relative_size`.
     """
 
     index: Tensor
@@ -84,7 +84,7 @@ class BiasMLP(OffsetBias):
         self.rebuild_tables(fc1.weight)
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute offsets and index again, on this tensor's device, after the model left the meta device."""
+        """Recompute the fixed offsets and index on the device of `like`, after the model left the meta device."""
         h, w = (torch.arange(1 - side, side, dtype=torch.float64) for side in self.grid)
         offsets = torch.cartesian_prod(h, w).view(-1, 2)  # (O, 2)
         offsets = offsets.sign() * (1 + offsets.abs()).log()
@@ -103,7 +103,7 @@ def _offsets(grid: Pair) -> int:
 
 
 def offset_index(grid: Pair) -> Tensor:
-    """Return the index of the offset between each two patches, row by row: (P, P)."""
+    """Return the index of the offset between each pair of patches, among all offsets in row-major order: (P, P)."""
     h, w = grid
     places = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)  # (P, 2)
     apart = places[:, None] - places[None, :] + torch.tensor([h - 1, w - 1])  # (P, P, 2), from 0
@@ -146,9 +146,9 @@ def _sincos(positions: Tensor, dim: int) -> Tensor:
 
 
 class Learned2D(nn.Module):
-    """Learned halves for row and column, concatenated (app. D.4). The position embeddings of prefix tokens are zeros.
+    """Learned embeddings of row and column, D/2 features each, which are concatenated (app. D.4).
 
-    Keys: y (tables, h, D/2), x (tables, w, D/2).
+    The position embeddings of prefix tokens are zeros. Parameters: y (tables, h, D/2), x (tables, w, D/2).
     """
 
     def __init__(self, config: ViTConfig, tables: int) -> None:
@@ -158,14 +158,14 @@ class Learned2D(nn.Module):
         self.x = nn.Parameter(torch.zeros(tables, config.grid[1], config.hidden_size // 2))
 
     def forward(self, table: int) -> Tensor:
-        """Return the positions of one table, (N, D)."""
+        """Return the position embeddings of one table: (N, D)."""
         y, x = self.y[table], self.x[table]  # (h, D/2), (w, D/2)
         grid = torch.cat([y[:, None].expand(-1, len(x), -1), x[None, :].expand(len(y), -1, -1)], dim=-1)  # (h, w, D)
         return F.pad(grid.flatten(0, 1), (0, 0, self.prefix_tokens, 0))
 
 
 class Sinusoids(nn.Module):
-    """The fixed table: `sincos_1d` over the sequence, or `sincos_2d` over the grid and zeros for prefix tokens."""
+    """Fixed sinusoids: `sincos_1d` of the sequence, or `sincos_2d` of the grid with zeros for prefix tokens."""
 
     table: Tensor
 
@@ -175,7 +175,7 @@ class Sinusoids(nn.Module):
         self.rebuild_tables(torch.empty(0))
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute the fixed table again, in this tensor's device and dtype, after the model left the meta device."""
+        """Recompute the fixed table in the device and dtype of `like`, after the model left the meta device."""
         config = self.config
         if config.position == "sincos_1d":
             table = sincos_1d(config.tokens, config.hidden_size)
@@ -184,14 +184,15 @@ class Sinusoids(nn.Module):
         self.register_buffer("table", table.to(like), persistent=False)
 
     def forward(self, table: int) -> Tensor:  # noqa: ARG002  # all layers have the same
-        """Return the positions, (N, D)."""
+        """Return the position embeddings, which are the same for all layers: (N, D)."""
         return self.table
 
 
 class RelativePosition(nn.Module):
-    """Relative attention: logits of the query and the embedding of the offset between query and key (app. D.4).
+    """Relative attention: adds the product of the query and a learned embedding of the offset to each logit (app. D.4).
 
-    The offsets are those of the 1-D sequence, including the class token. The heads share the embeddings.
+    An offset is the distance of query and key in the 1-D sequence, including the class token. All heads share the
+    embeddings.
     """
 
     index: Tensor
@@ -203,24 +204,27 @@ class RelativePosition(nn.Module):
         self.rebuild_tables(self.table)
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute the fixed index again, on this tensor's device, after the model left the meta device."""
+        """Recompute the fixed index on the device of `like`, after the model left the meta device."""
         sequence = torch.arange(self.tokens, device=like.device)
         offsets = sequence[:, None] - sequence[None, :] + self.tokens - 1  # the row of the table for p_q - p_k: (N, N)
         self.register_buffer("index", offsets, persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q and k unchanged, and the additional logits (B, H, n, N) of q (B, H, n, D_h)."""
+        """Return q (B, H, n, D_h) and k unchanged, and the values to add to the logits, (B, H, n, N)."""
         return q, k, scale * self.logits(q)
 
     def logits(self, q: Tensor) -> Tensor:
-        """Compute the additional logits, not yet scaled: (B, H, n, D_h) -> (B, H, n, N)."""
+        """Compute the values to add to the logits before scaling, from q: (B, H, n, D_h) -> (B, H, n, N)."""
         B, H, n, _ = q.shape
         by_offset = q @ self.table.to(q.dtype).t()  # (B, H, n, 2N-1)
         return by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))
 
 
 def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinusoids | None, nn.ModuleList | None]:
-    """Return what is added to the tokens, and what is added to the attention logits (app. D.4)."""
+    """Create the positions that are added to tokens, and those that are added to attention logits (app. D.4).
+
+    Either is None if the configuration has none. `Rotary` creates rotary positions.
+    """
     tables = config.layers if config.position_at == "every_layer" else 1
     if config.position == "relative":
         return None, nn.ModuleList(RelativePosition(config.tokens, config.head_size) for _ in range(tables))
@@ -240,7 +244,7 @@ class Turn(NamedTuple):
     Attributes:
         cos, sin: cosine and sine of each feature's angle, (N, D_h), or (H, N, D_h) if heads differ. The sine of the
             first feature of a pair is negative.
-        by_halves: whether feature i is paired with i + D_h / 2; otherwise even features are paired with the next.
+        by_halves: whether feature i is paired with i + D_h / 2; otherwise feature 2i is paired with 2i + 1.
     """
 
     cos: Tensor
@@ -248,7 +252,7 @@ class Turn(NamedTuple):
     by_halves: bool
 
     def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, None]:  # noqa: ARG002
-        """Rotate q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h); nothing is added to the logits."""
+        """Rotate q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h); add nothing to the logits."""
         return self.turned(q), self.turned(k), None
 
     def turned(self, x: Tensor) -> Tensor:
@@ -264,10 +268,10 @@ class Turn(NamedTuple):
         return (x * self.cos[..., :n, :] + across * self.sin[..., :n, :]).to(x.dtype)
 
     def _as_complex(self, x: Tensor) -> Tensor:
-        """Rotate as `turned`, by complex products, in a third of the time. The features of a pair become adjacent.
+        """Rotate x by complex products, which takes a third of the time of the computation in `turned`.
 
-        With `by_halves`, this changes the order of features in q and k in the same way, so their products stay the
-        same.
+        The features of a pair become adjacent. With `by_halves`, this reorders the features of q and k in the same way,
+        so the products of q and k stay the same.
         """
         n, D_h = x.shape[-2:]
         a, b = (slice(D_h // 2), slice(D_h // 2, D_h)) if self.by_halves else (slice(0, D_h, 2), slice(1, D_h, 2))
@@ -281,7 +285,11 @@ class Turn(NamedTuple):
 
 
 class Rotary(nn.Module):
-    """The angles of all layers. Key, if they are learned: freqs (2, L, H, D_h / 2), by column and by row."""
+    """The rotary positions of all layers.
+
+    If the frequencies are learned ("mixed"), they are the parameter freqs (2, L, H, D_h / 2). Its first part multiplies
+    the column of a patch, and its second part the row.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -296,7 +304,7 @@ class Rotary(nn.Module):
         self.rebuild_tables(torch.empty(0))
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Compute the fixed tables again, on this tensor's device, after the model left the meta device."""
+        """Recompute the fixed tables on the device of `like`, after the model left the meta device."""
         dtype = torch.promote_types(like.dtype, torch.float32)  # large angles would be wrong after rounding
         places = places_of(self.config)
         if self.freqs is None:
@@ -317,7 +325,7 @@ class Rotary(nn.Module):
         return self._turn(angles)
 
     def _turn(self, angles: Tensor) -> Turn:
-        """Return the rotation by these angles, one for each pair of features: (..., D_h / 2)."""
+        """Return the rotation by angles (..., D_h / 2), one for each pair of features."""
         cos, sin = angles.cos(), angles.sin()
         if self.config.rotary == "dinov3":
             return Turn(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1), by_halves=True)
@@ -337,11 +345,11 @@ class Rotary(nn.Module):
 
 
 def places_of(config: ViTConfig) -> Tensor:
-    """Return row and column of each patch, (P, 2) float64, in the units of the angles.
+    """Return the row and column of each patch in the units of rotary positions: (P, 2) float64.
 
-    The units are patches. `rotary_grid` scales them to that grid, so that images of every size cover the range that the
-    model was trained on (EVA-02, arXiv 2303.11331). In DINOv3, the centres of patches are between -1 and 1 instead
-    (arXiv 2508.10104).
+    They count patches from `rotary_offset`. If `rotary_grid` is set, they are stretched to that grid, so that images of
+    every size cover the range of the training (EVA-02, arXiv 2303.11331). For DINOv3 (arXiv 2508.10104), they are the
+    centres of the patches in an image from -1 to 1.
     """
     axes = []
     for axis, side in enumerate(config.grid):
@@ -355,7 +363,11 @@ def places_of(config: ViTConfig) -> Tensor:
 
 
 def axial_angles(config: ViTConfig, places: Tensor) -> Tensor:
-    """Return the angles of positions (P, 2), (P, D_h / 2) float64: those of one axis, then those of the other."""
+    """Compute the rotation angles of positions (row, column): (P, 2) -> (P, D_h / 2) float64.
+
+    For rotary "axial", the first half of the angles depends on the column, and the second half on the row. For other
+    kinds, the row comes first.
+    """
     frequencies = _frequencies(config.head_size // 4, config.rotary_base)  # (D_h / 4)
     if config.rotary == "dinov3":
         frequencies = 2 * math.pi * frequencies

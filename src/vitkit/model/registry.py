@@ -1,7 +1,7 @@
 """Networks and encoder layers that users register under a name, so that recipes and saved models can refer to them.
 
-A name is only looked up; nothing is imported because a file names it. A program that loads such a model registers its
-parts first. Nothing here imports torch.
+A program registers these parts before it loads a model with them. Loading only looks a name up in the registry, so a
+file cannot cause an import of other code. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCKS: dict[str, Callable[..., Any]] = {}
 
 
 def register_model(name: str, build: Callable[..., nn.Module] | nn.Module) -> str:
-    """Give a network a name, for `vitkit.train(model="custom:NAME")` and for loading what was trained.
+    """Register a network under a name, for `vitkit.train(model="custom:NAME")` and for loading the trained model.
 
         import torch
         import vitkit
@@ -38,11 +38,12 @@ def register_model(name: str, build: Callable[..., nn.Module] | nn.Module) -> st
     Args:
         name: letters, digits, `_`, `-` and `.`. A network registered before under this name is replaced.
         build: a function that takes the number of classes, as `num_classes` or as its only required parameter, and
-            returns a module: images (B, C, height, width) to logits (B, K) by a last `nn.Linear`. It may also take
-            `in_channels` and `image_size`. Or such a module, of which copies are trained.
+            returns a module: images (B, C, height, width) to logits (B, K) by a last `nn.Linear`. The function may also
+            take `in_channels` and `image_size`. Instead of a function, `build` may be such a module, of which copies
+            are trained.
 
     Returns:
-        The name with `custom:`, as `model` takes it.
+        The name with the prefix `custom:`, for the argument `model`.
 
     Raises:
         VitkitError: the name has other characters, or `build` cannot be called.
@@ -53,7 +54,7 @@ def register_model(name: str, build: Callable[..., nn.Module] | nn.Module) -> st
 
 
 def register_block(name: str, build: Callable[..., nn.Module]) -> None:
-    """Give an encoder layer a name, for the field `block` of `ViTConfig`.
+    """Register an encoder layer under a name, for the field `block` of `ViTConfig`.
 
         import vitkit
         from vitkit.model.vit import Block
@@ -67,9 +68,9 @@ def register_block(name: str, build: Callable[..., nn.Module]) -> None:
 
     Args:
         name: letters, digits, `_`, `-` and `.`. A layer registered before under this name is replaced.
-        build: a class or function that takes the `ViTConfig` and the number of the layer, from 0. The module's
-            `forward` takes tokens (B, N, D), and if it has such parameters `queries` (return only so many first tokens)
-            and `relative` (positions that act inside attention).
+        build: a class or function that takes the `ViTConfig` and the number of the layer, from 0, and returns a module.
+            The module's `forward` takes tokens (B, N, D). It may also have the parameters `queries` (the number of
+            leading tokens to return) and `relative` (positions that act inside attention).
 
     Raises:
         VitkitError: the name has other characters, or `build` cannot be called.
@@ -89,7 +90,7 @@ def build_registered(name: str, num_classes: int, in_channels: int, image_size: 
     """Create a registered network.
 
     Raises:
-        VitkitError: none is registered under this name, or its function fails or returns something else.
+        VitkitError: no network has this name, or its function fails or does not return a module.
     """
     from torch import nn
 
@@ -112,7 +113,7 @@ def build_registered(name: str, num_classes: int, in_channels: int, image_size: 
 
 
 def build_registered_block(config: Any, layer: int) -> Any:
-    """Create a registered encoder layer, whose attribute `takes` lists the parameters of `forward` after the tokens."""
+    """Create a registered encoder layer, and list the optional parameters of its `forward` in its attribute `takes`."""
     from torch import nn
 
     block = BLOCKS[config.block](config, layer)
@@ -126,7 +127,7 @@ def build_registered_block(config: Any, layer: int) -> Any:
 
 
 def _requires_one(function: Callable[..., Any]) -> bool:
-    """Return whether a function has one parameter without a default, which is then the number of classes."""
+    """Return whether a function has exactly one required parameter, which then receives the number of classes."""
     parameters = inspect.signature(function).parameters.values()
     return sum(parameter.default is parameter.empty for parameter in parameters) == 1
 

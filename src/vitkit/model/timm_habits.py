@@ -1,4 +1,4 @@
-"""The methods that users of timm expect of a model, under timm's names: other heads, features of several layers."""
+"""Attributes and methods under timm's names, so that scripts for timm's models work with vitkit's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from vitkit.model.config import canonical
 
 
 class AttentionHabits:
-    """The attributes that timm's attention has, for `Attention`.
+    """A mixin with the attributes of timm's attention, for `Attention`.
 
-    Scripts for timm set `fused_attn` to False in order to read the matrices with hooks. Then the last block computes
-    the rows of all tokens, too (`TimmHabits.is_observed`).
+    Scripts for timm set `fused_attn` to False in order to read attention matrices with hooks. The last block then
+    computes the rows of all tokens (`TimmHabits.is_observed`).
     """
 
     is_observed = False  # set with `fused_attn`
@@ -33,7 +33,7 @@ class AttentionHabits:
 
     @property
     def fused_attn(self: Any) -> bool:
-        """Whether one kernel computes the attention; if not, hooks on `attn_drop` receive the matrix (B, H, N, N)."""
+        """Whether one kernel computes the attention. Otherwise hooks on `attn_drop` receive the matrix (B, H, N, N)."""
         return bool(self.fused)
 
     @fused_attn.setter
@@ -42,11 +42,11 @@ class AttentionHabits:
 
 
 class TimmHabits:
-    """The methods that timm's Vision Transformers have, for `VisionTransformer`."""
+    """A mixin with the attributes and methods of timm's Vision Transformers, for `VisionTransformer`."""
 
     @property
     def is_observed(self: Any) -> bool:
-        """Whether a script reads the attention matrices of the last block, which then has a row for each token."""
+        """Whether a script reads the last block's attention matrices, which then must have a row for each token."""
         return bool(getattr(getattr(self.blocks[-1], "attn", None), "is_observed", False))
 
     @property
@@ -90,7 +90,7 @@ class TimmHabits:
         return self.head
 
     def reset_classifier(self: Any, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head by one of zeros (paper, sec. 3.2), without a representation layer.
+        """Replace the head by a new one of zeros (paper, sec. 3.2), and remove the representation layer.
 
         Args:
             num_classes: K; 0 leaves the model without a head.
@@ -116,7 +116,7 @@ class TimmHabits:
         return {name for name, _ in self.named_parameters() if name.partition(".")[0] in names}
 
     def set_grad_checkpointing(self: Any, enable: bool = True) -> None:
-        """Recompute blocks in the backward pass, or stop doing so; this saves memory and costs time."""
+        """Switch activation checkpointing of all blocks on or off; it saves memory and costs time."""
         self.checkpointing = int(enable)
 
     def forward_intermediates(
@@ -133,19 +133,20 @@ class TimmHabits:
 
         Args:
             x: images (B, C, height, width).
-            indices: the layers: 0 is the first, -1 the last; a number n for the last n; None for all.
+            indices: the numbers of the layers, where 0 is the first and -1 the last. A single number n selects the last
+                n layers, and None selects all.
             return_prefix_tokens: whether each entry is a pair of the patches and the prefix tokens (B, P, D).
-            norm: whether to apply the model's last norm.
-            stop_early: whether to skip the layers after the last of these.
+            norm: whether to apply the model's last norm to each entry.
+            stop_early: whether to skip the layers after the last of `indices`.
             output_fmt: `NCHW` for patches as (B, D, h, w), `NLC` for (B, h * w, D).
             intermediates_only: whether to leave out the final tokens.
 
         Returns:
-            The final tokens (B, N, D), normalised, and a list with an entry for each layer; only the list with
-            `intermediates_only`.
+            The final tokens (B, N, D), after the last norm, and a list with one entry for each layer. With
+            `intermediates_only`, only the list.
 
         Raises:
-            VitkitError: there is no such layer or format.
+            VitkitError: the model has no such layer, or `output_fmt` is unknown.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise VitkitError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")

@@ -1,13 +1,14 @@
-"""The registry of the code that computes or describes a model without calling it, and of the variants it supports.
+"""The registry of model variants, and of the code that supports each of them.
 
-The optimised model, the graph builder, token merging, attention maps and the layouts of other libraries compute or
-describe a model in their own way. Each of these consumers calls `check` first. A field at its default is always
-supported, so a new field has no effect on them until it is set. At another value, the field must either be one that is
-supported at any value, or a `Variant` must have a handler for the consumer. Otherwise the model is refused with the
-name and value of the field, because the field would silently be ignored.
+Some code computes or describes a model without calling it: the optimised model, the graph builder, token merging,
+attention maps, and the layouts of other libraries. Each of these consumers first calls `check`, or for a layout
+`weights.formats.export.refuse`. A field at its default is always supported, so a new field does not affect the
+consumers until it is set. Another value is supported if the field is in `COMPUTED` (for layouts, `WRITTEN`), or if a
+`Variant` has a handler for the consumer. Otherwise the model is refused, because the consumer would silently ignore the
+field. The error names the field.
 
-A new kind of attention or block is a field in `config`, a module, its place in `vit`, and a row here. This module does
-not import torch.
+A new kind of attention or block needs a field in `config`, a module, a call in `vit`, and a row in `VARIANTS`. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ MAPS = "attention maps"
 TIMM = "the timm layout"
 
 NO_NAME = r"(?!)"  # a pattern that matches no name
-# Fields of the initialisation, training or resizing of weights, which do not affect a model that has its weights.
+# Fields that only affect the initialisation, training or resizing of weights, and not the predictions of a model.
 WITHOUT_EFFECT = frozenset({"init", "dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize"})
-# Fields that every consumer supports at any value. If a consumer does not support some value of these, such as token
-# merging with positions in every layer, it refuses that itself.
+# Fields that `check` accepts at any value. A consumer itself refuses a value that it does not support. For example,
+# token merging refuses positions in every layer.
 COMPUTED = frozenset(
     {"image_size", "patch_size", "in_channels", "stem", "stem_kind", "patch_norm", "patch_bias"}  # eq. 1: patches
     | {"class_token", "distill_token", "registers", "position", "position_at", "prefix_positions", "embed_norm"}
@@ -43,7 +44,7 @@ COMPUTED = frozenset(
     | {"num_classes", "pool", "pool_heads", "pool_mlp_size", "distill_head", "representation_size"}  # eq. 4
     | {"fc_norm", "last_norm", "representation"}
 )
-# Fields that other libraries' layouts determine: by shapes and names, or by files next to the tensors.
+# Fields that other libraries' layouts store: in the shapes and names of tensors, or in files next to the tensors.
 WRITTEN = frozenset(
     {"image_size", "patch_size", "in_channels", "num_classes", "layers", "hidden_size", "heads", "mlp_size", "stem"}
     | {"mlp_kind", "stem_kind", "class_token", "pool", "distill_token", "distill_head", "registers"}
@@ -80,13 +81,13 @@ class TimmNames(Protocol):
     """The interface of a handler for timm's layout."""
 
     def read(self, names: Collection[str]) -> Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]]:
-        """Return, by our name, the names of timm's tensors that contain our tensor, and a function that joins them."""
+        """Map each tensor name of vitkit to names of timm, and a function that computes vitkit's tensor from timm's."""
 
     def write(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Return our tensors under timm's names."""
+        """Convert vitkit's tensors to timm's tensors, by name."""
 
     def describe(self, config: ViTConfig) -> tuple[str | None, dict[str, Any]]:
-        """Return the name of timm's model of this kind, or None for any, and its additional arguments.
+        """Return the name of a timm model with this variant, or None for any model, and its additional arguments.
 
         Raises:
             VitkitError: timm has no such model.
@@ -124,7 +125,7 @@ VARIANTS: tuple[Variant, ...] = (
 
 
 def variants_of(config: ViTConfig) -> list[Variant]:
-    """Return the rows that apply to this configuration."""
+    """Return the rows of `VARIANTS` that apply to this configuration."""
     return [row for row in VARIANTS if getattr(config, row.field) in row.signs]
 
 
@@ -155,11 +156,11 @@ def settings(config: ViTConfig, among: Set[str]) -> dict[str, Any]:
 
 
 def reason_against(config: ViTConfig, who: str) -> str | None:
-    """Return why a consumer cannot compute a configuration: the field and its value; None if it can.
+    """Return the reason why a consumer does not support a configuration; None if it does.
 
     Args:
         config: the configuration of the model.
-        who: one of the consumers above.
+        who: the consumer: `OPTIMIZED`, `GRAPH`, `MERGING` or `MAPS`.
     """
     for name, value in settings(config, COMPUTED).items():
         row = next((row for row in variants_of(config) if row.field == name), None)
@@ -175,7 +176,7 @@ def check(config: ViTConfig, who: str) -> None:
     """Refuse a configuration that a consumer does not support.
 
     Raises:
-        VitkitError: a field has an unsupported value; the message names both.
+        VitkitError: a field has an unsupported value; the message names the field and the value.
     """
     if reason := reason_against(config, who):
         raise VitkitError(reason)

@@ -5,7 +5,7 @@
     z_l  = MLP(LN(z'_l)) + z'_l                          eq. 3   Block, MLP
     y    = LN(z_L^0)                                     eq. 4   VisionTransformer.forward_head
 
-Shapes: B batch, C channels, N tokens, n the first tokens of them that are computed, D hidden size, H heads, D_h head
+Shapes: B batch, C channels, N tokens, n number of leading tokens that are computed, D hidden size, H heads, D_h head
 size, h x w patch grid, K classes. The names of parameters are those of timm, DeiT, DINO and MAE; they are public.
 """
 
@@ -125,7 +125,7 @@ class Attention(AttentionHabits, nn.Module):
 class MLP(nn.Module):
     """Two linear layers with a GELU between them (sec. 3.1).
 
-    `mlp_kind` "swiglu" replaces the GELU by a gated unit; "conv" adds a convolution over the patches before it.
+    `mlp_kind` "swiglu" replaces the GELU by a gated unit; "conv" adds a convolution over the patches before the GELU.
     """
 
     def __init__(self, config: ViTConfig, patches_read: bool = True) -> None:
@@ -264,7 +264,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         return [layer for layer in layers if hasattr(layer, "fused")]
 
     def rebuild_tables(self) -> None:
-        """Compute the fixed tables again, on the device of the parameters, after the model left the meta device."""
+        """Recompute the fixed tables on the device of the parameters, after the model left the meta device."""
         for module in self.modules():
             rebuild = getattr(module, "rebuild_tables", None)
             if module is not self and rebuild is not None:
@@ -306,7 +306,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         return self.patch_embed(images)
 
     def place(self, patches: Tensor) -> Tensor:
-        """Compute the rest of eq. 1: put the class token before the patches (B, h*w, D), add positions: (B, N, D)."""
+        """Compute the rest of eq. 1, prefix tokens and positions: patches (B, h*w, D) -> tokens (B, N, D)."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in tokens if token is not None]
         x = torch.cat([*prefix, patches], dim=1)  # (B, N, D)
@@ -353,7 +353,7 @@ class VisionTransformer(TimmHabits, nn.Module):
     def forward_layers(
         self, images: Tensor, layers: Sequence[int] | None = None, normalise: bool = False
     ) -> list[Tensor]:
-        """Compute the tokens after each of these layers, (B, N, D) each.
+        """Compute the tokens after each requested layer, (B, N, D) each.
 
         Args:
             images: (B, C, height, width).
@@ -377,7 +377,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
 
     def _head_tokens(self, images: Tensor) -> Tensor:
-        # In training, the statistics of batch norms are those of all tokens, also of those that the head does not read.
+        # In training, batch norms need the statistics of all tokens, including those that the head does not read.
         shortens = self.shortcut and not (self.training and self.config.norm_kind == "batch") and not self.is_observed
         tokens = self.encode(self.embed(images), self.config.tokens_read if shortens else None)
         return self.norm(tokens)  # (B, n, D)

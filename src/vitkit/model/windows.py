@@ -8,15 +8,15 @@ its 12 blocks therefore has `layers=24`.
 "window" is attention within windows that do not overlap (Swin, arXiv 2103.14030, sec. 3.2, without its shift). As in
 ViTDet (arXiv 2203.16527, sec. 3), some layers may attend to all patches instead: `global_layers`.
 
-The class token is in no row, column or window. Neither are the other tokens that precede the patches. All of them are
-global tokens (Longformer, arXiv 2004.05150, sec. 3.1): they attend to all tokens, and all tokens attend to them. A
-class token can therefore read the whole image in the last layer. Appendix D.6 processes a grid of patches alone; pool
-"gap" without a class token is that model.
+The class token and other prefix tokens belong to no row, column or window. They are global tokens (Longformer, arXiv
+2004.05150, sec. 3.1): they attend to all tokens, and all tokens attend to them. A class token can therefore read the
+whole image in the last layer. The model of appendix D.6 has no prefix tokens; here it is pool "gap" without a class
+token.
 
 If the grid is not divisible by the window, it is padded at the bottom and at the right. Nothing attends to the padding.
 
-Shapes: B batch, H heads, D_h head size, N tokens, n the first tokens of them that are computed, P the tokens that
-precede the patches, h x w patch grid, W windows, S the patches of a window, padding included.
+Shapes: B batch, H heads, D_h head size, N tokens, n number of leading tokens that are computed, P prefix tokens (which
+precede the patches), h x w patch grid, W windows, S patches of a window, including padding.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Windows:
-    """Which patches attend to each other in one layer.
+    """The division of one layer's patch grid into windows, within which patches attend to each other.
 
     Attributes:
         grid: the rows and columns of patches.
@@ -51,12 +51,12 @@ class Windows:
 
     @property
     def windows(self) -> Pair:
-        """The rows and columns of windows that cover the grid."""
+        """The numbers of rows and columns of windows that cover the grid."""
         return -(-self.grid[0] // self.size[0]), -(-self.grid[1] // self.size[1])
 
     @property
     def padding(self) -> Pair:
-        """The rows and columns that are added to the grid, so that the windows divide it."""
+        """The numbers of rows and columns that are added to the grid, so that windows cover it exactly."""
         (rows, columns), (height, width) = self.windows, self.size
         return rows * height - self.grid[0], columns * width - self.grid[1]
 
@@ -64,8 +64,8 @@ class Windows:
         """Compute eqs. 6-7 within the windows: (B, H, n, D_h).
 
         Args:
-            attend: computes eqs. 6-7 for all queries and keys that it receives: (..., n, D_h), (..., N, D_h), (..., N,
-                D_h) and a bias of the logits, which broadcasts to (..., n, N).
+            attend: a function that computes eqs. 6-7 of q (..., n, D_h), k (..., N, D_h), v (..., N, D_h) and a bias of
+                the logits, which broadcasts to (..., n, N) or is None.
             q: (B, H, n, D_h), of the first n tokens.
             k: (B, H, N, D_h).
             v: (B, H, N, D_h).
@@ -98,7 +98,7 @@ class Windows:
         return x[:, :, : self.grid[0], : self.grid[1]].flatten(2, 3)
 
     def _keys(self, x: Tensor) -> Tensor:
-        """Return the keys or values of each window: (B, H, N, D_h) -> (B, W, H, P + S, D_h)."""
+        """Return the keys or values of each window, prefix tokens first: (B, H, N, D_h) -> (B, W, H, P + S, D_h)."""
         patches = self.split(x[:, :, self.prefix :])
         if not self.prefix:
             return patches
@@ -108,7 +108,8 @@ class Windows:
     def bias(self, bias: Tensor | None, like: Tensor) -> Tensor | None:
         """Return the bias of the logits within the windows: (1, W, 1 or H, 1 or S, P + S), in the dtype of `like`.
 
-        Padding gets the lowest number, whose softmax is exactly 0. None if nothing is added.
+        Keys of padding get the lowest number of the dtype, whose softmax is exactly 0. The result is None if there is
+        neither a bias nor padding.
         """
         if bias is None and not any(self.padding):
             return None
@@ -150,7 +151,7 @@ def windows_of(config: ViTConfig, layer: int) -> Windows | None:
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Compute eqs. 6-7 by one kernel, which takes windows as images: (B, H, n, D_h) or (B, W, H, S, D_h)."""
+    """Compute eqs. 6-7 by one kernel: (B, H, n, D_h), or (B, W, H, S, D_h) with windows as part of the batch."""
     if q.ndim == 4:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     B, W = q.shape[:2]
@@ -160,10 +161,10 @@ def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: fl
 
 
 def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Tensor | None) -> Any:
-    """Write the operations of attention within windows into a graph: (B, H, n, D_h).
+    """Add the operations of attention within windows to a graph; the output is (B, H, n, D_h).
 
-    The tokens that precede the patches are the same for all windows. Their keys are multiplied separately, and the
-    logits joined, so that no key is repeated for every window.
+    All windows share the prefix tokens. The logits of the prefix keys are computed separately and then concatenated
+    with the others, so that the prefix keys are not copied for every window.
 
     Args:
         graph: the graph builder, whose `writer` writes operations.
@@ -171,7 +172,7 @@ def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Ten
         q: (B, H, n, D_h), scaled.
         k: (B, H, N, D_h).
         v: (B, H, N, D_h).
-        n: the number of queries: those of all tokens, or at most those that precede the patches.
+        n: the number of queries: either N, or at most P.
         bias: the bias of the logits, (1, H, n, N); None for nothing.
     """
     writer, P, N, H, D_h = graph.writer, windows.prefix, graph.config.tokens, graph.config.heads, graph.config.head_size
@@ -186,7 +187,7 @@ def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Ten
         return writer.matmul(writer.softmax(logits), v)
 
     def split(x: Any) -> Any:
-        """(B, H, N, D_h) -> (B, W, H, S, D_h)."""
+        """Divide the patches into windows: (B, H, N, D_h) -> (B, W, H, S, D_h)."""
         x = writer.reshape(writer.slice(x, 2, P, N) if P else x, 0, H, h, w, D_h)
         if right:
             zeros = writer.multiply(writer.slice(x, 3, 0, 1), writer.constant(torch.zeros(1, 1, 1, right, 1)))
@@ -198,7 +199,7 @@ def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Ten
         return writer.reshape(writer.transpose(x, 0, 2, 4, 1, 3, 5, 6), 0, W, H, S, D_h)
 
     def prefix(x: Any) -> Any:
-        """(B, H, N, D_h) -> (B, 1, H, P, D_h)."""
+        """Select the prefix tokens: (B, H, N, D_h) -> (B, 1, H, P, D_h)."""
         return writer.reshape(writer.slice(x, 2, 0, P), 0, 1, H, P, D_h)
 
     ahead = attended(writer.slice(q, 2, 0, min(n, P)), None if bias is None else bias[:, :, : min(n, P)]) if P else None

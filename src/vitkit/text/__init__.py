@@ -1,7 +1,8 @@
-"""Text for people and their tools: sentences, table cells, field values, class names and HTML pages.
+"""Format text and check values: sentences, table cells, arguments, class names, figures and HTML pages.
 
-Open `cells.py` first: text in terminals, CSV files and sentences. `fields` and `arguments` check values by their type
-annotations, `names` compares class names, and `html` writes self-contained pages.
+Open `cells.py` first, which formats text for terminals, CSV files and sentences. `fields` and `arguments` check values
+against type annotations. `names` compares class names. `html`, `drawing` and `workbook` write pages, figures and Excel
+files.
 """
 
 from __future__ import annotations

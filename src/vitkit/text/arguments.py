@@ -1,8 +1,8 @@
 """Check the arguments of public functions against their annotations, and refuse wrong types with a one-line message.
 
-Without this, `load("")` would read the current folder, `explain(5)` would open a file descriptor, and text instead of a
-number would end in a traceback. Annotations are read as text, since importing some of the types takes seconds; an
-annotation with a type that is not known here is not checked.
+Annotations are read as text, because importing some of the types takes seconds. An annotation that contains an unknown
+type is not checked. Without these checks, `load("")` would read the current folder, `explain(5)` would open a file
+descriptor, and text instead of a number would end in a traceback.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ _PHRASES = {
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that it refuses empty paths and arguments whose type or range violates its annotations.
+    """Decorate a function so that it checks its arguments against its annotations.
 
-    Whole numbers are accepted as floats, and numpy's numbers as Python's. An argument `progress` becomes the receiver
-    of all progress that is reported during the call. Without it, notebooks show a progress bar.
+    Values of a wrong type, values outside their range, and empty paths are refused. Integers are accepted as floats,
+    and numpy scalars as Python numbers. If the caller passes `progress`, it receives all progress that is reported
+    during the call. Otherwise, a function with a parameter `progress` shows a progress bar in notebooks.
     """
     signature = inspect.signature(function)
     kinds: dict[str, tuple[str, ...]] = {}
@@ -83,7 +84,7 @@ def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]
 
     Args:
         annotation: the annotation of a parameter, as text.
-        known: the names that marks can refer to.
+        known: the namespace in which the marks are evaluated.
     """
     if not isinstance(annotation, str) or not annotation.startswith("Annotated["):
         return annotation, []
@@ -124,7 +125,7 @@ def path_text(path: object, what: str) -> str:
 
 
 def type_of(value: object) -> str:
-    """Return the name of a value's type for a message, or the value itself if it is short."""
+    """Describe a value for an error message: by its `repr` if it is text or short, otherwise by its type."""
     if isinstance(value, str):
         return f"{value!r:.40}"
     kind = value if isinstance(value, type) else type(value)
@@ -134,7 +135,7 @@ def type_of(value: object) -> str:
 
 
 def _kinds(annotation: object, known: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return the kinds of values that an annotation allows, such as `int`; None if one of them is not known here."""
+    """Return the kinds of values that an annotation allows, such as `int`; None if it contains an unknown type."""
     if not isinstance(annotation, str):
         return None
     kinds: list[str] = []
@@ -175,7 +176,7 @@ def _is_a(kind: str, value: object) -> bool:
 
 
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
-    """Return whether a value is of a kind, and the value, converted if it is."""
+    """Return whether a value is of a kind, and the value, which is converted if the answer is True."""
     is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
     if kind == "path":
         is_path = isinstance(value, (str, os.PathLike))

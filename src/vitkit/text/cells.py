@@ -1,7 +1,7 @@
 """Text for terminals, CSV files and sentences.
 
 A spreadsheet treats a cell that begins with = + - or @ as a formula, and a terminal treats control characters as
-commands. Names of files and classes may contain either, so `harmless` marks them and `restored` reads them back.
+commands. Names of files and classes may contain both. `harmless` escapes such text, and `restored` reverses this.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import re
 from collections.abc import Sequence
 
 JOINT = ";"  # between the classes of an image
-_FORMULA = re.compile(r"'*[=+\-@\t\n]|''*\\")  # begins a formula, or looks like a marked cell
+_FORMULA = re.compile(r"'*[=+\-@\t\n]|''*\\")  # begins a formula, or looks like an escaped cell
 _MARKED = re.compile(r"'+[=+\-@\t\n]|''+\\")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line ends, which quotes hold together
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line feeds, which CSV can quote
 _ESCAPE = re.compile(r"\\x[0-9a-f]{2}")
 _ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2}))")
 
 
 def harmless(text: str) -> str:
-    """Return the text of a cell that spreadsheets and terminals do not interpret. `restored` reverses this.
+    """Escape text so that spreadsheets do not read it as a formula, nor terminals as commands.
 
-    Text that begins like a formula gets a leading quote. Text with control characters gets a leading `'\\`; in it,
-    control characters are written as `\\x1b` and so on, and backslashes are doubled.
+    Text that begins like a formula gets a leading quote. Text with control characters gets a leading `'\\`. Its control
+    characters become escapes such as `\\x1b`, and its backslashes are doubled. `restored` reverses this.
     """
     if _CONTROL.search(text):
         return "'\\" + _CONTROL.sub(_escape, text.replace("\\", "\\\\"))
@@ -32,23 +32,23 @@ def harmless(text: str) -> str:
 
 
 def restored(cell: str) -> str:
-    """Return the text that was passed to `harmless`; text that is not marked is returned unchanged."""
+    """Return the original text of a cell that `harmless` wrote."""
     if not cell.startswith("'"):
         return cell
-    if cell.startswith("'\\") and _ESCAPE.search(cell):  # without one `harmless` would not have marked it so
+    if cell.startswith("'\\") and _ESCAPE.search(cell):  # `harmless` writes this prefix only with an escape
         return _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if match[1] else "\\", cell[2:])
     return cell[1:] if _MARKED.match(cell) else cell
 
 
 def record(cells: tuple[str, ...]) -> str:
-    """Return a line of CSV without its line end."""
+    """Format cells as one line of CSV, without a line end."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(cells)
     return text.getvalue()
 
 
 def visible(text: str) -> str:
-    """Return text for a terminal with its control characters, except line ends, shown as escapes."""
+    """Replace control characters, except tabs and line feeds, by visible escapes such as `\\x1b`."""
     return _CONTROL.sub(_escape, text)
 
 
@@ -60,7 +60,7 @@ _WORD = re.compile(r"[a-z]+(-[a-z]+)*[,;:]?(?=\s|$)")  # at the beginning of a s
 
 
 def sentence(text: str) -> str:
-    """Return text with a full stop, and with a capital letter unless it begins with a name such as vit_tiny."""
+    """Add a full stop to text, and capitalise its first letter unless the first word is a name such as vit_tiny."""
     begun = f"{text[0].upper()}{text[1:]}" if _WORD.match(text) else text
     return begun if begun.endswith((".", "!", "?")) else f"{begun}."
 
@@ -69,34 +69,34 @@ _DASH = "\N{EN DASH}"  # between the ends of an interval
 
 
 def plural(count: int, one: str, more: str) -> str:
-    """Return `1 file` or `2 files`."""
+    """Return a number with its noun, such as `1 file` or `2 files`."""
     return f"{count} {one if count == 1 else more}"
 
 
 def by_chance(count: int, expected: float) -> str:
-    """Return `of these 32 about 21 are expected by chance`."""
+    """Say how many cases chance explains, such as `of these 32 about 21 are expected by chance`."""
     about = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
     return f"of these {count} about {about} {'is' if about == '1.0' else 'are'} expected by chance"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Return the first names and the number of the others."""
+    """Join the first `most` names with commas, and add the number of the others, such as `and 4 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def one_of(words: tuple[str, ...]) -> str:
-    """Return `a, b or c`."""
+    """Join words as `a, b or c`."""
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines with aligned columns."""
+    """Format rows of cells as lines of text with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def interval_text(bounds: Sequence[float], decimals: int = 3) -> str:
-    """Return an interval, rounded outwards so that it is not shown narrower than it is."""
+    """Format an interval, with its ends rounded outwards so that it never looks narrower than it is."""
     unit = 10**decimals
     low, high = (round(bound * unit, 6) for bound in bounds)
     return f"{math.floor(low) / unit:.{decimals}f}{_DASH}{math.ceil(high) / unit:.{decimals}f}"

@@ -1,7 +1,7 @@
-"""Create figures to draw on, and write pictures as PNG for screens, or as SVG or PDF for pages and theses.
+"""Create matplotlib figures, and write them as PNG, SVG or PDF files.
 
-A function that draws a picture begins with `new_figure`. The caller decides what this returns: a new figure, a figure
-of pyplot, which a notebook shows, or a part of a larger figure (`onto`).
+Functions that draw obtain their figure from `new_figure`. With `onto`, a caller makes `new_figure` return another
+figure: one of pyplot, which notebooks display, or a part of a larger figure.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _AS_TEXT: Any = {"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "vi
 # STIX is the Times-like font that comes with matplotlib and has all the letters of Latin, Greek and Cyrillic. Computer
 # Modern comes with it too, but without accents, and with other characters in the places of `<`, `>` and `_`.
 _LATEX: Any = {"font.family": ["STIXGeneral", "DejaVu Sans"], "mathtext.fontset": "stix", "axes.titlesize": "medium"}
-# A viewer of an SVG file that lacks STIX takes a font whose letters are as wide.
+# SVG viewers without STIX fall back to fonts with letters of similar width.
 _NAMED, _SIMILAR = "'STIXGeneral'", "'STIXGeneral', 'STIX Two Text', 'Times New Roman', 'Liberation Serif'"
 
 _figure: ContextVar[Callable[..., Any] | None] = ContextVar("figure", default=None)
 
 
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
-    """Return the figure to draw on: a new one, which needs no screen, or the one that `onto` names.
+    """Return a figure to draw on: the one set by `onto`, or otherwise a new one that needs no display.
 
     Args:
-        width: its width in inches if it is a new one.
-        height: its height in inches.
-        layout: how its parts are placed if it is a new one.
+        width: the width of a new figure in inches.
+        height: the height of a new figure in inches.
+        layout: matplotlib's layout engine for a new figure.
     """
     from matplotlib.figure import Figure
 
@@ -52,7 +52,7 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
 
 @contextmanager
 def onto(figure: FigureBase | None) -> Iterator[None]:
-    """Let `new_figure` return this figure or subfigure in a `with` block; None stands for a new figure of pyplot."""
+    """Make `new_figure` return this figure in a `with` block; None makes it return a new figure of pyplot."""
     if figure is None:
         from matplotlib import pyplot
 
@@ -66,13 +66,13 @@ def onto(figure: FigureBase | None) -> Iterator[None]:
 
 
 def whole_numbers(axis: Axis) -> None:
-    """Put the ticks of an axis at whole numbers, also if it shows only one."""
+    """Place the ticks of an axis at whole numbers only, even if the axis contains only one."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-# Fonts with the letters of East Asian and Indic scripts, which matplotlib's font lacks, on Linux, Windows and macOS.
+# Fonts for East Asian and Indic scripts on Linux, Windows and macOS; matplotlib's default font lacks these scripts.
 _FONTS = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR"),
     *("WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "Yu Gothic"),
@@ -83,7 +83,7 @@ _BEYOND = 0x24F  # the last character of the Latin scripts
 
 
 def with_all_letters(figure: F) -> F:
-    """Let texts in other scripts use the fonts of this machine that have their letters, and return the figure."""
+    """Add installed fallback fonts to texts with characters beyond Latin, and return the figure."""
     from matplotlib.font_manager import get_font_names
     from matplotlib.text import Text
 
@@ -97,10 +97,10 @@ def with_all_letters(figure: F) -> F:
 
 @contextmanager
 def fonts_of(fonts: Fonts) -> Iterator[None]:
-    """Draw with these fonts in a `with` block.
+    """Use these fonts for all figures that are drawn in a `with` block.
 
     Raises:
-        VitkitError: there are no such fonts.
+        VitkitError: `fonts` is not one of the choices.
     """
     from matplotlib import rc_context
 
@@ -111,15 +111,15 @@ def fonts_of(fonts: Fonts) -> Iterator[None]:
 
 
 def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> bytes:
-    """Return a picture as the content of a PNG, SVG or PDF file, the same bytes each time.
+    """Draw a picture, and return the content of a PNG, SVG or PDF file. The same picture gives the same bytes.
 
     Args:
-        draw: the function that draws it.
+        draw: the function that draws the picture.
         kind: .png, .svg or .pdf.
         fonts: `latex` sets the text in a serif font.
 
     Raises:
-        VitkitError: there are no such fonts.
+        VitkitError: `fonts` is not one of the choices.
     """
     metadata: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     data = io.BytesIO()
@@ -131,15 +131,15 @@ def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> byt
 
 
 def choose_picture(pictures: Mapping[str, Callable[[], Figure]], name: str | None, what: str) -> Callable[[], Figure]:
-    """Return the picture of a name, or the first one.
+    """Return the function that draws a requested picture of a result.
 
     Args:
-        pictures: the functions that draw the pictures of a result, by name.
-        name: the requested name; None for the first.
+        pictures: the functions that draw the pictures of the result, by name.
+        name: the name of the picture; None selects the first one.
         what: the kind of the result, for the message.
 
     Raises:
-        VitkitError: there is no such picture, or none at all.
+        VitkitError: no picture has this name, or the result has no pictures.
     """
     if not pictures:
         raise VitkitError(f"{what} has no picture")
@@ -153,19 +153,19 @@ def choose_picture(pictures: Mapping[str, Callable[[], Figure]], name: str | Non
 def plot_picture(
     pictures: Mapping[str, Callable[[], Figure]], name: str | None, what: str, figure: FigureBase | None
 ) -> list[Axes]:
-    """Draw a picture of a result, chosen as by `choose_picture`, onto a figure as `onto` does; return its axes."""
+    """Draw a picture of a result onto a figure, and return its axes. See `choose_picture` and `onto`."""
     draw = choose_picture(pictures, name, what)
     with onto(figure):
         return list(with_all_letters(draw()).axes)
 
 
 def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False) -> str:
-    """Return the suffix of a file in small letters.
+    """Return the suffix of a file in lower case, after checking that it is supported.
 
     Args:
         target: the file.
-        kinds: the suffixes that are possible.
-        or_folder: whether the message says that a folder would do, too.
+        kinds: the supported suffixes.
+        or_folder: whether the error message mentions a folder as an alternative.
 
     Raises:
         VitkitError: the file has none of these suffixes.

@@ -1,6 +1,7 @@
-"""Convert values from files, flags and callers to the types of a dataclass's fields, by one rule for all settings.
+"""Convert values from files, flags and callers to the annotated types of dataclass fields.
 
-`settle_types` is for the `__post_init__` of a frozen dataclass; `as_typed` and `from_text` convert single values.
+`settle_types` converts all fields in the `__post_init__` of a frozen dataclass. `as_typed` and `from_text` convert
+single values.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitkit.errors import VitkitError
 
-_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # NaN and integers beyond floats are not below
+_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # comparison with it excludes NaN and infinity
 
 
 @dataclass(frozen=True)
 class Between:
-    """Mark a field or parameter of `Annotated` type: unless it is None, its value must lie between low and high."""
+    """A mark for the `Annotated` type of a field or parameter: a value that is not None must be in this range."""
 
     low: float
     high: float = math.inf
@@ -32,14 +33,14 @@ def is_number(value: Any) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a value as text for a message, on one line and shortened to 80 characters."""
+    """Return the `repr` of a value for a message, on one line and cut to 80 characters."""
     return " ".join(repr(value).split())[:80]
 
 
 def as_typed(name: str, hint: Any, value: Any) -> Any:
     """Convert a value to a field's type, or refuse it.
 
-    Whole numbers are converted to floats, lists to tuples and paths to text; nothing else is converted.
+    Whole numbers are converted to floats, lists to tuples, and paths to text. There are no other conversions.
 
     Args:
         name: the field's name, for messages.
@@ -48,7 +49,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         value: a value from TOML, JSON, a flag or a caller.
 
     Raises:
-        VitkitError: the value has another type.
+        VitkitError: the value has another type, or is far too large.
     """
     is_optional = type(None) in get_args(hint)
     if value is None and is_optional:
@@ -77,7 +78,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
 def from_text(name: str, hint: Any, text: str) -> Any:
     """Convert text, such as the value of a flag, to a field's type.
 
-    `3,4,9` is a tuple, and `none` is None if the field is optional.
+    `3,4,9` becomes a tuple. `none` becomes None if the field is optional.
 
     Args:
         name: the field's name, for messages.
@@ -117,16 +118,16 @@ def _expected(kind: Any) -> str:
 
 
 def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
-    """Convert each field of a frozen dataclass to its annotated type, and check that it lies within its `Between`.
+    """Convert the fields of a frozen dataclass to their annotated types, and check their `Between` ranges.
 
-    `__post_init__` calls it.
+    Call this function in `__post_init__`.
 
     Args:
         instance: the dataclass instance.
         exclude: names of fields that are not converted.
 
     Raises:
-        VitkitError: a value has another type, or lies outside; the message names the field.
+        VitkitError: a value has another type, or is outside its range; the message names the field.
     """
     for name, hint in hints_of(instance.__class__).items():
         if name not in exclude:
@@ -139,7 +140,7 @@ def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
 
 @cache
 def hints_of(kind: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields."""
+    """Return the type of each field of a dataclass, by name."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

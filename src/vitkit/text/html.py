@@ -1,6 +1,6 @@
-"""Write self-contained HTML pages: a page is one file that opens offline, on any machine, for years.
+"""Write self-contained HTML pages: each page is one file without external resources, which opens offline.
 
-`write_page` writes a page from pieces of HTML, which the other functions make.
+`write_page` writes a page from pieces of HTML. The other functions make such pieces.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 DATA = '<script type="application/json" id="data">'  # precedes the data of an interactive page
 DPI = 110  # of drawn figures
-_LONG_WORD = 14  # characters of a word that a heading of a table keeps whole
-_LISTED = 4  # sections from which on a page lists its contents
+_LONG_WORD = 14  # characters of the longest word that is not broken in the heading of a table
+_LISTED = 4  # minimum number of sections for a table of contents
 _SECTION = re.compile("<h2>(.*?)</h2>")
 
 _STYLE = """
@@ -85,7 +85,7 @@ code span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 
 @dataclass(frozen=True)
 class Live:
-    """The interactive part of a page; without JavaScript, the page can still be read.
+    """The interactive part of a page. The rest of the page can be read without JavaScript.
 
     Attributes:
         styles: CSS in addition to that of all pages.
@@ -125,7 +125,7 @@ def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = 
 
 
 def _with_contents(body: str) -> str:
-    """Give the sections of a page anchors, and list them below its title if there are enough of them."""
+    """Add anchors to the sections of a page, and a table of contents if there are at least `_LISTED` sections."""
     titles = _SECTION.findall(body)
     numbers = itertools.count(1)
     named = _SECTION.sub(lambda match: f'<h2 id="part-{next(numbers)}">{match[1]}</h2>', body)
@@ -138,12 +138,12 @@ def _with_contents(body: str) -> str:
 
 
 def folded(title: str, content: str) -> str:
-    """Return HTML that is shown when its title, which is plain text, is clicked."""
+    """Return a collapsible section: HTML content that is hidden until its title, plain text, is clicked."""
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 def findings(sentences: Sequence[str]) -> list[str]:
-    """Return highlighted paragraphs, of which those that begin with `note:` are folded."""
+    """Return sentences as highlighted paragraphs; those that begin with `note:` go into one collapsed list."""
     notes = [text.removeprefix("note:").strip() for text in sentences if text.startswith("note:")]
     others = [finding(text) for text in sentences if not text.startswith("note:")]
     if not notes:
@@ -153,12 +153,12 @@ def findings(sentences: Sequence[str]) -> list[str]:
 
 
 def source_hash(text: str) -> str:
-    """Return the hash by which a Content-Security-Policy names an inline style or script."""
+    """Return the hash that allows an inline style or script in a Content-Security-Policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _scripts(live: Live) -> list[str]:
-    """Return the elements with the data and the script of an interactive page."""
+    """Return the HTML elements with the data and the script of an interactive page."""
     if "</script" in live.script.lower():
         raise ValueError("the script would end its own element")
     return [
@@ -170,7 +170,7 @@ def _scripts(live: Live) -> list[str]:
 def script_data(value: Any) -> str:
     """Return plain JSON values as the text of a script element.
 
-    Characters with a meaning in HTML are escaped, so that no name in the values can end the element.
+    Characters with a meaning in HTML are escaped, so that no value can end the element.
     """
     data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character, escaped in (("<", r"\u003c"), (">", r"\u003e"), ("&", r"\u0026")):
@@ -179,19 +179,22 @@ def script_data(value: Any) -> str:
 
 
 def finding(text: str) -> str:
-    """Return a highlighted paragraph with a sentence of plain text."""
+    """Return a sentence of plain text as a highlighted paragraph."""
     return f'<p class="finding">{escape(text)}</p>'
 
 
 def decimals(value: float | None) -> str:
-    """Format a number with three decimals; a dash if it is None."""
+    """Format a number with three decimals, or None as a dash."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), words: Collection[str] = ()) -> str:
-    """Return an HTML table of cells that are HTML.
+    """Return an HTML table.
 
-    If it has a header, all columns but the first are numbers, except those whose headings are in `words`.
+    Args:
+        rows: the cells of each row, as HTML.
+        header: the headings as HTML. If there are any, all columns except the first are formatted as numbers.
+        words: headings of columns that contain text, not numbers.
     """
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -208,13 +211,13 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), words: Coll
 
 
 def _is_long(heading: str) -> bool:
-    """Return whether a heading has a word that may be broken, such as the name of a model."""
+    """Return whether a heading contains a word that is long enough to be broken, such as the name of a model."""
     words = re.sub(r"<[^>]*>", "", heading).split()
     return any(len(unescape(word)) > _LONG_WORD for word in words)
 
 
 def wide(table: str) -> str:
-    """Wrap a table with many columns in a container that scrolls sideways, with the keyboard too."""
+    """Wrap a wide table in a container that scrolls horizontally, by mouse or keyboard."""
     return f'<div class="wide" role="region" tabindex="0" aria-label="Table">{table}</div>'
 
 
@@ -224,7 +227,7 @@ def to_png(drawn: Figure) -> bytes:
 
 
 def to_svg(drawn: Figure) -> bytes:
-    """Return a drawn figure as the content of an SVG file, the same bytes each time, with text as outlines."""
+    """Return a drawn figure as the content of an SVG file, with text as outlines. The bytes are reproducible."""
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "vitkit"}):
@@ -240,23 +243,27 @@ def _saved(drawn: Figure, kind: str, **options: Any) -> bytes:
 
 
 def figure(caption: str, data: bytes, kind: str = "png", *, is_photograph: bool = False) -> str:
-    """Return a picture under its caption, embedded in the page. `kind` is png, jpeg or svg+xml.
+    """Return HTML with a caption and an embedded picture.
 
-    Drawings on a white ground are inverted where the reader prefers dark pages; photographs are not.
+    Args:
+        caption: the caption, as plain text.
+        data: the content of the picture's file.
+        kind: png, jpeg or svg+xml.
+        is_photograph: False inverts the picture on dark pages, which suits drawings on a white background.
     """
     return f"<h2>{escape(caption)}</h2>{image(caption, data, kind, '' if is_photograph else DRAWN)}"
 
 
-DRAWN = 'class="drawn"'  # the attribute of a drawing on a white ground
+DRAWN = 'class="drawn"'  # the attribute of a drawing on a white background
 
 
 def command(text: str) -> str:
-    """Return a command as a paragraph, whose lines end between words and not at the hyphens of flags."""
+    """Return a command as a paragraph that breaks lines only between words, not at the hyphens of flags."""
     return f'<p class="soft"><code>{" ".join(f"<span>{escape(word)}</span>" for word in text.split())}</code></p>'
 
 
 def listing(text: str) -> str:
-    """Return preformatted text that can be scrolled sideways."""
+    """Return preformatted text in a box that scrolls horizontally."""
     return f'<pre tabindex="0">{escape(text)}</pre>'
 
 
@@ -265,9 +272,9 @@ def image(name: str, data: bytes, kind: str, attributes: str = "") -> str:
 
     Args:
         name: the alternative text.
-        data: the content of its file.
+        data: the content of the picture's file.
         kind: png, jpeg or svg+xml.
-        attributes: are added to the tag unchanged.
+        attributes: further attributes of the tag, as HTML.
     """
     more = f" {attributes}" if attributes else ""
     return f'<img alt="{escape(name)}"{more} src="{address(data, kind)}">'

@@ -17,7 +17,7 @@ _UNSEEN = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-# Joiners and selectors of variants shape the character before them: from Arabic to Khmer, in ideographs and emoji.
+# Joiners and variation selectors after letters from Arabic to Khmer, ideographs or emoji shape those characters.
 _SHAPING = re.compile("(?<=[\u0600-\u17ff\u2190-\U0003ffff])[\u200c\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -34,7 +34,7 @@ def look(name: str) -> str:
 
 
 def unseen_in(name: str) -> str | None:
-    """Return a description of the first invisible character of a name, such as `U+200B ZERO WIDTH SPACE`, or None."""
+    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`, or None."""
     kept = {match.start() for match in _SHAPING.finditer(name)}
     for place, character in enumerate(name):
         if _CONTROL.match(character) or (_UNSEEN.match(character) and place not in kept):
@@ -50,7 +50,10 @@ def _code_point(character: str) -> str:
 
 
 def alike(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """Return the first two names that differ but look the same, with a character in which they differ, or None."""
+    """Return the first two names that differ but look the same, and a character in which they differ.
+
+    None if there are no such names.
+    """
     first: dict[str, str] = {}
     for name in names:
         other = first.setdefault(look(name), name)

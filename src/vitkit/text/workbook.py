@@ -1,7 +1,7 @@
 """Write a table as an Excel workbook (.xlsx, ECMA-376) with one sheet, using only the standard library.
 
-Text is stored as inline strings, which spreadsheets never evaluate, so that a file called `=1+1.jpg` is no formula.
-Numbers are numbers, which can be sorted and filtered.
+Text is stored as inline strings, which spreadsheets never evaluate. Therefore a file name such as `=1+1.jpg` does not
+become a formula. Numbers are stored as numbers, so that they can be sorted and filtered.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from xml.sax.saxutils import escape
 from vitkit.errors import VitkitError
 from vitkit.system.files import replacing
 
-ROWS = 2**20  # of a sheet, including the header
+ROWS = 2**20  # maximum of a sheet, including the header
 _LONGEST = 32_767  # characters of a cell
-_UNSAFE = re.compile(r"_x[0-9A-Fa-f]{4}_|[\x00-\x08\x0b-\x1f\ufffe\uffff]")  # what XML or Excel reads differently
+_UNSAFE = re.compile(r"_x[0-9A-Fa-f]{4}_|[\x00-\x08\x0b-\x1f\ufffe\uffff]")  # lost in XML, or unescaped by Excel
 _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 _PACKAGE = "http://schemas.openxmlformats.org/package/2006"
@@ -47,7 +47,7 @@ _PARTS = {
     '<cellStyles count="1"><cellStyle name="Normal" xfId="0" builtinId="0"/></cellStyles></styleSheet>',
 }
 _SHEET = "xl/worksheets/sheet1.xml"
-_WHEN = (1980, 1, 1, 0, 0, 0)  # the same rows make the same bytes
+_WHEN = (1980, 1, 1, 0, 0, 0)  # constant, so that equal rows give equal bytes
 
 Cell = str | float | None
 
@@ -63,7 +63,9 @@ def check_rows(rows: int) -> None:
 
 
 def write_workbook(file: Path, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """Write a workbook completely or not at all. Its first row is bold, stays in sight and has filters.
+    """Write a workbook with one sheet, completely or not at all.
+
+    The header row is bold, remains visible when scrolling, and has filters.
 
     Args:
         file: the .xlsx file.
@@ -71,7 +73,7 @@ def write_workbook(file: Path, header: Sequence[str], rows: Iterable[Sequence[Ce
         rows: the cells of each row; None is an empty cell.
 
     Raises:
-        VitkitError: there are more rows than a sheet has.
+        VitkitError: there are more rows than a sheet can contain.
         OSError: the file cannot be written.
     """
     with replacing(file) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -111,13 +113,13 @@ def _cell(cell: str | float, place: str, style: int) -> str:
 
 
 def _coded(match: re.Match[str]) -> str:
-    """Return a character as Excel writes it, such as `_x0007_`; the text `_x0007_` itself begins with `_x005F_`."""
+    """Escape a character as Excel does, such as `_x0007_`. The text `_x0007_` itself becomes `_x005F_x0007_`."""
     text = match.group()
     return f"_x005F{text}" if len(text) > 1 else f"_x{ord(text):04X}_"
 
 
 def _column(number: int) -> str:
-    """Return the letters of a column: A is 1, AA is 27."""
+    """Convert the number of a column to letters: 1 is A, 27 is AA."""
     letters = ""
     while number:
         number, rest = divmod(number - 1, 26)

@@ -1,9 +1,9 @@
 """Train a classifier from a recipe, and report on it.
 
 Open `start.py` first: it resolves a recipe and its data into everything that a run needs. `run.py` drives the run,
-`fine_tune.py` puts model, data and objective (`losses.py`) together, and `loop.py` takes the steps. `recipe.py` lists
-the choices, `checkpoint.py` holds the state that a run resumes from, `finalize.py` and `report.py` do what comes after
-the last step, and `pretraining/` learns without labels.
+`fine_tune.py` puts model, data and objective (`losses.py`) together, and `loop.py` takes the steps. `recipe.py` defines
+the settings. `checkpoint.py` holds the state that a run resumes from. `finalize.py` and `report.py` calibrate and
+evaluate the trained model. `pretraining/` trains without labels.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `--method lora` freezes the weight matrices of the blocks and learns a low-rank change of each (arXiv 2106.09685).
 `--method probe-sgd` freezes the backbone and trains the head by gradient descent. Patch dropout trains on a random part
-of every image's patches, which costs less in proportion (arXiv 2208.07220). `Draws` makes the random numbers of dropout
-depend on the image alone, not on the process that computes it nor on how a batch is divided.
+of every image's patches, which reduces the cost in proportion (arXiv 2208.07220). `Draws` makes the random numbers of
+dropout independent of the number of processes and of the division of a batch.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def count_trained(model: Model) -> str:
 
 
 def merge_low_rank(model: Model) -> Model:
-    """Return a plain model with the low-rank changes added to its matrices; the model itself if it has none."""
+    """Return a copy of the model with the low-rank changes added to its matrices; the model itself if it has none."""
     changed = {name: module for name, module in model.named_modules() if parametrize.is_parametrized(module)}
     if not changed:
         return model
@@ -108,17 +108,17 @@ def freeze_backbone(model: Model) -> list[str]:
 
 
 class PatchDropout(nn.Module):
-    """In training, drops a random part of the patch tokens of each image; in evaluation, keeps all.
+    """Drop a random part of the patch tokens of each image in training; keep all tokens in evaluation.
 
-    It takes tokens (B, N, D). The prefix tokens and the remaining patches keep their order.
+    The input is tokens (B, N, D). The prefix tokens and the remaining patches keep their order.
 
     Args:
         rate: the part of the patches that is dropped; at least one patch remains.
         ahead: the number of prefix tokens.
 
     Attributes:
-        keys: (B,) int32 random numbers, one per image, which decide what each image loses. If it is None, torch's
-            generator draws them.
+        keys: (B,) int32 random numbers, one per image, which determine the dropped patches. If this is None, torch's
+            generator draws the numbers.
     """
 
     def __init__(self, rate: float, ahead: int) -> None:
@@ -142,7 +142,7 @@ class PatchDropout(nn.Module):
 
 
 def drop_patches(model: VisionTransformer, rate: float) -> None:
-    """Make the model drop this part of its patches in training, after the positions were added (sec. 3.1)."""
+    """Add patch dropout to a model, after the addition of the position embeddings (sec. 3.1)."""
     dropping = nn.Sequential(model.pos_drop, PatchDropout(rate, model.config.prefix_tokens))
     model.add_module("pos_drop", dropping.train(model.training))
 
@@ -151,14 +151,14 @@ def check_patch_dropout(config: ViTConfig) -> None:
     """Refuse patch dropout for a model that needs every patch in its place.
 
     Raises:
-        VitkitError: positions act in every layer of the model, or it has convolutions.
+        VitkitError: the model needs every patch (see `needs_every_patch`).
     """
     if (why := needs_every_patch(config)) is not None:
         raise VitkitError(f"--patch-dropout: {why}")
 
 
 def needs_every_patch(config: ViTConfig) -> str | None:
-    """Return the reason why a model cannot do without some of the patches; None if it can."""
+    """Return the reason why a model needs all patches of an image; None if it does not need them."""
     if config.positions_in_layers:
         return "positions act in every layer of this model, which needs all patches"
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
@@ -172,7 +172,7 @@ Keys = Tensor  # (layers, B) int32
 
 
 class Draws:
-    """Random numbers for the dropout layers of a model: one for each image of a batch and each layer.
+    """Random numbers for the dropout layers of a model: one number for each layer and image of a batch.
 
     Args:
         model: the model. Layers with a rate of 0 are left out.
@@ -184,11 +184,11 @@ class Draws:
         self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]
 
     def of(self, seed: int, places: range, device: torch.device) -> Keys:
-        """Draw the numbers for some images of a batch.
+        """Draw the numbers for some images of a batch, (layers, B).
 
         Args:
             seed: the seed of the batch.
-            places: the indices of the images in the whole batch, which several processes may share.
+            places: the indices of the images in the whole batch, of which several processes may have shares.
             device: the model's device.
         """
         generator = np.random.default_rng(seed)

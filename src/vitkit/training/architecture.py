@@ -1,4 +1,4 @@
-"""Find the model of a recipe: a named model with changes, or the model of the weights.
+"""Determine the configuration of a recipe's model, from a named model with changes or from the weights.
 
 For a network of another library, this module also determines which fields of a recipe do not apply.
 """
@@ -30,10 +30,10 @@ OF_VIT: dict[str, Any] = {
 
 
 def check_network(config: NetworkConfig, recipe: Recipe) -> None:
-    """Refuse what needs a Vision Transformer.
+    """Refuse a recipe for a network of another library if it sets fields that require a Vision Transformer.
 
     Raises:
-        VitkitError: the recipe sets a field that requires one; the message names it.
+        VitkitError: the recipe sets such a field; the message names it.
     """
     requested = [name for name, nothing in OF_VIT.items() if getattr(recipe, name) != nothing]
     if recipe.method == "lora":
@@ -45,9 +45,10 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
 
 
 def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a recipe's fields without those that a network does not have, and a line for each of these.
+    """Remove the fields that do not apply to a recipe's network, and return a note on each removed field.
 
-    This is for recipes that were not written for the network: published ones, or one for all models of a comparison.
+    This is for recipes that were not written for the network, such as published recipes, or a recipe for all models of
+    a comparison.
     """
     network = None if fields.get("model") is None else split_network(fields["model"])
     if network is None:
@@ -84,9 +85,9 @@ def network_of(recipe: Recipe) -> NetworkConfig | None:
 
 
 def presets_of(config: NetworkConfig) -> dict[str, Any]:
-    """Return the defaults by method that suit this network instead of a Vision Transformer.
+    """Return the recipe defaults for a network of another library.
 
-    The library's own dropout rates are kept, and all weights have the same learning rate.
+    These are the dropout rates of the library, and the same learning rate for all layers.
     """
     return {"layer_decay": 1.0, **native_rates(config)}
 
@@ -133,15 +134,15 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
 
 
 def network_of_file(recipe: Recipe) -> str | None:
-    """Return the library network that the recipe's weights are a file of, if the file does not name it."""
+    """Return the recipe's model if it is a library network and the recipe names a file of weights, else None."""
     return recipe.model if is_network_name(recipe.model) and recipe.weights not in ("auto", "none") else None
 
 
 def look_at_weights(recipe: Recipe) -> WeightsSource:
-    """Open the weights that a recipe starts from. This is done once for a run.
+    """Open the weights that a recipe starts from. A run calls this once.
 
     Raises:
-        VitkitError: they cannot be obtained, or they do not support a change of the model.
+        VitkitError: the weights cannot be obtained, or do not support a change of the model.
     """
     if recipe.weights == "auto" and is_model_name(str(recipe.model)):  # before they are downloaded
         _refuse_others(config_for(str(recipe.model)), recipe.model_fields or {}, str(recipe.model))
@@ -174,7 +175,7 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
 
 
 def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConfig:
-    """Return the configuration with a head of class names, which reads unit vectors shared by images and texts."""
+    """Return the configuration for a head of class names, whose input is a unit vector in the text encoder's space."""
     words = look_for_words(weights)
     if words is None:
         raise VitkitError(f"head_from names: {weights_of(recipe)} has no text encoder")
@@ -182,7 +183,7 @@ def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConf
 
 
 def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
-    """Return the configuration as `plan_of`, for published weights of the named model, without opening them.
+    """Return the configuration that `plan_of` returns for the published weights of a model, without opening them.
 
     Raises:
         VitkitError: there is no such model, or its weights do not support a change.
@@ -195,10 +196,10 @@ def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
 
 
 def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
-    """Return the configuration of a model that starts from weights of another, with changes that fit them."""
+    """Return the configuration of a model that starts from the weights of `base`, with the recipe's changes."""
     changes = recipe.model_fields or {}
     after = {name: changes[name] for name in _AFTER if name in changes}
-    after["class_token"] = base.class_token  # it is kept even if the head reads the mean of the patches
+    after["class_token"] = base.class_token  # the token stays even if the head reads the mean of the patches
     config = base.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
     reads_token = config.pool == "token" and not (config.fc_norm or config.distill_head)
     if recipe.method == "probe" and reads_token and recipe.head_from != "names":
@@ -207,7 +208,7 @@ def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig
 
 
 def _refuse_others(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
-    """Refuse changes of the shapes of weights, or of their meaning."""
+    """Refuse changes of the model that would alter the shapes or the meaning of its weights."""
     others = {name: value for name, value in changes.items() if name not in ("image_size", *_BY_LOAD, *_AFTER)}
     changed = config.replace(**others)
     for name, value in config.to_dict().items():

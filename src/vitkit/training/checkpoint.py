@@ -1,8 +1,8 @@
-"""The state of a training, its checkpoint (last.ckpt), and what is kept of each epoch.
+"""The state of a training, its checkpoint (last.ckpt), and the files that are written after each epoch.
 
-Callbacks receive the `TrainingState`, and a run resumes from it. `RunWriter` keeps the row of each epoch, the best
-model and the last checkpoint. A checkpoint ends with a checksum, which zip readers ignore, and contains the identity of
-its run, so that a damaged file or the file of another run is refused. `Clock` and time budgets are part of the state.
+Callbacks receive the `TrainingState`, and a run resumes from it. Its `Clock` implements time budgets. `RunWriter`
+writes the figures of each epoch, the best model and the checkpoints. A checkpoint ends with a checksum, which zip
+readers ignore. It contains the identity of its run. A damaged file or the file of another run is therefore refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 
 
 class Clock:
-    """Measure the time of a training over all processes that have worked on it.
+    """The time spent in a training, including the time before it was resumed.
 
     With a time budget, all processes use the clock of the main process, because they must agree on learning rates.
 
@@ -52,8 +52,8 @@ class Clock:
         team: the processes that train together.
 
     Attributes:
-        spent: the seconds spent by earlier processes of this run.
-        ahead: the seconds before the first step, as for fitting a head; the schedule of a time budget ignores them.
+        spent: the seconds spent before the clock was started.
+        ahead: the seconds before the first step, as for fitting a head. The schedule of a time budget ignores them.
     """
 
     def __init__(self, budget: float | None = None, team: ProcessGroup = ALONE) -> None:
@@ -66,11 +66,11 @@ class Clock:
         self._started = self._now = self._team.broadcast_from_main(time.monotonic)
 
     def look(self) -> None:
-        """Fix the time until the next call, so that several readings agree."""
+        """Read the clock. All properties use this reading until the next one, so that they agree."""
         self._now = self._team.broadcast_from_main(time.monotonic) if self._budget else time.monotonic()
 
     def set(self, now: float) -> None:
-        """Fix the time at a reading of the main process's clock."""
+        """Set the time to a reading of the main process's clock."""
         self._now = now
 
     @property
@@ -80,7 +80,7 @@ class Clock:
 
     @property
     def part(self) -> float:
-        """Return the fraction of the time budget for steps that has passed, in [0, 1]; 0 without a budget."""
+        """Return the passed fraction of the time budget without the time before the first step; 0 without a budget."""
         if not self._budget:
             return 0.0
         left = max(self._budget - self.ahead, 1e-9)  # one step is taken even if no time is left
@@ -116,15 +116,16 @@ class TrainingState:
         safe_point: the weights of the last good epoch.
         scaler: scales losses so that gradients in float16 neither vanish nor overflow; disabled in other precisions.
         epoch: the current epoch, from 0.
-        batch: the number of this epoch's batches that have been learned from.
+        batch: the number of this epoch's batches that have been processed.
         step: the number of steps that the optimiser has taken.
-        metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc, and the
-            share of time that it waited for images. Callbacks may add more, which are passed to the loggers.
+        metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc, and waiting, the
+            fraction of the time spent waiting for images. Callbacks may add figures, which are passed to the loggers.
         sums: the sums of this epoch's losses and correct answers, in this process.
         is_trained: whether the steps of this epoch are over, so that only its validation is left.
         should_stop: a callback may set it to end the training after this step. With several processes, the training
             ends within the next steps (`loop.Interruption`).
-        should_save: a callback may set it to have a checkpoint written after this step, likewise.
+        should_save: a callback may set it to request a checkpoint after this step, or with several processes within the
+            next steps.
         went_back: whether the weights of this epoch were discarded.
     """
 
@@ -287,7 +288,7 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
 _SHOWN = 4  # maximum number of differences in a message
 _DIGITS = 12  # shown of a digest
 
-# Fields of the recipe that may change on resume, since they do not affect the weights or only extend the training.
+# Fields of the recipe that may change on resume, because they do not affect the weights or only extend the training.
 _PLACES = ("data", "weights", "teacher")  # their content has a digest, or is in the state
 _SPLITTING = (
     "layout",
@@ -319,12 +320,12 @@ MAY_CHANGE = {*_PLACES, *_SPLITTING, *LENGTH_OF_IT, *COMPUTING, *_BEFORE_AND_AFT
 def identity(
     recipe: Recipe, table: ImageTable, contents: Mapping[str, str], teacher: str | None = None
 ) -> dict[str, Any]:
-    """Return everything that determines the weights of a run; a checkpoint must agree with it.
+    """Return everything that determines the weights of a run. A checkpoint must have the same identity as its run.
 
     Args:
         recipe: the recipe of the run.
         table: its split images.
-        contents: the digests of the images by path, as far as they are known; files may have moved since.
+        contents: the known digests of the images, by path. Digests identify images that have moved.
         teacher: the digest of the teacher.
     """
     fields = {name: value for name, value in vars(recipe).items() if name not in MAY_CHANGE}
@@ -349,15 +350,15 @@ def has_state(folder: Path) -> bool:
 
 
 def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], Path]:
-    """Read the newest checkpoint of a run that is whole, and return its state and its path.
+    """Read the newest undamaged checkpoint of a run, and return its state and its path.
 
     Args:
         folder: the folder of the run.
         identity: the `identity` of the run that will be continued.
-        say: called with a line if the newest checkpoint is damaged or missing and the one before it is used.
+        say: called with a line if the newest checkpoint is damaged or missing, so that the previous one is used.
 
     Raises:
-        VitkitError: no checkpoint is whole, or the newest belongs to another run.
+        VitkitError: all checkpoints are damaged, or the newest belongs to another run.
     """
     last, before = folder / LAST, folder / BEFORE
     if not before.is_file():
@@ -379,7 +380,7 @@ def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[di
 
 
 def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the state in a sealed file.
+    """Read a training state from a checkpoint file.
 
     Args:
         path: the file.
@@ -387,7 +388,7 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         DamagedError: the file is damaged.
-        VitkitError: it belongs to another run.
+        VitkitError: the file belongs to another run.
     """
     try:
         check_seal(path)
@@ -409,11 +410,11 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RunWriter:
-    """After each epoch, write a row of metrics.csv, the model folder if it is the best so far, and last.ckpt.
+    """A callback that writes a row of metrics.csv, the best model so far, and last.ckpt after each epoch.
 
-    Within an epoch, `last.ckpt` is written as often as the recipe says (`save_every`), and when a signal ends the
-    training. At the end of an epoch it is written last, so if the process dies in between, a resumed run repeats the
-    end of the epoch with the same result. `last.ckpt` also records whether the run ended early.
+    Within an epoch, `last.ckpt` is written as often as the recipe requests (`save_every`), and when a signal ends the
+    training. At the end of an epoch, `last.ckpt` is the last file. If the process is killed before it is written, the
+    resumed run repeats the end of the epoch with the same result. `last.ckpt` also records whether the run ended early.
 
     Args:
         folder: the folder of the run.
@@ -451,7 +452,7 @@ class RunWriter:
         return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load the result of `state_dict`."""
         limits = self.limits
         for name in self._STATE:
             setattr(self, name, state[name])
@@ -459,14 +460,14 @@ class RunWriter:
         self.limits = limits
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Remove the rows of epochs that are repeated."""
+        """Remove the rows of epochs that will be repeated, and make the optimiser wait for copies of the state."""
         self._saved = time.monotonic()
         if self.team.is_main:
             truncate_metrics(self.folder / METRICS, state.epoch)
             state.optimizer.register_step_pre_hook(self._background.wait_for_copy)
 
     def on_step_end(self, state: TrainingState) -> None:
-        """Ask for a checkpoint if the last one is older than the recipe allows."""
+        """Request a checkpoint if the last one is older than `save_every`."""
         if self.team.is_main and not self._background.is_busy:
             self._background.finish()  # which raises its error
             state.should_save |= time.monotonic() - self._saved >= self._every
@@ -483,7 +484,7 @@ class RunWriter:
         self._background.finish()
 
     def on_interrupt(self, state: TrainingState) -> None:
-        """Write a checkpoint before the training ends, unless there was no step since the last epoch."""
+        """Write a checkpoint before the training ends, unless no step was taken in the current epoch."""
         self._background.finish()
         if not state.batch:
             return
@@ -500,7 +501,7 @@ class RunWriter:
         return {"run": self.identity, "writer": self.state_dict(), **state}
 
     def keep_start(self, state: TrainingState) -> None:
-        """Record the accuracy of the class names alone: zero-shot is epoch 0, in row -1."""
+        """Record the figures of the zero-shot model: epoch 0 in the log, and epoch -1 in metrics.csv."""
         metrics = self._figures(state)
         if self.team.is_main:
             truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # from an interrupted start
@@ -515,7 +516,7 @@ class RunWriter:
         self.say("  ".join([f"epoch   0/{self.recipe.epochs}", *shown, "zero-shot"]) + ("  *" if is_best else ""))
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Write the files of the epoch, and stop early if there is no improvement."""
+        """Write the files of the epoch, and stop the training if `patience` or the time is used up."""
         epoch, metrics = state.epoch, self._figures(state)
         if self.team.is_main:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
@@ -540,15 +541,16 @@ class RunWriter:
             self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")
 
     def _figures(self, state: TrainingState) -> dict[str, float]:
-        """Return the figures of the loop, without the additions of callbacks."""
+        """Return the figures that the loop has computed, without those of callbacks."""
         columns = ("train_loss", "train_acc", "val_loss", "val_acc", "lr")
         names = (*columns, "val_map") if self.classifier.thresholds is not None else columns
         return {name: state.metrics[name] for name in names if name in state.metrics}
 
     def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
-        """Decide whether to keep this epoch's weights. A tie goes to the later epoch, which has seen more images.
+        """Return whether this epoch is the best so far, and update the best value.
 
-        Without a val split there is no value, and every epoch is kept. A loss that is not finite is never best.
+        Among equal epochs the latest is best, because it has seen more images. Without validation images, every epoch
+        is best. An epoch whose loss is not finite is never best.
         """
         value = metrics.get(self.recipe.monitor)
         if value is None:
@@ -574,9 +576,9 @@ class RunWriter:
             self.has_kept, self.keeps_start = True, False
 
     def save(self, folder: Path, trained: Trained) -> None:
-        """Write the model folder with these weights. LoRA weights are merged. All processes must call it together.
+        """Write a model folder with these weights, merging those of LoRA. All processes must call it together.
 
-        For a pre-training the model is the encoder, and the rest is written to another file in the folder.
+        For a pre-training, the model is the encoder. The weights of its task are written to another file in the folder.
         """
         model = merge_low_rank(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
         if not self.team.is_main:
@@ -598,7 +600,7 @@ def epoch_name(epoch: int, metrics: dict[str, float]) -> str:
     return "-".join([f"epoch-{epoch:04d}", *figures])
 
 
-_MUCH_WAITING = 0.1  # the share of an epoch from which the log mentions it
+_MUCH_WAITING = 0.1  # the log mentions the time spent waiting if it is at least this fraction of an epoch
 
 
 def _line(epoch: int, epochs: int, metrics: dict[str, float], seconds: float, is_best: bool) -> str:

@@ -1,13 +1,13 @@
-"""`--method auto`: what few images are used for, and whether fine-tuning would gain much with more of them.
+"""`--method auto`: choose between a linear probe and fine-tuning, and decide whether images are set aside.
 
-Below `defaults.FEW` training images per class, the whole model is not trained at all (`defaults.choose`). If there are
-few images altogether, none of them is set aside either: a head on frozen features is fitted in a second, so each image
-can test a head that was trained without it, and the model is trained on all of them.
+Below `defaults.FEW` training images per class, the method is a linear probe (`defaults.choose`). If the total number of
+images is small as well, the probe is trained on all images, and no image is set aside. Fitting a probe takes about a
+second, so each image can test a probe that was trained without it.
 
-With more images per class, it depends on the classes whether a head is enough: frozen features distinguish two kinds of
-insects, but not seventeen kinds of flowers. A linear probe is therefore cross-validated on the training images, which
-takes one pass over them. If it is nearly always right, it becomes the model, and is trained in seconds. No validation
-or test image is used for this choice, and the test images stay the same.
+With more images per class, the choice depends on the classes: frozen features distinguish two kinds of insects, but not
+seventeen kinds of flowers. A linear probe is therefore cross-validated on the training images, which takes one pass
+over them. If its accuracy is high enough, the probe becomes the model, and fine-tuning is omitted. No validation or
+test image is used for this choice, and the test images stay the same.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from vitkit.training.recipe import Recipe, Request
 from vitkit.training.select_weights import ProbeAccuracy, probe_accuracy
 from vitkit.training.start import Start, resolve
 
-ENOUGH = 0.95  # cross-validated accuracy of a probe above which fine-tuning was not better by a point (docs/log.md)
-MOST = 1_000  # training images; with more, fine-tuning gains even where the probe is that good
-_FEW_ALTOGETHER = 1_000  # images; with more, a test set of a fifth costs less than its figure is worth
+ENOUGH = 0.95  # above this cross-validated accuracy of a probe, fine-tuning gained less than a point (docs/log.md)
+MOST = 1_000  # with more training images, fine-tuning gains even if the accuracy of the probe exceeds ENOUGH
+_FEW_ALTOGETHER = 1_000  # with more images, setting a fifth aside as a test set costs little
 
 
 def resolve_method(
@@ -38,11 +38,11 @@ def resolve_method(
     runs: Sequence[Path],
     named: Collection[str] = (),
 ) -> Start:
-    """Resolve a request as `start.resolve` does, and decide what is left open if its method is `auto`.
+    """Resolve a request as `start.resolve` does. If its method is `auto`, choose the method by testing a linear probe.
 
     Args:
         request: the requested fields; `data` must be set.
-        reserve: see `resolve`; called with the recipe of the first choice, and again if another one is chosen.
+        reserve: see `resolve`; called with the first recipe, and again if another recipe replaces it.
         runs: see `resolve`.
         named: the fields that the user set for this training.
 
@@ -84,8 +84,8 @@ def _in_words(reached: ProbeAccuracy) -> str:
 def _can_train_on_all(request: Request, start: Start, named: Collection[str]) -> bool:
     """Return whether no image needs to be set aside, because each can test a head that is fitted without it.
 
-    The user may want to set images aside, and images that are split already, that the weights know, or that have labels
-    from a model would not be tested fairly.
+    This requires few images, a probe that `auto` has chosen, and no request about the split. No image may be split
+    already, have been seen by the weights, or have a label that a model proposed.
     """
     recipe = start.recipe
     is_few = request.recipe.method == "auto" and recipe.method == "probe" and recipe.folds is None
@@ -103,8 +103,8 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
 def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
     """Return whether a probe could replace the fine-tuning that `auto` has chosen.
 
-    It could not if every image is also a test image, if the weights know some of the images, or if the user has set a
-    field that a probe does not have.
+    It could not in a cross-validation, for multi-label images, or for many images. Neither could it if the weights had
+    seen some of the images, or if the user has set a field that has no effect on a probe.
     """
     if request.recipe.method != "auto" or start.recipe.method != "full" or start.recipe.folds is not None:
         return False

@@ -21,8 +21,8 @@ from vitkit.training.architecture import check_network, network_of, presets_of
 from vitkit.training.recipe import ON_BACKBONE, ON_PICTURES, ON_STEPS, Recipe, Request, with_fields
 
 DEFAULT_MODEL = "vit_small_patch16_224"
-FEW = 40  # training images per class, below which a new head on frozen features generalises better than a whole model
-ALL_TRAINED = 100  # training images per class, below which a head is fitted to the validation images, too
+FEW = 40  # below this number of training images per class, training only a new head generalises better
+ALL_TRAINED = 100  # below this number of training images per class, a head is fitted to the validation images, too
 NOT_SET_ASIDE = (
     "no image is set aside for validation: with so few, penalty and confidences are chosen by cross-validation "
     "(--split 0.7 0.1 0.2 to set some aside)"
@@ -238,7 +238,7 @@ def _method(*methods: str) -> Condition:
 
 
 ACTS = _table()
-"""The conditions under which a field has an effect; other fields always have one."""
+"""The conditions under which a field has an effect. A field that is missing here always has an effect."""
 
 
 _UNCHANGED = Recipe()
@@ -280,7 +280,7 @@ def check_effects(
         table: the images, if they are known.
 
     Returns:
-        A line about the other fields without effect, if there are any.
+        Lines about the other fields without effect, one for each reason.
 
     Raises:
         VitkitError: a field of `named` has no effect; the message names it and the reason.

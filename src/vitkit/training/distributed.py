@@ -1,8 +1,8 @@
-"""Several processes that train one model.
+"""Train one model with several processes.
 
-Under torchrun or SLURM the processes exist already. Otherwise Lightning Fabric starts the others on this machine with
-the same command. `ProcessGroup` coordinates the processes. Weights can be sharded over them (FSDP2, arXiv 2304.11277)
-and gathered again.
+Under torchrun or SLURM the processes exist already. Otherwise Lightning Fabric starts the other processes on this
+machine, with the same command. `ProcessGroup` coordinates the processes. Weights can be sharded over the processes
+(FSDP2, arXiv 2304.11277) and gathered again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def full_weights(model: nn.Module) -> dict[str, Any]:
-    """Return all weights of a sharded model in the main process, and nothing in the others; all must call it."""
+    """Return all weights of a sharded model in the main process, and an empty mapping in others. All must call it."""
     return get_model_state_dict(model, options=_FULL)
 
 
@@ -70,7 +70,7 @@ def set_full_weights(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weights and the optimiser's state by name; for a sharded model, in the main process."""
+    """Return the weights and the optimiser's state by name. For a sharded model, only the main process gets them."""
     if is_sharded(model):
         moments: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FULL)
         return full_weights(model), moments.get("state", {})
@@ -81,7 +81,7 @@ def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict
 def set_full_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, weights: dict[str, Any], moments: dict[str, Any]
 ) -> None:
-    """Load what `full_state` returned, whether its model was sharded or not."""
+    """Load the result of `full_state`. A sharded model can load an unsharded state, and vice versa."""
     names, groups = _names(model, optimizer), optimizer.state_dict()["param_groups"]
     if not is_sharded(model):
         model.load_state_dict(weights)
@@ -110,7 +110,7 @@ _PATIENCE = timedelta(days=7)  # the others wait while the main process checks i
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes that train one model together. A run of one process is a group of one.
+    """The processes that train one model together. A single process is a group of size 1.
 
     Attributes:
         rank: the number of this process, 0 to size - 1.
@@ -130,7 +130,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def broadcast_from_main(self, work: Callable[[], T]) -> T:
-        """Do some work in the main process and return its result in all. If it fails, the others end silently."""
+        """Do some work in the main process, and return its result in all. If it fails, the others exit silently."""
         if self.size == 1:
             return work()
         outcome: list[Any] = [False, None]
@@ -144,7 +144,7 @@ class ProcessGroup:
         return outcome[1]
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """Do some work in every process, but first in the main one, since it may download files for the others."""
+        """Do some work in every process, but first in the main process, which may download files for the others."""
         result = work() if self.is_main else None
         self.broadcast_from_main(lambda: None)
         return work() if result is None else result
@@ -162,18 +162,18 @@ class ProcessGroup:
         return self._reduced(numbers, dist.ReduceOp.SUM)
 
     def mean_of(self, mean: float, count: int) -> float:
-        """Return the mean over all processes, given the mean of this one over so many items; it may have none."""
+        """Return the mean over all processes, given the mean of this process and its number of items, maybe 0."""
         if self.size == 1:
             return mean
         total, everyone = self.sum_of((mean * count if count else 0.0, count))
         return total / everyone
 
     def largest_of(self, numbers: Sequence[float]) -> list[float]:
-        """Return the largest of the values that the processes have for each of some numbers."""
+        """Return the maximum of each number over all processes."""
         return self._reduced(numbers, dist.ReduceOp.MAX)
 
     def sum_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sums of some tensors in main memory, of one type, over all processes."""
+        """Return the sum of each tensor over all processes. The tensors are in main memory, and of one type."""
         together = torch.cat([tensor.flatten() for tensor in tensors])
         if self.size > 1:
             dist.all_reduce(together, group=self.group)
@@ -181,7 +181,7 @@ class ProcessGroup:
         return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
     def gather_rows(self, rows: Tensor) -> list[Tensor]:
-        """Return the rows of all processes, by rank: tensors in main memory that differ in length alone."""
+        """Return the tensors of all processes, by rank. They are in main memory, and differ only in length."""
         if self.size == 1:
             return [rows]
         counts = torch.eye(self.size, dtype=torch.float64)[self.rank] * len(rows)
@@ -200,11 +200,11 @@ class ProcessGroup:
         return values.tolist()
 
     def before(self, values: Tensor, length: int) -> Tensor:
-        """Return, for each image of this process's share of a batch, the previous image of the whole batch (circular).
+        """Return the predecessor, in the whole batch, of each image of this process's share. The batch is circular.
 
         Args:
-            values: this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on. If the share
-                is empty, it is a placeholder, which is returned unchanged.
+            values: this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on. A placeholder
+                for an empty share is returned unchanged.
             length: the length of the whole batch.
         """
         if self.size == 1:
@@ -283,12 +283,12 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
 
 
 def _connect_again(backend: str) -> None:
-    """Connect processes that torchrun started again on one machine.
+    """Connect processes that torchrun has restarted on one machine.
 
-    torchrun keeps the store in which processes publish their addresses, so each might find the address of one that has
-    ended, and wait for it (https://github.com/pytorch/pytorch/issues/135712). An attempt with a prefix of its own finds
-    only its own processes. Between machines the numbers of attempts may differ, so the store must be a new one
-    (docs/guide/scale.md).
+    Processes publish their addresses in a store, which torchrun keeps after a restart. A process may therefore find the
+    address of a process that has ended, and wait for it (https://github.com/pytorch/pytorch/issues/135712). A prefix
+    for each attempt separates the addresses. With several machines, the numbers of attempts may differ, so a restart
+    needs a new store instead (docs/guide/scale.md).
     """
     attempt, machines = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"))
     if attempt == "0" or machines != "1" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -306,7 +306,7 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
     Args:
         precision: float32, bfloat16 or float16.
         accelerator: auto, cpu, cuda or mps.
-        team: the processes that train together; ALONE ignores any other processes.
+        team: the processes that train together; with `ALONE`, the Fabric ignores other processes.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
@@ -338,14 +338,14 @@ def _quiet_fabric() -> Iterator[None]:
 
 
 def _part() -> None:
-    """End the communication threads; a thread that is left when the interpreter exits aborts the process."""
+    """End the communication threads, because a remaining thread would abort the process at its exit."""
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()  # frees process groups in reference cycles
 
 
 def _started() -> tuple[int, int] | None:
-    """Return the numbers of processes per machine and of machines that a launcher has started."""
+    """Return the number of processes per machine and the number of machines of a launcher; None without launcher."""
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
@@ -362,7 +362,7 @@ def check_team(recipe: Recipe, team: ProcessGroup) -> None:
     """Refuse settings that several processes do not support.
 
     Raises:
-        VitkitError: the batch is too small to be divided, or a field needs whole models.
+        VitkitError: the batch is too small to be divided, or FSDP does not support a field.
     """
     if recipe.batch_size < team.size:
         raise VitkitError(f"batch_size {recipe.batch_size} is too small for {team.size} processes: increase it")

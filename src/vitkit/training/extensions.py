@@ -1,6 +1,6 @@
-"""Parts of a training that the caller wrote: the loss, a change of training pictures, and the optimiser.
+"""Parts of a training that the caller provides: the loss, a change of training pictures, and the optimiser.
 
-The run's folder says which parts a run had, so that it is not continued without them.
+The run folder contains the names of these parts, so that the run cannot be resumed without them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MakeOptimizer: TypeAlias = "Callable[[list[dict[str, Any]]], torch.optim.Optimiz
 
 @dataclass(frozen=True)
 class Extensions:
-    """Functions of the caller, each instead of a part of vitkit; None for vitkit's.
+    """Functions of the caller that replace or extend parts of the training. None leaves the part to vitkit.
 
     Attributes:
-        loss: takes logits (B, K), and labels (B,) or, of mixed images or images with several classes, targets (B, K);
-            returns the mean loss, a scalar.
+        loss: takes logits (B, K) and labels (B,), and returns the mean loss, a scalar. For mixed images, and for images
+            with several classes, it receives targets (B, K) instead of labels.
         augment: takes a training picture and returns a changed one, before vitkit's random changes.
         optimizer: takes the groups of parameters and returns the optimiser. The learning rate of each group is set
             before each step, by the recipe's schedule.
@@ -50,15 +50,15 @@ class Extensions:
                 raise VitkitError(f"{field.name} is the class {name}: pass an object of it, such as {name}()")
 
     def names(self) -> dict[str, str]:
-        """Return the names of the parts."""
+        """Return the qualified name of each function by its field."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: _name_of(part) for name, part in parts.items() if part is not None}
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse parts that would never be called.
+        """Refuse functions that the training would never call, or that exclude a teacher.
 
         Raises:
-            VitkitError: there is such a part.
+            VitkitError: there is such a function.
         """
         if recipe.method == "probe" and (self.loss or self.optimizer):
             name = "loss" if self.loss else "optimizer"
@@ -67,15 +67,15 @@ class Extensions:
             raise VitkitError("loss replaces the loss of a teacher: leave out one of them")
 
     def write(self, folder: Path) -> None:
-        """Write the names of the parts into a run's folder; nothing if there are none."""
+        """Write the names of the functions into a run's folder. Write nothing if there are none."""
         if names := self.names():
             write_json(folder / EXTENSIONS, names)
 
     def check_resumed(self, folder: Path) -> None:
-        """Refuse to continue a run with other parts than it had.
+        """Refuse to resume a run with extensions that differ from those at its start.
 
         Raises:
-            VitkitError: they are others.
+            VitkitError: a function has another name, is missing, or was added.
         """
         before: Mapping[str, str] = read_json(folder / EXTENSIONS) if (folder / EXTENSIONS).is_file() else {}
         now = self.names()

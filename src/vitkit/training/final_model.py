@@ -1,9 +1,9 @@
-"""The model that a cross-validation ends with: trained on all images, for as long as the folds suggest.
+"""The final model of a cross-validation, which is trained on all images.
 
-It has no validation images. What they would have chosen comes from the folds: the number of epochs is the median of
-those that were the best, in the same schedule; the learning rate of `--find-lr` is the median, too. The temperature,
+This model has no validation images, so its settings come from the folds. The number of epochs is the median of the best
+epochs of the folds, with the same schedule. The learning rate of `--find-lr` is the median as well. The temperature,
 the thresholds and the promises are based on the predictions of the folds' models (`out_of_fold`). A head on frozen
-features needs none of this, as it chooses its penalty by a cross-validation of its own (`probe`).
+features does not need the folds, because a cross-validation of its own chooses the penalty (`probe`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from vitkit.weights import load
 
 @dataclass(frozen=True)
 class FinalPlan:
-    """How the final model is trained.
+    """The plan for training the final model.
 
     Attributes:
-        recipe: its recipe.
-        best: the number of epochs of the best model of each fold; 0 for the zero-shot model; empty if there are no
-            epochs.
-        alphas: with `wise_ft`, the fraction of fine-tuned weights that each fold chose.
+        recipe: the recipe of the final model.
+        best: the number of epochs of the best model of each fold, which is 0 for the zero-shot model; empty for a head
+            on frozen features, which has no epochs.
+        alphas: with `wise_ft`, the fraction of fine-tuned weights that each fold has chosen.
     """
 
     recipe: Recipe
@@ -60,11 +60,11 @@ class FinalPlan:
 
 
 def plan_of_final(recipe: Recipe, folders: Sequence[Path]) -> FinalPlan:
-    """Return how the final model is trained, by what the finished folds have chosen.
+    """Return the plan for the final model, from the choices of the finished folds.
 
     Args:
         recipe: the recipe of the cross-validation.
-        folders: the folders of its folds.
+        folders: the folders of the folds.
     """
     recipe = recipe.replace(folds=None)
     if recipe.method == "probe":
@@ -79,7 +79,7 @@ def plan_of_final(recipe: Recipe, folders: Sequence[Path]) -> FinalPlan:
 
 
 def keep_zero_shot(run: Run, classifier: Classifier) -> None:
-    """Save the zero-shot model, which was the best one in most folds."""
+    """Save the zero-shot model as the final model, because it was the best one in most folds."""
     if run.team.is_main:
         classifier.provenance["metrics"] = {"epoch": ZERO_SHOT}
         classifier.save(run.folder)
@@ -87,12 +87,12 @@ def keep_zero_shot(run: Run, classifier: Classifier) -> None:
 
 
 def settle_final(run: Run, plan: FinalPlan, table: ImageTable) -> dict[str, Any]:
-    """Calibrate the final model by the predictions of other models, and return what folds.json says about it.
+    """Calibrate the final model on out-of-fold predictions, and return its entry in folds.json.
 
     Args:
         run: the run, whose folder contains the final model.
-        plan: how it was trained.
-        table: its images.
+        plan: the plan by which the final model was trained.
+        table: the images of the run.
     """
     recipe, classifier = plan.recipe, load(run.folder)
     mix_as_folds(run.folder, classifier, plan.alphas, run.say)

@@ -1,14 +1,14 @@
 """Calibration of a trained model on its validation images, and correction of its class priors.
 
-Calibration is the last step of a run, and the only one after training that changes the model: it fits the temperature,
-the strength of the prior correction, and the thresholds, and records the predictions of the validation images, on which
-the promises of `vitkit predict --coverage` and `--accuracy` are based (docs/decisions/0039-promises.md).
+Calibration is the last change of a trained model. It fits the temperature, the strength of the prior correction, and
+the thresholds. It also records the predictions for the validation images, on which the promises of
+`vitkit predict --coverage` and `--accuracy` are based (docs/decisions/0039-promises.md).
 
 A model whose training gave rare classes more weight predicts as if all classes were equally frequent. Its log-odds of
-class k are too high by the logarithm of the weight of an image of class k. Subtracting that logarithm gives the
+class k are too high by the logarithm of the weight of an image of class k. Subtracting this logarithm gives the
 probabilities for the class frequencies of the data (Saerens, Latinne & Decaestecker 2002, eq. 2.4; Menon et al. 2021,
-arXiv 2007.07314, sec. 4.1). It is subtracted from the biases of the heads, so that every reader, converter and export
-of the model includes the correction.
+arXiv 2007.07314, sec. 4.1). The logarithm is subtracted from the biases of the heads, so that every export of the model
+includes the correction.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def resolve_balance(
 
 
 def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
-    """Weights (K,) that are inversely proportional to the class sizes; their mean over all training images is 1.
+    """Return weights (K,) that are inversely proportional to class sizes. Their mean over all training images is 1.
 
     Args:
         counts: the number of training images of each class. A class without images has weight 0.
@@ -80,19 +80,19 @@ def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
 
 @dataclass(frozen=True)
 class PriorCorrection:
-    """The class prior that a model assumes, and the shift of its head biases that makes it do so.
+    """The class prior of a model's predictions, and the shift of the head biases that produces this prior.
 
     Attributes:
         balance: how the training balanced the classes.
-        prior: the prior of the predicted probabilities: that of the training images, or a uniform one.
+        prior: the prior of the predicted probabilities: the class frequencies of the training images, or uniform.
         counts: the number of training images of each class.
         shift: the full correction (K,), to be added to calibrated logits.
-        heads: the names of the heads that learned from labels; these are corrected. A head that learned from a teacher
-            alone imitates the teacher's outputs, which do not depend on the weights of the images.
-        strength: the part of `shift` that fits the validation images. In theory it is 1 for a model that has learned
-            the true probabilities. The weights have less effect on a model that has memorised its training images
-            (Byrd & Lipton 2019, arXiv 1812.03372).
-        in_head: the shift (K,) that the biases of `heads` include, for the present temperature.
+        heads: the names of the corrected heads, which are those that learned from labels. A head that learned only from
+            a teacher imitates the teacher's outputs, which do not depend on the weights of the images.
+        strength: the fraction of `shift` that fits the validation images. In theory it is 1 for a model that has
+            learned the true probabilities. The weights have less effect on a model that has memorised its training
+            images (Byrd & Lipton 2019, arXiv 1812.03372).
+        in_head: the shift (K,) that the biases of `heads` include, for the current temperature.
     """
 
     balance: Balance
@@ -145,9 +145,9 @@ def prior_correction(
 
 
 def log_weights(counts: Sequence[int], balance: Balance, task: Task = SINGLE_LABEL) -> Tensor:
-    """Logarithms (K,) of the relative weight of an image of each class in training.
+    """Return the logarithms (K,) of the relative weight of an image of each class in training.
 
-    The weight comes from the loss or from the sampler. A class without images is treated as if it had one.
+    The weight results from the loss or from the sampler. A class without images is treated as if it had one image.
     """
     if balance == "none":
         return torch.zeros(len(counts))
@@ -201,10 +201,10 @@ class ValidationFacts:
 
     Attributes:
         chosen: what was chosen with the help of these images (`evaluation.figures.chosen_on`).
-        groups: by path the number of the group of an image that has copies or belongs to others.
-        seen: by path the images that the weights had been trained on before the run.
-        folds: number of folds if each image was predicted by a model that was trained without its fold; 0 if the model
-            itself predicted them.
+        groups: the group number, by path, of each image that has copies or belongs to a group.
+        seen: the images that the weights had been trained on before the run, by path.
+        folds: the number of folds if models that were trained without an image predicted it; 0 if the model itself
+            predicted the images.
     """
 
     chosen: tuple[str, ...] = ()
@@ -214,7 +214,7 @@ class ValidationFacts:
 
 
 NOTHING_KNOWN = ValidationFacts()
-FitUnknown = Callable[[Classifier, Sequence[str]], Unknown | None]  # from the paths of the validation images that count
+FitUnknown = Callable[[Classifier, Sequence[str]], Unknown | None]  # receives the paths of unseen validation images
 
 
 def calibrate_and_save(
@@ -234,11 +234,11 @@ def calibrate_and_save(
         classifier: the classifier of that folder. It is changed in place.
         table: the images, of which the validation images are used.
         progress: receives the number of evaluated images and their total.
-        facts: which validation images may not be counted on.
-        fit_unknown: fits the score for unknown images; None for none.
+        facts: facts about the validation images.
+        fit_unknown: fits the score for unknown images; None to omit the score.
 
     Returns:
-        The evaluation of the validation images after calibration. None if no validation image can be read; the
+        The evaluation of the validation images after calibration; None if there are none that can be read. The
         temperature is then 1.
     """
     if "val" not in table.splits:
@@ -289,9 +289,9 @@ def _calibrate(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
 def _trust(
     classifier: Classifier, seen: Evaluation, facts: ValidationFacts, fit_unknown: FitUnknown | None
 ) -> bytes | None:
-    """Return the record of the validation images that are independent and that the weights had not seen.
+    """Return the record for promises, from validation images that are independent and that the weights had not seen.
 
-    None if images may have several classes, or if no image is left.
+    Return None if images may have several classes, or if no image is left.
     """
     if isinstance(seen, MultiEvaluation):
         return None
@@ -311,7 +311,7 @@ def _trust(
 
 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:
-    """Return the shift in the classifier's current logits, and the full shift of calibrated logits; (K,) each."""
+    """Return the shift that the classifier's logits include, and the full shift of calibrated logits; (K,) each."""
     if correction is None:
         return np.zeros(len(classifier.classes)), np.zeros(len(classifier.classes))
     whole = correction.at(1.0, 1.0)
@@ -320,7 +320,7 @@ def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple
 
 
 def _image_weights(correction: PriorCorrection | None, labels: Labels) -> Floats | None:
-    """Weights (n,) of the images that make the classes count equally; None unless the prior is uniform."""
+    """Return image weights (n,) that give all classes the same total weight; None unless the prior is uniform."""
     if correction is None or correction.prior == "data" or labels.ndim > 1:
         return None
     weights: Floats = class_weights([max(count, 1) for count in correction.counts]).double().numpy()[labels]

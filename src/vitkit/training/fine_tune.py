@@ -1,8 +1,9 @@
 """Train by gradient descent: every method except fitting a head to frozen features (`probe`).
 
-With `--find-lr`, short runs from the same start try one learning rate each and are evaluated on images of all classes.
-They take the same steps as the run itself (`loop`), with its teacher, mixing, weights and precision. Their schedule is
-a short warm-up followed by a constant rate. A single process does this, with whole batches.
+With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. Their loss on a
+sample of validation images chooses the rate. A short run takes the same steps as the run itself (`loop`), with the same
+teacher, mixing, class weights and precision. Its schedule is a short warm-up followed by a constant rate. A single
+process computes all short runs, with whole batches.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _JUDGED = 512  # images
 
 
 def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
-    """Return the recipe with the best learning rate of several short runs, which a resumed run uses as well."""
+    """Return the recipe with the best learning rate of several short runs, and store it for a resumed run."""
     assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     report_step = partial(progress, "trying learning rates")
@@ -101,11 +102,11 @@ def find_lr(
     """Return the validation loss of each learning rate after a few steps; infinite if the training diverges.
 
     Args:
-        model: the model that every short run starts from; it is not changed, and neither is the random state.
-        recipe: its `lr` is the centre of the search.
-        data: the training images, and a sample of the validation images (or else of the training images) to evaluate.
+        model: the model that every short run starts from. Neither the model nor the random state is changed.
+        recipe: the recipe, whose `lr` is the centre of the search.
+        data: the images of the run. A sample of the validation images is evaluated, or else of the training images.
         objective: the objective of the run.
-        fabric: the Fabric of this process alone.
+        fabric: the Fabric of this process, without other processes.
         progress: called with the number of finished steps and their total.
         make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
 
@@ -146,7 +147,7 @@ def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: 
 
 
 class _CountSteps:
-    """Callback that ends a short run after its steps, and reports each step."""
+    """A callback that reports each step of a short run, and ends the run after `STEPS` steps."""
 
     def __init__(self, progress: Callable[[int, int], None], number: int) -> None:
         self._progress, self._before = progress, number * STEPS
@@ -180,7 +181,7 @@ def learn(
         teacher: the teacher for distillation, if any.
         data: the images in batches; None to read the table's files.
         contents: with `data`, the known digests of the images.
-        of_head: with `data`, the images to which the head is fitted first, if the recipe says so.
+        of_head: with `data`, the images to which the head is fitted first, if the recipe requests it.
     """
     in_train = list(table.of_split("train").counts().values())
     balance, why = resolve_balance(recipe.balance, in_train)
@@ -243,9 +244,10 @@ def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages)
 def _start_head(
     run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor, images: HeadImages | None
 ) -> float:
-    """Fit the head first if the recipe says so and the run is not resumed, and return the seconds that this took.
+    """Fit the head first if the recipe requests it and the run is new, and return the seconds that this took.
 
-    `learned` (K,) is added to the bias of a head for the data's class frequencies, to match the training objective.
+    The fitted head assumes the class frequencies of the data. `learned` (K,) is added to its bias to match the training
+    objective.
     """
     model = classifier.model
     if not recipe.lp_ft or model.head is None or model.head_dist is not None or has_state(run.folder):
@@ -304,7 +306,7 @@ def run_training(
     identity: dict[str, Any],
     trained: Trained | None = None,
 ) -> None:
-    """Build the loop, continue from the state of the run, and report how it ended.
+    """Train with the training loop, starting from the newest checkpoint if there is one, and report the end.
 
     Args:
         run: the run.
@@ -312,8 +314,8 @@ def run_training(
         data: the images in batches.
         classifier: the classifier that is saved.
         objective: the objective.
-        fabric: the Fabric to compute with.
-        spent: seconds of the time budget that have passed already.
+        fabric: the device and the precision of the computation.
+        spent: the seconds of the time budget that have passed already.
         identity: the identity of the run, which a resumed run must match.
         trained: the module that is trained; None for the classifier's model.
     """
@@ -361,7 +363,7 @@ def run_training(
 
 
 class _EndAfter:
-    """Callback that ends the training after so many epochs of its schedule."""
+    """A callback that ends the training after a number of epochs of its schedule."""
 
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs
@@ -372,7 +374,7 @@ class _EndAfter:
 
 @contextmanager
 def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
-    """If the training ends early, report which model there is, and what to do about lost worker processes."""
+    """If the training ends early, report the saved model, and the remedy for lost worker processes."""
     try:
         yield
     except Interrupted:
@@ -403,7 +405,7 @@ def _identity(
 
 
 def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -> None:
-    """Move the model to its device: all of it in every process, or with FSDP a shard in each."""
+    """Move the model to its device: the whole model in every process, or with FSDP a shard in each."""
     model.to(fabric.device)
     team.agree_on(model)
     if team.size > 1 and recipe.strategy == "fsdp":
@@ -411,7 +413,7 @@ def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -
 
 
 def _go_on(run: Run, state: TrainingState, writer: RunWriter) -> bool:
-    """Load the newest whole checkpoint of a run, and return whether the run had finished."""
+    """Load the newest undamaged checkpoint of a run, and return whether the run had finished."""
     stored, path = read_newest(run.folder, writer.identity, run.say)
     try:
         state.load_state_dict(stored)

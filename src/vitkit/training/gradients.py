@@ -1,13 +1,14 @@
-"""The gradient of a step: the sum over its pieces, and over the processes that train together.
+"""Sum the gradient of a step over the pieces of its batches, and over the processes that train together.
 
-A piece's gradient is added when it is complete, so a piece that runs out of memory leaves nothing behind
+The gradient of a piece is added when it is complete, so that a piece that runs out of memory has no effect
 (`add_gradients`). With several processes, the parameters are divided into buckets, as in torch's
-DistributedDataParallel. In the last backward pass of a step a bucket is sent as soon as its gradients are known, while
-the pass computes those of earlier layers. The sum is weighted by images, and is not a mean over processes.
+DistributedDataParallel. In the last backward pass of a step, a bucket is sent as soon as its gradients are complete,
+while the pass computes the gradients of earlier layers. The result is a sum weighted by images, not a mean over
+processes.
 
 If the last pass of a step runs out of memory, some buckets may have been sent already. Their gradients were complete,
-so nothing is added to them when the batch is computed again in smaller pieces. Buckets are sent in the same order by
-all processes, whatever happens to their passes.
+so nothing is added to them when the batch is computed again in smaller pieces. All processes send the buckets in the
+same order, even if a pass fails.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor 
 
 
 def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    """Return the gradient with the strides of its parameter, as `backward` produces it and the optimiser needs it.
+    """Return the gradient with the strides of its parameter, which the optimiser needs and `backward` produces.
 
-    For images in channels-last order, convolutions return gradients in that order.
+    Convolutions return gradients in channels-last order if the images have this order.
     """
     if gradient.stride() == parameter.stride():
         return gradient
@@ -58,7 +59,8 @@ class GradientSums:
         team: the processes that train together.
 
     Attributes:
-        bad_losses: after `finish` with several processes, whether a loss of any process was not finite: 0 or more, ().
+        bad_losses: the number of losses that were not finite, (); after `finish`, the number in all processes. With a
+            single process it stays 0.
     """
 
     def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
@@ -107,7 +109,7 @@ class GradientSums:
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
-        """Send buckets while a backward pass computes gradients; forget those of a pass that fails in between."""
+        """Send buckets while a backward pass computes gradients. If the pass fails, reset the unsent buckets."""
         hooks = [
             parameter.register_hook(partial(self._take, bucket, number))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
@@ -135,10 +137,10 @@ class GradientSums:
 
 
 class _Bucket:
-    """The gradients of some parameters in one tensor, and a number besides.
+    """The gradients of some parameters and one additional number, in one flat tensor.
 
     Args:
-        parameters: the parameters, of one type and device.
+        parameters: the parameters, which have the same type and device.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -154,12 +156,12 @@ class _Bucket:
 
     @property
     def is_full(self) -> bool:
-        """Return whether all gradients are known."""
+        """Return whether all gradients are complete."""
         return len(self._taken) == len(self.parameters)
 
     @property
     def is_sent(self) -> bool:
-        """Return whether the gradients are on their way."""
+        """Return whether the gradients have been sent."""
         return self._work is not None
 
     def begin(self) -> None:
@@ -170,14 +172,14 @@ class _Bucket:
 
     @torch.no_grad()
     def take(self, number: int, gradient: Tensor) -> None:
-        """Take the last part of a parameter's gradient; the others have been added up in the parameter's `grad`."""
+        """Store a parameter's complete gradient: the sum of the last piece and of `parameter.grad`."""
         earlier = self.parameters[number].grad
         self._parts[number].copy_(gradient if earlier is None else earlier + gradient)
         self._taken.add(number)
 
     @torch.no_grad()
     def complete(self) -> None:
-        """Take the gradients of parameters that the last backward pass did not reach."""
+        """Store the gradients of parameters that the last backward pass did not reach."""
         for number, parameter in enumerate(self.parameters):
             if number in self._taken:
                 continue
@@ -195,14 +197,14 @@ class _Bucket:
         self._work = dist.all_reduce(self._flat, async_op=True)
 
     def receive(self) -> None:
-        """Wait for the sums, on a GPU without blocking the host, and make them the parameters' gradients."""
+        """Wait for the sums, on a GPU without blocking the CPU, and assign them to the parameters' gradients."""
         self._work.wait()
         for number, (parameter, summed) in enumerate(zip(self.parameters, self._parts, strict=True)):
             parameter.grad = None if number in self._without else _laid_as(parameter, summed)
 
 
 def _in_buckets(parameters: Iterable[nn.Parameter]) -> list[_Bucket]:
-    """Divide parameters, in the order in which their gradients become known, into buckets of one type and device."""
+    """Divide parameters into buckets of one type and device. They are in the order of the backward pass."""
     buckets: list[list[nn.Parameter]] = []
     size = _BUCKET
     for parameter in parameters:

@@ -1,7 +1,7 @@
-"""Which images the initial weights of a run have seen, and the split that follows from it.
+"""Determine which images the initial weights of a run have seen, and split the images accordingly.
 
-Weights that were trained on an image know its label. The image therefore cannot test a model that starts from them
-(docs/decisions/0013-what-weights-have-seen.md). `divide` assigns the splits accordingly.
+An image that the initial weights were trained on cannot test the model, because the weights know its label
+(docs/decisions/0013-what-weights-have-seen.md). `divide` assigns the splits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FLATTERED = {"test": "inflates results; a second figure leaves them out", "val"
 
 @dataclass(frozen=True)
 class RunImages:
-    """The images of a run after the doctor has read them.
+    """The readable images of a run, with the results of the data check (`data.doctor`).
 
     Attributes:
         table: the readable images.
@@ -68,7 +68,7 @@ class SplitImages:
         images: the images; their table has the splits.
         overlap: the overlap with the images that the initial weights had seen.
         findings: notes on the split for the user.
-        proposals: the images whose labels were changed, or that are left out, because a model proposed it.
+        proposals: the changes of labels, and the removals of images, that models proposed.
     """
 
     images: RunImages
@@ -82,8 +82,8 @@ def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) ->
 
     Args:
         recipe: the resolved recipe.
-        weights: the record of the weights, if they have one.
-        teacher: the record of the teacher, if it has one.
+        weights: the stored record of the weights, if there is one.
+        teacher: the stored record of the teacher, if there is one.
     """
     whole = make_record([], [], [], is_whole=True)
     if recipe.weights != "none":
@@ -98,10 +98,10 @@ def _decode(pictures: bytes | None, source: str) -> PictureRecord:
 
 
 def record_of_run(run: str) -> PictureRecord:
-    """Read the picture record of the run or model whose split is to be kept.
+    """Read the picture record of the run or model whose split is kept (`split_from`).
 
     Raises:
-        VitkitError: there is no such run, or it has no record.
+        VitkitError: there is no such run, it is a cross-validation, or it has no record.
     """
     if (fold_folder(Path(run), 0) / SPLIT).is_file():
         raise VitkitError(
@@ -122,15 +122,15 @@ def divide(
 ) -> SplitImages:
     """Assign a split to every image.
 
-    Images keep the split that they have in the run of `recipe.split_from`. Without it, they keep that of the runs that
-    proposed some of the labels, or that of the run whose weights are used. All other images get a new split.
+    Known images keep an earlier split: that of the run `recipe.split_from`, or else that of the runs that proposed
+    labels, or else that of the run whose weights are used. All other images get a new split.
 
     Args:
         images: the readable images.
         recipe: the resolved recipe.
         before: the record of the images that the weights were trained on.
-        proposers: the merged record of the runs that proposed some of the labels, and their names. The labels carry
-            what these runs had learned.
+        proposers: the merged record of the runs that proposed labels, and the names of these runs. Their split is kept,
+            because the labels contain what the runs have learned.
 
     Raises:
         VitkitError: `split_from` is not a run, or no training image is left.
@@ -196,7 +196,7 @@ def _compare(images: RunImages, record: PictureRecord, whose: str) -> Overlap:
 
 
 def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
-    """Return the record of the weights after a run; `has_labels` says whether the labels were learned."""
+    """Add the images of a run to a picture record; `has_labels` says whether the run has learned their labels."""
     images = split_images.images
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
     roles = exposures(images.table, images.twins, split_images.overlap)
@@ -204,7 +204,7 @@ def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels
 
 
 def contents_of(images: RunImages) -> dict[str, str]:
-    """Return the first bytes of each file's SHA-256 in hexadecimal, by path, to recognise files that were moved."""
+    """Return the first bytes of each file's SHA-256 in hexadecimal, by path. Moved files are recognised by them."""
     digests = images.facts.column("digest")
     return {path: digest[:DIGEST].hex() for path, digest in zip(images.table.paths, digests, strict=True)}
 
@@ -218,7 +218,7 @@ def _source(recipe: Recipe) -> str:
 
 
 def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding]:
-    """Describe which of the images the weights had seen, and whether that invalidates the test."""
+    """Report the images that the weights had seen, and whether these invalidate the test."""
     table, overlap = split_images.images.table, split_images.overlap
     source, all_seen, findings = _source(recipe), overlap.seen(), list[Finding]()
     for name in ("test", "val"):
@@ -300,10 +300,12 @@ def _moved_findings(table: ImageTable, overlap: Overlap, kept: Sequence[str | No
 
 
 def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str | None:
-    """Return a note on earlier runs in the same folder whose test images this run trains on; None if there are none.
+    """Return a note if this run trains on test images of earlier runs, else None.
+
+    Only the latest runs next to this run are searched.
 
     Args:
-        out: the run folder; None for the default one.
+        out: the run folder; None for the default folder.
         split_images: the images of this run.
     """
     parent = Path("runs") if out is None else Path(out).parent

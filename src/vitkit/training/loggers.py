@@ -40,12 +40,12 @@ class LogEpochs:
         self._loggers, self._recipe, self._say = list(loggers), recipe, say
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Log the recipe without the paths on this machine, as logs are read elsewhere."""
+        """Log the recipe without the paths on this machine, because logs are read elsewhere."""
         fields = {name: value for name, value in fields_without_places(self._recipe).items() if value is not None}
         self._call("log_hyperparams", fields)
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Log all metrics that are numbers, also those that callbacks have added."""
+        """Log all metrics that are numbers, including those that callbacks have added."""
         numbers = {name: float(value) for name, value in state.metrics.items() if _is_number(value)}
         self._call("log_metrics", numbers, state.epoch)
 
@@ -109,7 +109,7 @@ def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Logger]:
     Args:
         recipe: the run's recipe.
         folder: the run's folder.
-        epoch: the first epoch to log. Where possible, later epochs that an interrupted run has logged are removed.
+        epoch: the first epoch to log. If possible, the logger removes this epoch and later ones from an earlier log.
     """
     name = recipe.logger
     if name == "auto":
@@ -180,7 +180,7 @@ class _MLflow:
         self._mlflow.end_run("FINISHED" if status == "success" else "FAILED")
 
 
-# By name: the package that the logger needs, and the function that opens it.
+# For each name, the package that the logger needs, and the function that opens the logger.
 LOGGERS: Mapping[str, tuple[str, Callable[[Path, int], Logger]]] = {
     "tensorboard": ("tensorboard", _tensorboard),
     "csv": ("lightning_fabric", _csv),

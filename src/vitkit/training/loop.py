@@ -1,10 +1,10 @@
 """The training loop, from the first step to the last.
 
-A step moves the weights along the mean gradient of a batch, or of several (`grad_accum`): read `Loop.take_step`
-first. Several processes compute their shares of each batch and sum their gradients. Other modules handle lack of memory
-(`stability.Pieces`), values that are not finite (`stability.FiniteCheck`), epochs that made the model worse
-(`stability.SafePoint`), averages of the weights (`optim.WeightAverage`), time budgets (`checkpoint.Clock`), and signals
-(`Interruption`).
+Read `Loop.take_step` first. A step moves the weights along the mean gradient of one batch, or of several batches
+(`grad_accum`). Several processes compute their shares of each batch and sum their gradients. Other classes handle lack
+of memory (`stability.Pieces`), values that are not finite (`stability.FiniteCheck`), epochs that made the model
+unusable (`stability.SafePoint`), averages of the weights (`optim.WeightAverage`), time budgets (`checkpoint.Clock`),
+and signals (`Interruption`).
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ if TYPE_CHECKING:
 
 
 class StoppedBetweenSteps(Interrupted):
-    """A signal stopped the training after a step, after the same one in all processes."""
+    """A signal stopped the training after a step, which is the same step in all processes."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all processes do after a step.
+    """The decision of all processes after a step.
 
     Attributes:
-        should_stop: the training ends.
-        should_save: a checkpoint is written.
+        should_stop: whether the training ends.
+        should_save: whether a checkpoint is written.
     """
 
     should_stop: bool = False
     should_save: bool = False
 
 
-_STEPS_APART = 16  # at most, between two agreements
-_SECONDS_APART = 1.0  # about as long at most, if steps are slow
+_STEPS_APART = 16  # maximum number of steps between two agreements
+_SECONDS_APART = 1.0  # approximate maximum of the seconds between two agreements, if a step is shorter
 
 
 class Interruption:
-    """Let the processes agree after a step whether to stop or to save, because of a signal or another reason.
+    """Let the processes agree after a step whether to stop or to save a checkpoint.
 
-    A single process does so after every step. Several processes do so in one reduction of a few numbers, after at most
-    16 steps or about a second, whichever is sooner; between two agreements nobody stops.
+    A single process decides after every step. Several processes agree by one reduction of a few numbers, after at most
+    16 steps or about a second, whichever is sooner. No process stops between two agreements.
 
     Args:
         stop: records the signal.
@@ -90,11 +90,11 @@ class Interruption:
         Args:
             should_stop: whether this process wants to end the training for another reason.
             should_save: whether this process wants a checkpoint to be written.
-            clock: the clock of the training, which this call sets; the training ends when its time is up.
+            clock: the clock of the training, which this call sets. The training ends when the time budget is used up.
             at_once: whether to agree now even if the last agreement was a short time ago.
 
         Returns:
-            What any of the processes wants.
+            The decision: an action is taken if any process wants it.
         """
         self._steps += 1
         if self._team.size > 1 and self._steps < self._apart and not at_once:
@@ -112,25 +112,30 @@ class Interruption:
         return Agreement(bool(stops) or (clock is not None and clock.is_up), bool(saves))
 
     def in_validation(self) -> None:
-        """Raise `Interrupted` as `after_step`; with several processes do nothing, since their batch numbers differ."""
+        """Raise `StoppedBetweenSteps` if this is the only process and has received a signal.
+
+        Several processes cannot agree here, because they may have different numbers of batches.
+        """
         if self._team.size == 1:
             self.after_step()
 
 
 @dataclass
 class MicroBatch:
-    """The part of a batch that is computed at once, on its device.
+    """This process's share of one of the batches of a step, on its device.
+
+    It is computed in pieces, which are ranges of rows, if memory is short.
 
     Attributes:
         images: (B, C, height, width), mixed if the recipe requests it.
         targets: labels (B,), or weights of the classes (B, K).
-        training_images: the number of images that count; 0 if they are placeholders for an empty share.
+        training_images: the number of training images; 0 if the images are placeholders for an empty share.
         batch: the images and labels of the data loader.
         index: the position of the batch in the training.
-        is_last: whether it is the last batch of its step.
-        draws: the random draws of layers for some rows.
-        losses: the sum of the loss over the images of each computed piece, ().
-        hits: whether each image of each piece was classified correctly.
+        is_last: whether this is the last batch of the step.
+        draws: returns a context in which dropout uses the random numbers of some rows.
+        losses: for each computed piece, the sum of the loss over its images, ().
+        hits: for each computed piece, whether each image was classified correctly.
     """
 
     images: Tensor
@@ -148,7 +153,7 @@ class MicroBatch:
         return len(self.targets[rows])
 
     def counted(self, rows: slice) -> int:
-        """Return how many of the images in these rows count."""
+        """Return the number of training images in these rows; 0 for placeholders."""
         return self.size(rows) if self.training_images else 0
 
     def ends_with(self, rows: slice) -> bool:
@@ -162,10 +167,9 @@ class MicroBatch:
 
 
 class AwaitedBatches:
-    """Pass on the batches of a data loader, and measure how long the model has to wait for them.
+    """Iterate over the batches of a data loader, and measure the time spent waiting for them.
 
-    On a GPU the processor is ahead of the steps, and a short wait does not make the GPU idle: there the share is an
-    upper bound.
+    On a GPU the result is an upper bound: the CPU runs ahead of the GPU, so the GPU continues during a short wait.
     """
 
     def __init__(self, batches: Iterator[Batch]) -> None:
@@ -183,7 +187,7 @@ class AwaitedBatches:
 
     @property
     def waiting(self) -> float:
-        """The share of the time since the first batch was requested that was spent waiting, in [0, 1]."""
+        """The fraction of the time since the creation of this object that was spent waiting, in [0, 1]."""
         return self._waited / max(time.perf_counter() - self._began, 1e-9)
 
 
@@ -219,7 +223,7 @@ class Loop:
         self.objective = objective.to(fabric.device)
         self.interruption = interruption or Interruption(Deferral(), team)
         self.check: FiniteCheck | DeferredFiniteCheck = FiniteCheck(state.guard, self._describe, team, state.scaler)
-        if getattr(state.optimizer, "_step_supports_amp_scaling", False):  # as fused ones do, the default on GPUs
+        if getattr(state.optimizer, "_step_supports_amp_scaling", False):  # fused optimisers, the default on GPUs
             self.check = DeferredFiniteCheck(state.guard, self._describe_again, team, state.scaler)
         self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
@@ -264,7 +268,7 @@ class Loop:
         self._tell("on_fit_end")
 
     def start(self) -> None:
-        """Start the clock, and store the weights to go back to, before the first epoch."""
+        """Start the clock, and store the first weights of the safe point, before the first epoch."""
         self.state.clock.start()
         self._statistics.start()
         if not self.state.safe_point.weights:
@@ -418,7 +422,7 @@ class Loop:
     # --- Validation -------------------------------------------------------------------------------
 
     def validate(self) -> ValidationOutcome | None:
-        """Evaluate the model on the validation images; None if there are none, or for multi-label data."""
+        """Evaluate the model on the validation images. Return None if there are none, or if there is no outcome."""
         if not self.data.has_val:
             return None
         outputs: list[tuple[Tensor, Tensor]] = []
@@ -435,7 +439,7 @@ class Loop:
         return outcome
 
     def judge(self, outcome: ValidationOutcome | None) -> None:
-        """Discard the epoch's weights if they are useless, and continue from better ones."""
+        """Discard the epoch's weights if they are unusable, and continue from the safe point."""
         state = self.state
         state.clock.look()
         is_warm = state.progress >= state.recipe.warmup
@@ -444,7 +448,7 @@ class Loop:
             state.optimizer.state.clear()
 
     def _tell_settled(self, hook: str) -> None:
-        """Call the hook of `checkpoint.RunWriter` that writes a checkpoint, when all skipped steps are known."""
+        """Query which steps were skipped, and then call a hook that writes a checkpoint."""
         self.check.settle()
         self._tell(hook)
 

@@ -1,9 +1,9 @@
 """Losses and training objectives.
 
-An objective turns labels into targets, computes the loss of a batch, and computes the validation figures. The losses
+An objective converts labels into targets, computes the loss of a batch, and computes the validation figures. The losses
 are cross-entropy, binary cross-entropy, and distillation as in DeiT (arXiv 2012.12877, sec. 4), where a second head of
-the student imitates a teacher. A student with one head learns from the labels and from the teacher with the same
-logits.
+the student imitates a teacher. If the student has only one head, this head learns from the labels and imitates the
+teacher.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def distillation_loss(
     temperature: float,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Distillation loss, averaged over the batch.
+    """Compute the distillation loss, averaged over the batch.
 
     - hard (eq. 3): 1/2 CE(class head, labels) + 1/2 CE(distillation head, the teacher's decision)
     - soft (eq. 2): (1 - alpha) CE(class head, labels) + alpha t^2 KL(teacher || distillation head, at temperature t)
@@ -48,13 +48,13 @@ def distillation_loss(
 
     Args:
         heads: the logits (B, K) of the class head and, if the model has one, of the distillation head.
-        labels: true classes (B,), or targets (B, K). The sum of a row of targets is the weight of that image; it
-            weighs the teacher's term too.
+        labels: true classes (B,), or targets (B, K). The sum of a row of targets is the weight of the image, which
+            also applies to the teacher's term.
         teacher: the teacher's logits (B, K), in the student's order of classes.
         kind: which of the three losses.
         alpha: lambda in the paper's soft loss.
         temperature: tau in the paper's soft loss.
-        label_smoothing: the smoothing of the true labels; the teacher's are not smoothed.
+        label_smoothing: the smoothing of the true labels. The teacher's decisions are not smoothed.
 
     Returns:
         A scalar.
@@ -74,20 +74,20 @@ def distillation_loss(
 
 
 def label_loss(heads: Sequence[Tensor], labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy of all heads (B, K) with the labels, (B,) or (B, K); a scalar."""
+    """Compute the mean cross-entropy of all heads (B, K) with the labels, (B,) or (B, K); a scalar."""
     return torch.stack([_cross_entropy(logits, labels, label_smoothing) for logits in heads]).mean()
 
 
 def binary_loss(
     heads: Sequence[Tensor], targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Binary cross-entropy, averaged over heads, images and classes, for images that may have several classes.
+    """Compute the binary cross-entropy for multi-label data, averaged over heads, images and classes.
 
     Args:
         heads: the logits (B, K) of one or two heads.
         targets: targets (B, K) between 0 and 1.
-        weights: the weight (K,) of a positive image in the loss of each class; a negative one has weight 1.
-        label_smoothing: how far targets are moved towards 1/2.
+        weights: the weight (K,) of a positive image in the loss of each class. A negative image has weight 1.
+        label_smoothing: the fraction by which targets are moved towards 1/2.
     """
     targets = (1 - label_smoothing) * targets + label_smoothing / 2
     losses = [F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weights) for logits in heads]
@@ -104,7 +104,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def _mean(losses: Tensor, labels: Tensor) -> Tensor:
-    """Average the losses (B,) of the images, each weighted by the sum of its targets."""
+    """Average the losses (B,), each multiplied by the sum of the targets of its image."""
     return losses.mean() if labels.ndim == 1 else (losses * labels.sum(dim=1)).mean()
 
 
@@ -114,11 +114,11 @@ T = TypeVar("T")
 class Learning(Protocol):
     """The interface that the training loop requires of an objective.
 
-    Its labels (B,) are the values that the data set returns with each image.
+    Labels (B,) are the values that the data set returns together with the images.
     """
 
     def to(self, device: torch.device) -> Self:
-        """Return a copy whose tensors that a training step reads are on this device."""
+        """Return a copy whose tensors for training steps are on this device."""
 
     @property
     def takes_labels(self) -> bool:
@@ -131,23 +131,24 @@ class Learning(Protocol):
         """Call the network on a batch; during training it returns a tensor for each head."""
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of a batch, a scalar."""
+        """Compute the mean loss of a batch, a scalar."""
 
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """Correctness (B,) of each image, from 0 to 1; an empty tensor if correctness is not defined."""
+        """Return the correctness (B,) of each image, from 0 to 1; an empty tensor if correctness is not defined."""
 
     @property
     def judges_shares(self) -> bool:
-        """Return whether `judge` can sum up the shares of several processes; else each needs all answers."""
+        """Return whether `judge` receives the process's share of the answers; otherwise it receives all answers."""
 
     def judge(
         self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures, and the outcome that reveals a collapse, if there can be one.
+        """Compute the validation figures, and an outcome that reveals a collapse, or None.
 
         Args:
-            answers: the model's answers for this process's share of the validation images, (n, ...).
-            labels: their labels (n,).
+            answers: the model's output for this process's share of the validation images, or for all of them (see
+                `judges_shares`), (n, ...).
+            labels: the labels of these images, (n,).
             team: the processes that have a share of the images.
         """
 
@@ -159,10 +160,11 @@ class Objective:
     Attributes:
         recipe: the recipe, for label smoothing and distillation.
         classes: the number of classes, K.
-        imitate: a function from images to the teacher's logits, so that checkpoints do not contain the teacher.
+        imitate: computes the teacher's logits from images; None without a teacher.
         class_weights: the weight (K,) of an image of each class; None for equal weights.
-        shift: the shift (K,) that is added to the logits in validation, as it is to those of the saved model.
-        custom: the caller's loss instead: logits (B, K), and labels (B,) or targets (B, K), to a scalar.
+        shift: the shift (K,) that is added to the logits in validation, as in the saved model.
+        custom: the caller's loss, which replaces the others. It receives logits (B, K), and labels (B,) or targets
+            (B, K), and returns a scalar.
     """
 
     recipe: Recipe
@@ -173,7 +175,7 @@ class Objective:
     custom: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def to(self, device: torch.device) -> Self:
-        """Return a copy whose tensors that a training step reads are on this device."""
+        """Return a copy whose tensors for training steps are on this device."""
         return replace(self, class_weights=None if self.class_weights is None else self.class_weights.to(device))
 
     def targets(self, labels: Tensor) -> Tensor:
@@ -184,7 +186,7 @@ class Objective:
 
     @property
     def takes_labels(self) -> bool:
-        """Return whether labels (B,) contain all that targets would, which is so without class weights."""
+        """Return whether `loss` accepts labels (B,) instead of targets (B, K), which is True without class weights."""
         return self.class_weights is None
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
@@ -192,7 +194,7 @@ class Objective:
         return network(images)
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of a batch.
+        """Compute the mean loss of a batch.
 
         Args:
             heads: the logits (B, K) of each head.
@@ -227,13 +229,13 @@ class Objective:
 
     @torch.no_grad()
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """Return whether the mean of the heads classifies each image correctly, (B,)."""
+        """Return whether the mean logits of the heads classify each image correctly, (B,)."""
         answers = _mean_of_heads(heads)
         return answers.argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 
     @property
     def judges_shares(self) -> bool:
-        """Return whether `judge` can sum up the shares of several processes; else each needs all answers."""
+        """Return whether `judge` receives the process's share of the answers; otherwise it receives all answers."""
         return True
 
     def judge(
@@ -243,7 +245,7 @@ class Objective:
 
         Args:
             logits: the logits (n, K) of this process's share of the validation images.
-            labels: their labels (n,).
+            labels: the labels of these images, (n,).
             team: the processes that have a share of the images.
         """
         shifted = logits if self.shift is None else logits + self.shift
@@ -256,11 +258,12 @@ class Objective:
 class MultiLabelObjective(Objective):
     """Binary cross-entropy of each class, for images that may have several classes.
 
-    Accuracy is the fraction of images for which every class is right at a threshold of 1/2, and `val_map` is the mean
-    average precision. There is no outcome: a collapsed model looks like one that has only begun to learn.
+    The accuracy is the fraction of images for which every class is right at a threshold of 1/2. `val_map` is the mean
+    average precision. `judge` returns no outcome, because a collapsed model cannot be distinguished from a model at the
+    beginning of its training.
 
     Attributes:
-        sets: the targets (S, K) of each label; a label stands for a set of classes (`ImageTable.set_targets`).
+        sets: the targets (S, K) of the labels. A label stands for a set of classes (`ImageTable.set_targets`).
     """
 
     sets: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -305,7 +308,7 @@ class MultiLabelObjective(Objective):
 
 
 def _mean_of_heads(heads: Sequence[Tensor]) -> Tensor:
-    """Mean (B, K) of the logits of the heads."""
+    """Return the mean (B, K) of the logits of the heads."""
     return torch.stack([head.detach().float() for head in heads]).mean(dim=0)
 
 
@@ -324,7 +327,7 @@ class EpochSums:
         self.losses: list[Tensor] = []  # the sum over the images of each batch
         self.images: list[int] = []  # the number of images of each batch
         self.hits: list[Tensor] = []  # the correctness of the images of each batch
-        self._earlier: dict[str, Any] | None = None  # the same before the run was resumed within the epoch
+        self._earlier: dict[str, Any] | None = None  # these three, from before the run was resumed within the epoch
 
     def add(self, loss: Tensor, images: int, hits: Iterable[Tensor]) -> None:
         """Add a batch: the sum of its losses (a scalar), its number of images, and the correctness of each image."""
@@ -333,7 +336,7 @@ class EpochSums:
         self.hits.extend(hits)
 
     def over(self, team: ProcessGroup) -> dict[str, float]:
-        """Mean loss over all processes, without losses that are not finite, and the accuracy if there is one."""
+        """Return the mean of the finite losses over all processes, and the accuracy if it is defined."""
         losses, images, hits = self._in_memory()
         finite = [(loss, count) for loss, count in zip(losses.tolist(), images, strict=True) if math.isfinite(loss)]
         sums = sum(loss for loss, _ in finite), sum(count for _, count in finite)
@@ -344,12 +347,12 @@ class EpochSums:
         return figures
 
     def state_dict(self, team: ProcessGroup) -> dict[str, Any]:
-        """Return the losses and answers of all processes; all must call it together."""
+        """Return the losses and the correctness of all processes, which must call this together."""
         losses, images, hits = zip(*team.gather(self._in_memory()), strict=True)
         return {"losses": torch.cat(losses), "images": [n for part in images for n in part], "hits": torch.cat(hits)}
 
     def load_state_dict(self, state: dict[str, Any], team: ProcessGroup) -> None:
-        """Continue from the losses and answers of all processes, which the main process adds to its own."""
+        """Load the result of `state_dict`. The main process includes it in its sums."""
         self._earlier = dict(state) if team.is_main else None
 
     def _in_memory(self) -> tuple[Tensor, list[int], Tensor]:

@@ -1,9 +1,9 @@
 """Parameter groups, optimisers, the learning-rate schedule, and averages of the weights.
 
 An average of the weights can become the model: an exponential moving average over all steps (EMA), or an equal mean
-over the last epochs (SWA). It starts from the weights of its first update, never from those before the training, and
-the decay of the EMA warms up, so that the start of a short run does not dominate it. The running statistics of batch
-norms are averaged like the weights.
+over the last epochs (SWA). An average starts with the weights of its first update, not with the initial weights. The
+decay of the EMA warms up, so that the first steps of a short run do not dominate the average. The running statistics of
+batch norms are averaged like the weights.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def parameter_groups(
         model: the model to train. Parameters that require no gradient are left out.
         weight_decay: the weight decay of the matrices.
         layer_decay: the ratio of a layer's `lr_scale` to that of the layer above it (BEiT, arXiv 2106.08254, app. D).
-            The head's is 1. Position embeddings that all layers share, or keep in one tensor, belong to the lowest
-            layer.
+            The head has 1. Position embeddings that are shared by all layers, or stored in one tensor for all layers,
+            belong to the lowest layer.
         decay_all: whether all parameters decay.
     """
     depth = _depth(model)
@@ -55,7 +55,7 @@ def parameter_groups(
 
 
 def layer_of(name: str, model: nn.Module) -> int:
-    """Return the layer of a parameter: 0 makes the tokens, then come the blocks, and depth + 1 reads their output.
+    """Return the layer of a parameter: 0 for the embeddings, 1 to depth for the blocks, and depth + 1 after them.
 
     The layers are counted as in BEiT's and MAE's code; timm counts the last LayerNorm with the last block.
     """
@@ -75,8 +75,8 @@ def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None
 
     Args:
         model: the model to train.
-        recipe: sets the kind of optimiser, its numbers and the groups of parameters.
-        make: the caller's function, which takes the groups and returns the optimiser; None for the recipe's.
+        recipe: sets the kind of optimiser, its hyperparameters, and the groups of parameters.
+        make: the caller's function, which takes the groups and returns the optimiser; None for the recipe's optimiser.
 
     Raises:
         VitkitError: `make` fails, or returns something else.
@@ -106,21 +106,21 @@ def _built_by(make: MakeOptimizer, groups: list[dict[str, Any]]) -> torch.optim.
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group to its part of `lr` (see `parameter_groups`)."""
+    """Set the learning rate of every group to `lr` times the `lr_scale` of the group (see `parameter_groups`)."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
 
 
 def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
-    """Return the learning rate as a part of its peak.
+    """Return the learning rate as a fraction of its peak.
 
     It rises linearly in the warm-up, and then falls to `min_lr` along a cosine or a line, or stays constant.
 
     Args:
         progress: the part of the training that is done, in [0, 1].
         recipe: sets `warmup`, `schedule` and `min_lr`.
-        stride: the part of the training until the rate is set again. The warm-up uses the end of this interval and the
-            decay its start, so that the rate is never 0, even in a training of one step.
+        stride: the part of the training until the rate is set again. The warm-up uses the end of this interval, and the
+            decay uses the start, so that the rate is never 0, even in a training of one step.
     """
     if progress < recipe.warmup:
         return min((progress + stride) / recipe.warmup, 1.0)
@@ -135,10 +135,10 @@ def swa_start(recipe: Recipe) -> int | None:
 
 
 def swa_factor(epoch: int, recipe: Recipe) -> float | None:
-    """Return the learning rate in an averaged epoch as a part of `lr`; None before the averaging starts.
+    """Return the learning rate in an averaged epoch as a fraction of `lr`; None before the averaging starts.
 
     The rate anneals along a cosine from the schedule's value to `swa_lr` over ten epochs, as in Lightning's
-    StochasticWeightAveraging, or over fewer if the training ends before.
+    StochasticWeightAveraging, or over fewer epochs if the training ends earlier.
     """
     start = swa_start(recipe)
     if start is None or epoch < start:
@@ -155,7 +155,7 @@ def ema_decay(updates: int, limit: float) -> float:
 
 
 def has_batch_norms(model: nn.Module) -> bool:
-    """Return whether a model has batch norms, whose running statistics belong to its own weights."""
+    """Return whether a model has batch norms. Their running statistics are valid only with the model's weights."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 

@@ -1,11 +1,11 @@
-"""Predictions of the training images by models that were trained without them.
+"""Predictions for the training images by models that were trained without them.
 
-A model that is trained on all images has none to be calibrated on. The models of a cross-validation have predicted each
-image once without having been trained on it, so its temperature, its thresholds and the promises of `vitkit predict`
-are based on their predictions (docs/decisions/0046-final-models.md says what is then guaranteed, and what is not).
+A model that is trained on all images has no image left for its calibration. A cross-validation, however, predicts each
+image with a model that was not trained on the image. These predictions determine the temperature and the thresholds of
+the final model, and the promises of `vitkit predict` (docs/decisions/0046-final-models.md describes their guarantees).
 
-The predictions are stored in the run's folder as logits without the temperatures and the corrections of those models,
-since the final model gets its own.
+The predictions are stored in the run folder as logits. They exclude the temperature and the prior correction of the
+folds' models, because the final model gets its own.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class OutOfFold:
     Attributes:
         classes: the names of the classes.
         paths: the paths of the images, (n,).
-        labels: their classes (n,), or class indicators (n, K).
+        labels: the classes of the images, (n,), or class indicators, (n, K).
         logits: (n, K), before the temperature and without any correction of the class prior.
-        folds: the number of folds, and so of models.
+        folds: the number of folds, which is the number of models.
         fold: the fold of each image, (n,).
-        tested: logits (n, K) of the same images by models of which nothing was chosen with their help, and which
-            therefore test the training; None if other images do.
-        temperatures: the temperature of each of these models, (folds,).
+        tested: logits (n, K) of the same images by models that were neither fitted nor selected with their help; None
+            if other images test the training.
+        temperatures: the temperature of the model that computed `tested` for each fold, (folds,).
     """
 
     classes: tuple[str, ...]
@@ -62,11 +62,11 @@ class OutOfFold:
 
     @classmethod
     def of_folds(cls, evaluations: Sequence[Evaluation], folders: Sequence[Path], model: Model) -> OutOfFold:
-        """Collect what the models of the folds predicted.
+        """Collect the predictions of the models of a cross-validation.
 
         Args:
             evaluations: the evaluation of each fold on its test images.
-            folders: the model folder of each.
+            folders: the model folder of each fold.
             model: a model of the same architecture.
         """
         rows = []
@@ -87,7 +87,7 @@ class OutOfFold:
         )
 
     def evaluation(self, classifier: Classifier) -> Evaluation:
-        """Return the predictions as if the classifier had made them, with its correction and at temperature 1."""
+        """Return the predictions with the prior correction of a classifier, at temperature 1."""
         correction = correction_of(classifier)
         shift = 0.0 if correction is None else logit_shift(classifier.model, correction).double().numpy()
         probabilities = to_probabilities(self.logits.astype(np.float64) + shift, self.labels)
@@ -97,7 +97,7 @@ class OutOfFold:
         return MultiEvaluation(**{**vars(plain), "thresholds": classifier.thresholds})
 
     def tests(self, *, is_calibrated: bool = True) -> Evaluation | None:
-        """Return the predictions that test the training; None if there are none.
+        """Return the evaluation of the unbiased predictions `tested`; None if there are none.
 
         Args:
             is_calibrated: whether the temperature of each model is applied.
@@ -126,7 +126,7 @@ class OutOfFold:
 
     @classmethod
     def read(cls, folder: Path) -> OutOfFold | None:
-        """Read the predictions in the folder of a run; None if it has none.
+        """Read the predictions in the folder of a run; return None if there are none.
 
         Raises:
             VitkitError: the file is damaged.

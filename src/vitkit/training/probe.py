@@ -1,10 +1,10 @@
 """`--method probe`: fit a head to the features of a frozen backbone, which each image passes once.
 
-The head is a regularised multinomial logistic regression on the class token and the mean of the patches, which are
-more informative together than either of them (docs/log.md). Its penalty is chosen on the validation images. If there
-are none, it is chosen by a cross-validation of the training images, whose predictions then calibrate the model. If
-there are no test images either, the training images test it, each with a head that was fitted, chosen and calibrated
-without it (`nested_cross_validation`).
+The head is a regularised multinomial logistic regression on the class token and the mean of the patches. Together they
+are more informative than either of them (docs/log.md). The validation images choose the penalty. Without validation
+images, a cross-validation of the training images chooses the penalty, and its predictions calibrate the model. Without
+test images as well, the training images test the head: each image is predicted by a head that was fitted, selected and
+calibrated without the image (`nested_cross_validation`).
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Fit:
 
     Attributes:
         weight, bias: (K, D) and (K,), for unnormalised features.
-        penalty: the chosen one of PENALTIES; infinite for a head that was not fitted.
-        train_loss, val_loss, val_accuracy: the figures of the head; the last two are None without validation images.
-        val_map: mean average precision on the validation images, for multi-label data.
+        penalty: the penalty, from PENALTIES; infinite for a head that was not fitted.
+        train_loss, val_loss, val_accuracy: the figures of the head. The last two are None without validation images.
+        val_map: the mean average precision on the validation images; None unless the data are multi-label.
     """
 
     weight: Tensor
@@ -88,9 +88,9 @@ _BEGAN_FROM = (
 
 
 def frozen(recipe: Recipe) -> Recipe:
-    """Return the recipe of a frozen backbone with the initial weights, whose head reads class token and mean.
+    """Return the recipe of the model that computes frozen features with the initial weights of a run.
 
-    `new_classifier` creates the model that computes the features from it.
+    The features are the class token and the mean of the patches. `new_classifier` creates the model.
     """
     return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
 
@@ -110,11 +110,11 @@ class Features:
 
 @dataclass(frozen=True)
 class HeadImages:
-    """The images that a head is fitted to: data sets of pairs of an image (C, height, width) and a label.
+    """The images for fitting a head. Each item of a data set is an image (C, height, width) and a label.
 
     Attributes:
         train: the training images without augmentation.
-        augmented: the augmented training images, by (view, index).
+        augmented: the augmented training images, indexed by (view, index).
         val: the validation images.
     """
 
@@ -142,7 +142,7 @@ def fit_head(
     images: HeadImages,
     seen: Collection[str] = (),
 ) -> Features:
-    """Compute the features, fit the head, and save the model folder and the one row of metrics.csv.
+    """Compute the features, fit the head, save the model folder, and write metrics.csv.
 
     Without validation images, the predictions of the cross-validation are written to the run's folder.
 
@@ -177,12 +177,12 @@ def _groups_of(run: Run) -> Mapping[str, int]:
 
 
 def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> float:
-    """Fit the new head before the rest of the model is trained, since a random head would distort the backbone.
+    """Fit the new head before the rest of the model is trained, because an unfitted head would distort the backbone.
 
     This is linear probing followed by fine-tuning (Kumar et al. 2022, arXiv 2202.10054).
 
     Returns:
-        The seconds that it took.
+        The seconds that the fit took.
     """
     started = time.monotonic()
     best = _put_best_head(recipe.replace(views=0), table, classifier, images, _groups_of(run))
@@ -197,10 +197,10 @@ class CrossFit:
     """The cross-validation that has chosen the penalty of a head.
 
     Attributes:
-        loss, accuracy: figures of the predictions for images that were left out; they are of the best penalty, and
-            therefore optimistic.
+        loss, accuracy: figures of the out-of-fold predictions with the best penalty. They are optimistic, because the
+            same predictions have chosen the penalty.
         parts: the number of folds.
-        predictions: the predictions for images that the weights had not seen; None if they had seen all.
+        predictions: the out-of-fold predictions for images that the weights had not seen; None if they had seen all.
     """
 
     loss: float
@@ -220,10 +220,10 @@ class _BestHead:
     """The result of fitting a head.
 
     Attributes:
-        begun: the head of the class names, if the fit started from these.
+        begun: the head of the class names, if the fit started from it.
         fitted: the best head.
         features: the features of training and validation images without augmentation.
-        cross: the cross-validation that chose the penalty; None if validation images did, or if nothing could.
+        cross: the cross-validation that has chosen the penalty; None if there was no cross-validation.
     """
 
     begun: Fit | None
@@ -242,9 +242,9 @@ def _put_best_head(
     *,
     is_tested: bool = False,
 ) -> _BestHead:
-    """Fit a head to the features of the training images and of their views, and put it into the model.
+    """Fit a head to the features of the training images and of their views, and copy it into the model.
 
-    With `is_tested`, the training images test it, if they can.
+    With `is_tested`, the training images also test the head, if the conditions of `_cross_fit` are met.
     """
     precision = choose_precision(recipe.precision, recipe.device)
     train, val = table.of_split("train"), table.of_split("val")
@@ -345,16 +345,16 @@ def choose_head(
     penalty: float = MIDDLE,
     begun: Fit | None = None,
 ) -> Fit:
-    """Return the head whose regularisation has the lowest log loss on the held-out images.
+    """Fit heads with several penalties, and return the one with the lowest log loss on the held-out images.
 
     Args:
         x: features of training images, (n, D).
-        y: their labels, (n,), or 0 and 1 for each class, (n, K).
+        y: the labels of these images, (n,), or 0 and 1 for each class, (n, K).
         held_out: features and labels of validation images.
         classes: the number of classes, K.
-        penalty: the penalty that is used without held-out images.
-        begun: a head that was not fitted to these images. The penalty is then on the distance from this head, which is
-            itself returned if no other head is better on the held-out images.
+        penalty: the only penalty that is used without held-out images.
+        begun: a head that was not fitted to these images. The penalty is then on the distance from this head. The head
+            itself is returned if no fitted head is better on the held-out images.
     """
     mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
     standard = (x - mean) / scale
@@ -375,16 +375,16 @@ def choose_head(
 
 
 def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor | None:
-    """Assign the training images to folds, whose classes are in the same proportion.
+    """Assign the training images to stratified folds.
 
     Args:
         train: n training images.
-        groups: the group number of images that belong together, by path; they are in one fold.
+        groups: the group number, by path, of images that belong together. A group is in one fold.
         seed: the seed of the folds.
 
     Returns:
-        The fold of each image, (n,), or -1 for images that are left out because there are many; None if no class has
-        two groups.
+        The fold of each image, (n,). It is -1 for the images beyond `_MOST`, which are left out. The result is None if
+        no class has two groups.
     """
     count = len(train)
     rows = np.sort(np.random.default_rng(seed).permutation(count)[:_MOST]).tolist()
@@ -402,14 +402,14 @@ def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor 
 def cross_validate_head(
     x: Tensor, y: Tensor, fold_of: Tensor, classes: int, is_judge: Tensor | None = None, begun: Fit | None = None
 ) -> tuple[float, Tensor]:
-    """Return the penalty that has the lowest log loss on images that are left out in turn, and their logits (n, K).
+    """Return the penalty with the lowest log loss in a cross-validation, and its out-of-fold logits (n, K).
 
     Args:
-        x: features of n training images, and then of each of their views, ((views + 1) * n, D).
-        y: their labels, ((views + 1) * n,), or 0 and 1 for each class.
+        x: features of n training images, followed by those of each view of the images, ((views + 1) * n, D).
+        y: the labels of the rows of `x`, ((views + 1) * n,), or 0 and 1 for each class.
         fold_of: the fold of each image, (n,); -1 for images that are neither trained on nor predicted.
         classes: the number of classes, K.
-        is_judge: the images whose loss decides, (n,); None for all that are predicted.
+        is_judge: whether the loss of each image counts, (n,); None for all predicted images.
         begun: see `choose_head`. The penalty is infinite if this head is best.
     """
     n, parts = len(fold_of), int(fold_of.max()) + 1
@@ -438,20 +438,20 @@ def cross_validate_head(
 def nested_cross_validation(
     x: Tensor, y: Tensor, fold_of: Tensor, classes: int
 ) -> tuple[Tensor, npt.NDArray[np.float64]]:
-    """Test the whole procedure: choose the penalty, fit the head and calibrate it, without one fold after the other.
+    """Test the whole procedure on each fold: choose the penalty, fit the head and calibrate it on the other folds.
 
-    The penalty and the temperature of a head are chosen by a cross-validation of the other folds (a nested
-    cross-validation: Varma & Simon 2006, doi 10.1186/1471-2105-7-91), so the selection does not flatter its figures.
+    An inner cross-validation of the other folds chooses the penalty and the temperature (Varma & Simon 2006, doi
+    10.1186/1471-2105-7-91). The figures are therefore not biased by this selection.
 
     Args:
-        x: features of n training images, and then of each of their views, ((views + 1) * n, D).
-        y: their labels, ((views + 1) * n,).
+        x: features of n training images, followed by those of each view of the images, ((views + 1) * n, D).
+        y: the labels of the rows of `x`, ((views + 1) * n,).
         fold_of: the fold of each image, (n,); at least three folds.
         classes: the number of classes, K.
 
     Returns:
-        The logits of each image (n, K), by the head that was fitted without its fold, and the temperature of the head
-        of each fold (folds,).
+        The logits of each image from the head that was fitted without the image's fold, (n, K), and the temperature of
+        the head of each fold, (folds,).
     """
     n, parts = len(fold_of), int(fold_of.max()) + 1
 
@@ -474,7 +474,7 @@ def nested_cross_validation(
 
 @dataclass
 class _Standardised:
-    """A head for features that are standardised by those that it is fitted to. Each fit starts from the one before."""
+    """A head with standardised features, which can be fitted repeatedly. Each fit starts from the previous solution."""
 
     x: Tensor
     mean: Tensor
@@ -510,7 +510,8 @@ def _cross_fit(
 ) -> tuple[Fit, CrossFit]:
     """Choose the penalty by cross-validation, and fit a head to all images.
 
-    With `is_tested`, the images test heads that were fitted without them, if each is in a fold and was never seen.
+    With `is_tested`, a nested cross-validation also tests the head. This requires a single-label task, three folds, a
+    fit that does not start from a head, and that every image is in a fold and had not been seen.
     """
     classes, n = len(train.classes), len(fold_of)
     penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, begun)

@@ -1,12 +1,12 @@
-"""Every choice of a training run in one dataclass. Recipe files are TOML, and the flags of `vitkit train` are its
-fields.
+"""The settings of a training run, as a dataclass.
 
-The value of a field comes from the flags, else from the recipe file, else from what was chosen for the data, else from
-the default. The complete recipe is stored in the run.
+The flags of `vitkit train` are the fields of `Recipe`, and recipe files contain them as TOML. A flag takes precedence
+over the recipe file. The file takes precedence over a value that is chosen for the data, and the chosen value over the
+default. The complete recipe is stored in the run.
 
-The `[model]` table of a recipe, and `--set model.FIELD=VALUE`, change fields of a named model's `ViTConfig`. A field
-that the recipe has itself (`dropout`, `image_size`, ...) is moved there, so that each choice is in one place
-(docs/decisions/0023-the-model-of-a-recipe.md). Values are checked alone and together.
+The `[model]` table of a recipe, and `--set model.FIELD=VALUE`, change fields of a named model's `ViTConfig`. If the
+recipe has a field of the same name (`dropout`, `image_size`, ...), the value is moved to the recipe, so that each
+setting has one place (docs/decisions/0023-the-model-of-a-recipe.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
 
 
 def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes by field name, each as the type of its field; `none` becomes None if the field allows it.
+    """Convert changes of a model to the types of their fields. `none` becomes None if the field allows it.
 
     Args:
         changes: the keyword arguments of `create_model`.
@@ -46,7 +46,7 @@ def read_change(name: str, text: str) -> dict[str, Any]:
     """Parse a change whose value is text, such as the value of a flag. Commas separate the numbers of a tuple.
 
     Raises:
-        VitkitError: as `settle_changes`.
+        VitkitError: see `settle_changes`.
     """
     return {field: _settled(field, _read(field, value)) for field, value in canonical({name: text}).items()}
 
@@ -100,7 +100,9 @@ def read_sets(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Move fields of the model into `model` and `model_fields`, and those that are the recipe's to the recipe.
+    """Flatten the fields of a recipe: `model` becomes a name, and the changes of the model become `model_fields`.
+
+    A field of the model that the recipe has itself is moved to the recipe.
 
     Args:
         fields: the fields; `model` may be a table, as in TOML, and `model_fields` may have any field of the model.
@@ -137,7 +139,7 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a recipe and its model, overridden by the flags; both flattened."""
+    """Override the fields of a recipe and of its model by flags. Both arguments are results of `unfold`."""
     below = {name: value for name, value in (fields.get("model_fields") or {}).items() if name not in flags}
     above = flags.get("model_fields") or {}
     merged = {**fields, **flags, "model_fields": {**below, **above}}
@@ -147,7 +149,7 @@ def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, An
 
 
 def check_model_fields(changes: Any) -> dict[str, Any] | None:
-    """Check changes of a model and return them as a recipe stores them; None if there are none.
+    """Check changes of a model, and return them with the types of their fields; None if there are none.
 
     Raises:
         VitkitError: they are not fields of a model, or the recipe or the data determine one of them.
@@ -214,10 +216,10 @@ def join_weights(weights: Any) -> Any:
 
 
 def candidates(recipe: Any) -> tuple[str, ...]:
-    """Return the weights that a recipe chooses among, or those that it names.
+    """Return the weights that a recipe compares if it sets `select_time`, or else its only weights.
 
     Raises:
-        VitkitError: there are fewer than two, or one is `auto` or `none`.
+        VitkitError: the recipe sets `select_time` and names fewer than two weights, or `auto`, or `none`.
     """
     if recipe.select_time is None:
         return (recipe.weights,)
@@ -558,7 +560,7 @@ class Recipe:
         return with_fields(self, changes, "recipe")
 
     def to_toml(self) -> str:
-        """Return the recipe as TOML. Fields that are None have no key, and those of the model are in its table."""
+        """Return the recipe as TOML, without fields that are None. Fields of the model are in the table `[model]`."""
         import tomli_w
 
         fields = {name: list(v) if isinstance(v, tuple) else v for name, v in dataclasses.asdict(self).items()}
@@ -583,7 +585,7 @@ def build(fields: dict[str, Any], source: str | None = "recipe") -> Recipe:
 
     Args:
         fields: the fields that differ from their defaults.
-        source: where the fields come from, for messages; None for arguments, which need no further name.
+        source: the name of the source of the fields, which messages start with; None for function arguments.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
@@ -598,7 +600,7 @@ def build(fields: dict[str, Any], source: str | None = "recipe") -> Recipe:
 
 
 def with_fields(recipe: Recipe, changes: Mapping[str, Any], source: str | None) -> Recipe:
-    """Return a copy with changed fields; errors name `source`, as in `build`.
+    """Return a copy of a recipe with changed fields. Errors name `source`, as in `build`.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
@@ -610,7 +612,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any], source: str | None) 
 
 @contextmanager
 def naming(source: str | None) -> Iterator[None]:
-    """Put the source of fields before the messages of errors that are raised in this context."""
+    """Prefix the messages of errors in this context with the source of the fields."""
     try:
         yield
     except VitkitError as error:
@@ -644,7 +646,7 @@ class Request:
 
     @classmethod
     def of(cls, fields: Request | Recipe | Mapping[str, Any]) -> Request:
-        """Build the recipe of these fields. A request is returned unchanged, and a recipe counts as setting all fields.
+        """Build a request from fields. A request is returned unchanged, and a recipe counts as setting all fields.
 
         Raises:
             VitkitError: see `build`.
@@ -663,7 +665,7 @@ def without_places(recipe: Recipe) -> Recipe:
 
 
 def fields_without_places(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of `without_places` by name."""
+    """Return the fields of a recipe by name, without the paths of files and folders."""
     teacher = recipe.teacher
     if teacher is not None:
         model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
@@ -674,7 +676,7 @@ def fields_without_places(recipe: Recipe) -> dict[str, Any]:
 
 
 def name_of(recipe: Recipe) -> str:
-    """Return the name of the model, or of the weights it starts from, and the changes made to it."""
+    """Return the name of the model, or else of its initial weights, and the changes made to the model."""
     name = recipe.model or Path(recipe.weights).name
     return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"
 
@@ -691,7 +693,7 @@ ON_PICTURES = (  # fields that change the pictures in training; `data.augment.Au
     *("crop_scale", "hflip", "rotate", "translate", "zoom", "shear"),
     *("color_jitter", "rand_augment", "random_erasing"),
 )
-OF_LABELS = (  # fields about labels, or for classifiers alone, which pre-training does not have
+OF_LABELS = (  # fields that pre-training does not have, because they are about labels or only for classifiers
     *(
         "labels",
         "method",

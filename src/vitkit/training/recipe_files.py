@@ -1,7 +1,8 @@
-"""Recipes as people write them: in files, including those that vitkit contains, and as the flags of a command.
+"""Read recipes from files and flags.
 
-`add_recipe_fields` gives a function the fields of a recipe as keywords; type checkers and editors read the same fields
-from the `TypedDict`s next to the dataclasses, and a test compares the two. `request_of` combines flags with a file.
+`load_fields` reads a file, or a recipe that vitkit contains. `request_of` combines a file with the flags of a command.
+`add_recipe_fields` gives a function the fields of a recipe as keywords. Type checkers and editors read the same fields
+from the `TypedDict`s next to the dataclasses, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
     """Read the fields of a TOML recipe: a file, or the name of a bundled one (see `bundled`).
 
     Raises:
-        VitkitError: there is no such file or name, or it is not TOML, or its `[model]` cannot be understood.
+        VitkitError: there is no such file or name, the file is not TOML, or its `[model]` is invalid.
     """
     path = Path(recipe)
     text = bundled().get(str(recipe))
@@ -45,11 +46,11 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
 
 
 def load_of_run(path: Path) -> Recipe:
-    """Read the recipe in a run's folder in order to continue it.
+    """Read the recipe in a run's folder in order to continue the run.
 
     Raises:
-        VitkitError: the recipe lacks a field, because it is damaged or an earlier version of vitkit wrote it. The run
-            would silently continue with the default.
+        VitkitError: the recipe lacks a field, because it is damaged or an earlier version of vitkit wrote it. The
+            default could silently differ from the value that the run was started with.
     """
     fields = load_fields(path)
     recipe = build(fields, str(path))
@@ -60,7 +61,7 @@ def load_of_run(path: Path) -> Recipe:
 
 
 def _without(path: Path, missing: list[str]) -> str:
-    """Return why a run's recipe lacks fields: the model next to it records the recipe that the run was started with."""
+    """Explain why a run's recipe lacks fields, by the original recipe in the model.json next to it."""
     begun, fields = f"{path} lacks {', '.join(missing)}", {}
     with suppress(OSError, ValueError):
         model = from_json((path.parent / DESCRIPTION).read_text(encoding="utf-8"))
@@ -89,9 +90,9 @@ def bundled() -> dict[str, str]:
 
 
 def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Request:
-    """Return the request of a command: its flags, over the fields of a recipe file.
+    """Return the request of a command: the fields of a recipe file, overridden by the flags.
 
-    Data that has a bundled recipe of its own name (`digits`) is trained by it when no other is named.
+    If no recipe is named and the data have a bundled recipe, as `digits` does, that recipe is used.
 
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
@@ -105,12 +106,12 @@ def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Reque
     if chosen is not None:
         build(fields, str(chosen))  # so that the message names the file
     if name is not None and "model" in flags and fields.get("weights") != "none":
-        fields = {**fields, "weights": "auto"}  # those of the recipe are another model's
+        fields = {**fields, "weights": "auto"}  # the recipe's weights belong to another model
     return Request.of({**overlay(fields, flags), "data": data})
 
 
 def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
-    """Return the bundled recipe that a command names directly or by its data; None for any other."""
+    """Return the name of the bundled recipe that a command names directly or by its data; None if there is none."""
     if recipe is not None:
         return None if Path(recipe).is_file() or str(recipe) not in bundled() else str(recipe)
     data = flags.get("data")
@@ -120,7 +121,7 @@ def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | 
 
 
 def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[str]:
-    """Return a line on the values of a published recipe that the flags change; None if they change none."""
+    """Return a line on the values of a bundled recipe that the flags change. The list is empty if there are none."""
     name = published(flags, recipe)
     if name is None:
         return []
@@ -147,7 +148,7 @@ def add_recipe_fields(
 
     Args:
         function: the function; it is changed in place.
-        exclude: the fields that it does not accept.
+        exclude: the fields that the function does not accept.
         owners: the dataclasses. If several have a field of the same name, the first one counts.
         heading: the heading of the fields in the docstring.
     """

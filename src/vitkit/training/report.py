@@ -1,8 +1,8 @@
-"""Evaluate a finished run, look for label errors, and write its report.
+"""Evaluate a finished run, search for label errors, and write the report.
 
-The saved model is opened in the same way as `vitkit eval RUN` opens it, in the same backend and precision, so that the
-figures of the run and of the command are identical. Temperature and thresholds are fitted on predictions of the same
-kind. Label errors are found with the weights that the run started from.
+The saved model is loaded with the same backend and precision as in `vitkit eval RUN`, so that the figures of the run
+and of the command are identical. Temperature and thresholds are fitted on predictions that are computed in this way.
+The search for label errors uses the weights that the run started from.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ def settle(
         folder: the run folder, whose model folder is changed.
         classifier: the classifier of that folder.
         recipe: the recipe of the run, which determines the device and precision.
-        table: its split images.
+        table: the split images of the run.
         say: called with each line of output.
-        facts: which validation images may not be counted on.
-        frozen: features of the images by the weights that the run started from, if they had not seen the images.
+        facts: facts about the validation images.
+        frozen: features of the images, computed with the initial weights; None if these weights had seen the images.
 
     Returns:
         The classifier with its backend, and the evaluation of the validation images after calibration; None if no
@@ -128,7 +128,7 @@ def settle(
     before = correction_of(calibrated_classifier)
 
     def updated(classifier: Classifier) -> Classifier:
-        """Return the classifier with a new backend if its head has changed, of which the backend has a copy."""
+        """Create a new backend if the head has changed, because the backend has a copy of the head."""
         if correction_of(classifier) == before:
             return classifier
         return classifier.use(images=images, device=choose_device(recipe), features=is_single)
@@ -142,7 +142,7 @@ def settle(
         fit = fit_unknown if is_single else None
         seen = calibrate_and_save(folder, calibrated_classifier, table, watch, facts, fit)
     else:
-        facts = replace(facts, seen={}, folds=predictions.folds)  # it has none that the weights had seen before
+        facts = replace(facts, seen={}, folds=predictions.folds)  # the predictions exclude images seen before
         by_folds = partial(_fit_unknown_by_folds, table=table, predictions=predictions, recipe=recipe, say=say)
 
         def fit_by_folds(classifier: Classifier, held_out: Sequence[str]) -> Unknown | None:
@@ -163,7 +163,7 @@ def _fit_unknown(
     seed: int,
     say: Say,
 ) -> Unknown | None:
-    """Fit the score for unknown images, and report what it misses; None if no image can be read."""
+    """Fit the score for unknown images, and report what it misses. Return None if no image can be read."""
     started = time.monotonic()
     row_of = {} if frozen is None else {path: i for i, path in enumerate(frozen.paths)}
     number_of, place = align(table, classifier), {path: i for i, path in enumerate(table.paths)}
@@ -197,9 +197,9 @@ def _fit_unknown_by_folds(
     recipe: Recipe,
     say: Say,
 ) -> Unknown | None:
-    """Fit the score for unknown images to training images, each compared with those of the other folds.
+    """Fit the score for unknown images to the training images, each of which is compared with the other folds.
 
-    None if the features were trained on the images, since other images have other features then.
+    Return None if the training changed the features. New images then have other features than training images.
     """
     if recipe.method != "probe":
         say("unknown images cannot be recognised: no image has features of the final model that it was not trained on")
@@ -243,7 +243,7 @@ def _tell_of_thresholds(classifier: Classifier, seen: Evaluation | None, say: Sa
 
 
 def _kind(seen: Evaluation) -> str:
-    """Return what the images are called that a model was calibrated on."""
+    """Return the name of the images that the calibration used, for messages."""
     return VALIDATION if seen.split == "val" else CROSS_VALIDATED
 
 
@@ -251,7 +251,7 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
     """Describe in one line how the temperature changed the calibration error.
 
     Args:
-        numbers: the figures of an evaluation (figures.py).
+        numbers: the figures of an evaluation (`evaluation.figures`).
         seen: the validation images that the temperature was fitted on.
         evaluation: the evaluation that the figures belong to.
     """
@@ -293,7 +293,7 @@ class Reported(NamedTuple):
 
     Attributes:
         numbers: the content of evaluation.json.
-        evaluation: the evaluation of the images that count; None if the weights have seen all of them.
+        evaluation: the evaluation of the images that the initial weights had not seen; None if they had seen all.
     """
 
     numbers: dict[str, Any]
@@ -308,15 +308,15 @@ def report(
     doubts: Sequence[LabelError] | None = None,
     frozen: Features | None = None,
 ) -> Reported:
-    """Calibrate and evaluate the saved model, and write everything about it into the run.
+    """Calibrate and evaluate the saved model, and write its figures and its report into the run folder.
 
     Args:
         folder: the run folder, whose model folder is changed.
         recipe: the recipe of the run.
-        table: its split images.
+        table: the split images of the run.
         say: called with each line of output.
-        doubts: likely label errors; None to use the model's predictions for held-out images.
-        frozen: features of the images by the weights that the run started from, if they had not seen the images.
+        doubts: likely label errors; None to search for them with the model's predictions for held-out images.
+        frozen: features of the images, computed with the initial weights; None if these weights had seen the images.
     """
     held_out: list[str] = [name for name in ("val", "test") if name in table.splits] or ["all"]
     table, changes = look_over(table, read_contents(folder / SPLIT), held_out)
@@ -397,11 +397,11 @@ def report(
 def _test_by_folds(
     tests: Evaluation, classifier: Classifier, table: ImageTable, proposals: Sequence[Proposal]
 ) -> ProposalEvaluation:
-    """Evaluate training images, each by the head that was fitted without its fold.
+    """Evaluate each training image with the head that was fitted without its fold.
 
-    Images that are left out because of a proposal are not among them, and no head was fitted to them.
+    Images that were left out because of a proposal have no fold. The final head evaluates them.
     """
-    plain = replace(classifier, trust=None)  # how unfamiliar a training image is cannot be said
+    plain = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
     rows = evaluated_images(table, "all", proposals)
     place = {path: i for i, path in enumerate(rows.paths)}
     outcomes: dict[str, npt.NDArray[np.float32] | str] = dict(zip(tests.paths, tests.probabilities, strict=True))
@@ -415,7 +415,7 @@ def _test_by_folds(
 def _figures_by_folds(
     numbers: Mapping[str, Any], predictions: OutOfFold, evaluation: Evaluation, classifier: Classifier
 ) -> dict[str, Any]:
-    """Return the figures with the intervals of a cross-validation, and with the calibration of its heads."""
+    """Replace intervals and calibration figures by those of the cross-validation, and return all figures."""
     untempered = predictions.tests(is_calibrated=False)
     assert untempered is not None
     fold_of = dict(zip(predictions.paths, predictions.fold.tolist(), strict=True))
@@ -447,7 +447,7 @@ def pictures_for_page(folder: Path, captions: Iterable[str], rows: Sequence[Mapp
 
 
 def _judge(classifier: Classifier, *, table: ImageTable, recipe: Recipe, facts: ValidationFacts) -> Evaluation | None:
-    """Evaluate a classifier on the validation images that count; None if there are none."""
+    """Evaluate a classifier on the validation images that its weights had not seen; return None if there are none."""
     if "val" not in table.splits:
         return None
     classifier = classifier.use(images=len(table.of_split("val")), device=choose_device(recipe), features=False)
@@ -459,7 +459,7 @@ def _judge(classifier: Classifier, *, table: ImageTable, recipe: Recipe, facts: 
 
 
 def _tried(path: Path) -> Tried | None:
-    """Return the scores of the weights among which the run chose; None if the weights were named."""
+    """Return the results of the selection of weights; None if the run made no selection."""
     if not path.is_file():
         return None
     selection = Selection.from_dict(from_json(path.read_text(encoding="utf-8")), path)
@@ -468,7 +468,7 @@ def _tried(path: Path) -> Tried | None:
 
 
 def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:
-    """Explain the worst mistakes by the model's own maps; those of heads without an image may not be the model's."""
+    """Explain the worst mistakes of the model. Mistakes on multi-label data or of heads of folds are not explained."""
     is_unexplained = isinstance(evaluation, MultiEvaluation) or evaluation.split == BY_FOLDS
     chosen = [] if is_unexplained else evaluation.mistakes(_EXPLAINED)
     chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
@@ -485,7 +485,7 @@ def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Plac
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
-    """Return the evaluations of the images that were not trained on, each image once."""
+    """Return the evaluations of validation and test images, each image once."""
     both = {part.split: part for part in (seen, evaluation) if part is not None}
     return [part for split, part in both.items() if split in ("val", "test")]
 
@@ -534,7 +534,7 @@ def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
 
 
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
-    """Describe what is known about the images that the weights had seen before the run."""
+    """Describe whether the images that the weights had seen before the run are recorded."""
     if record is None:
         return {}
     if record.is_whole:
@@ -579,8 +579,8 @@ def doubt_labels(
 ) -> tuple[list[LabelError] | None, Features | None]:
     """Find likely label errors in all images of a run, the most likely first.
 
-    This uses the weights that the run started from, because the trained weights may have memorised the labels. If those
-    had been trained on some of these images as well, earlier weights are used.
+    The search uses the initial weights of the run, because the trained weights may have memorised the labels. If the
+    initial weights had seen some of the images, their own initial weights are used instead, and so on.
 
     Args:
         run: the run, for messages.
@@ -590,9 +590,8 @@ def doubt_labels(
         weights: the weights that the run started from, if they have been opened already.
 
     Returns:
-        The label errors, and the features of all images by these weights. Both are None if there are no suitable
-        weights: the run started from random weights, or from weights that know these labels and whose own initial
-        weights are not available.
+        The label errors, and the features of all images. Both are None if there are no suitable weights, if there are
+        more than `MOST` images, or if an image cannot be read.
     """
     if recipe.weights == "none":
         return None, None
@@ -654,9 +653,9 @@ def _features(
 
 
 def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None = None) -> str | None:
-    """Return the last weights in the run's ancestry that had seen none of its images.
+    """Return the most recent weights in the run's ancestry that had seen none of its images.
 
-    Weights that have no record of their pictures, such as published ones, count as not having seen any.
+    Weights without a picture record, such as published ones, count as not having seen any of the images.
 
     Returns:
         The name or path of the weights; None if there are no such weights or they can no longer be found.
@@ -681,7 +680,7 @@ def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource |
 
 
 def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
-    """Return what a model started from: a run's recipe has the path, its portable model.json only the name."""
+    """Return the initial weights of a model: the path in its run's recipe, or the name in its model.json, or None."""
     recipe = Path(source) / RECIPE
     if recipe.is_file():
         began = build(load_fields(recipe), str(recipe))

@@ -1,11 +1,11 @@
-"""One command for the first start of a run and for every restart, as launchers and batch systems repeat it.
+"""Support one command for the first start of a run and for every restart, for launchers and batch systems.
 
-With `--resume-if-there` the command starts the run if its folder contains none, and continues it otherwise. The fields
-that the command sets are written to the folder before anything else, and the recipe last, so a folder with the first
-and without the second is a start that was interrupted: nothing was trained, and the run starts again.
+With `--resume-if-there`, the command starts the run if its folder contains none, and continues the run otherwise. A
+start first writes the fields that the command sets (request.json), and writes the recipe last. If a folder has
+request.json but no recipe, the start was interrupted before any training, and the run starts again.
 
-A repeated command may change what an edit of recipe.toml may change without another result: how the run is computed,
-and how long it continues. Any other difference means that the command belongs to another run.
+A repeated command may change the fields that determine how the run is computed and how long it continues. Any other
+difference means that the command belongs to another run.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def holds_run(out: str | Path | None) -> bool:
 
 
 def start_over(out: str | Path | None, *, force: bool, resume_if_there: bool) -> tuple[bool, float]:
-    """Return whether a new run may overwrite what is in its folder, and the seconds to wait for its lock.
+    """Return whether a new run may overwrite the content of its folder, and the seconds to wait for the folder's lock.
 
-    A start that was interrupted before its recipe was written is overwritten by a restart.
+    A restart overwrites a start that was interrupted before its recipe was written.
     """
     if out is None or not resume_if_there:
         return force, 0.0
@@ -53,7 +53,7 @@ def write_request(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def recipe_of_restart(folder: Path, fields: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
-    """Return the recipe of the run in a folder for a command that is repeated, and a line for each change.
+    """Apply a repeated command to the recipe of its run, and return the recipe and a line for each change.
 
     Args:
         folder: the folder of the run.
@@ -80,7 +80,7 @@ def recipe_of_restart(folder: Path, fields: Mapping[str, Any]) -> tuple[Recipe, 
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields as JSON stores them; those that are None count as unset."""
+    """Convert fields to the types of JSON, and omit those that are None."""
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
     stored: dict[str, Any] = from_json(to_json({name: value for name, value in plain.items() if value is not None}))
     return stored

@@ -1,11 +1,11 @@
-"""A run from beginning to end: resolve it, train, evaluate and report.
+"""Carry out a run from beginning to end: resolve, train, evaluate and report.
 
-`drive` starts the processes, writes the run folder, and lets all processes work. It is used for folders, for the user's
-own datasets and for pre-training. `cross_validate` tests each image once, by a model that was not trained on it.
+`drive` starts the processes, writes the run folder, and lets all processes work. It is used for folders, for datasets
+of the user, and for pre-training. `cross_validate` tests each image once, with a model that was not trained on it.
 
-Datasets of the user return (image, label) by index and have no files, so there is no check of files, no split and no
-page of mistakes. Their labels are read once. Validation pictures that are also training pictures are not counted, and
-the figures state that the model was selected on the validation images.
+Datasets of the user return (image, label) by index. They have no files, so there is no check of files and no split.
+Their labels are read once. Validation pictures that are also training pictures are not counted. The figures state that
+the model was selected on the validation images.
 """
 
 from __future__ import annotations
@@ -153,10 +153,10 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     Args:
         run: the run, whose folder has the split.
         recipe: the complete recipe.
-        blueprint: the blueprint of the model, if this process has it already.
+        blueprint: the blueprint of the model, if this process has created it already.
 
     Returns:
-        The evaluation of the held-out images that count; None if the weights have seen all of them.
+        The evaluation of the held-out images that the weights had not seen; None if they had seen all of them.
     """
     table, known, weights = _fit(run, recipe, blueprint)
     with reporting(run):
@@ -183,7 +183,7 @@ def _fit(
     if run.until == 0:
         keep_zero_shot(run, classifier)
     elif recipe.method == "probe":
-        if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+        if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
             images_of_head = head_images(recipe, table, classifier, run.extensions.augment)
             known = fit_head(run, recipe, table, classifier, images_of_head, _seen_before(run, model))
     else:
@@ -202,7 +202,7 @@ def _seen_before(run: Run, blueprint: Blueprint) -> frozenset[str]:
 def before_training(
     run: Run, blueprint: Blueprint, table: ImageTable, data_hash: str
 ) -> tuple[Classifier, Teacher | None]:
-    """Create the classifier that will be trained, and its teacher. Assumptions about either are printed."""
+    """Create the classifier that will be trained, and its teacher, and print the assumptions about both."""
     recipe = blueprint.recipe
     classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
     if recipe.weights != "none":
@@ -246,10 +246,10 @@ _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")  
 
 @dataclass(frozen=True)
 class FoldFigure:
-    """A figure over all images, each tested once by a model that was not trained on it.
+    """A figure of a cross-validation, which tests each image with a model that was not trained on it.
 
     Attributes:
-        mean: the figure over all images. A mean over images is the mean over folds, weighted by their size.
+        mean: the figure, computed over the images of all folds together; None if there are no images.
         interval: the 95 % interval of `fold_intervals`; None if there is none for this figure.
     """
 
@@ -269,7 +269,7 @@ class FoldFigure:
 
 
 def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]:
-    """Compute every figure of a cross-validation. There is none if the weights have seen all images."""
+    """Compute the figures of a cross-validation. Without evaluations, return only an accuracy of None."""
     if not evaluations:
         return {"accuracy": FoldFigure(None, None)}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
@@ -285,7 +285,7 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     Args:
         run: the run, whose folder contains those of the folds.
         recipe: the complete recipe.
-        blueprint: the blueprint of the model, the same for each fold, if this process has it already.
+        blueprint: the blueprint of the model, which is the same for each fold, if this process has created it already.
 
     Raises:
         VitkitError: the folder of a fold or the images of a finished fold are missing.
@@ -330,7 +330,7 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
 
 
 def _write_predictions(run: Run, folders: Sequence[Path], evaluations: Sequence[Evaluation | None]) -> None:
-    """Write the predictions of the folds' models for their test images, by which the final model is calibrated."""
+    """Write the predictions of the folds' models for their test images. They calibrate the final model."""
     pairs = [(item, folder) for item, folder in zip(evaluations, folders, strict=True) if item is not None]
     if pairs:
         model = load(folders[0]).model
@@ -338,7 +338,7 @@ def _write_predictions(run: Run, folders: Sequence[Path], evaluations: Sequence[
 
 
 def _fit_final(run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blueprint | None) -> dict[str, Any] | None:
-    """Train the final model on all images, and return what folds.json says about it."""
+    """Train the final model on all images, and return its entry in folds.json."""
     plan = plan_of_final(recipe, folders)
     images = images_of_run(run.folder / SPLIT)
     run.say(plan.words(len(images)))
@@ -354,7 +354,7 @@ def _fit_final(run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blu
 
 
 def _known(file: Path) -> dict[str, FoldFigure]:
-    """Read figures that were computed before; return nothing if they lack the current intervals."""
+    """Read the figures in folds.json. Return none if the file is missing, damaged, or in an older format."""
     try:
         stored = from_json(file.read_text(encoding="utf-8"))
         rows = {
@@ -368,7 +368,7 @@ def _known(file: Path) -> dict[str, FoldFigure]:
 
 
 def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
-    """Return the evaluation of a finished fold on the images that count, as in its report."""
+    """Repeat the evaluation of a finished fold on the images that the weights had not seen, as in its report."""
     images = images_of_run(folder / SPLIT)
     split = held_out_split(images)
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
@@ -378,7 +378,7 @@ def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -
 
 
 def _unseen(folder: Path) -> str:
-    """Describe what is known about whether the models of the folds have seen their test images."""
+    """Describe whether the models of the folds had seen their test images, as far as this is recorded."""
     record = fold_folder(folder, 0) / RECORD
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
         return "had not seen it"
@@ -446,14 +446,15 @@ def drive(
     work: Work,
     again: Callable[[Path], str],
 ) -> Path:
-    """Carry out a run: start its processes, let the main process lock and fill the folder, and let all of them work.
+    """Carry out a run: start its processes, let the main process prepare the folder, and let all processes work.
 
     Args:
-        recipe: the known fields, which determine the processes and the device.
+        recipe: the recipe as far as it is known, which determines the processes and the device.
         observers: the observers of the run.
-        prepare: called in the main process; contexts that it enters on the stack are closed at the end of the run.
+        prepare: locks and fills the run folder. It is called in the main process. Contexts that it enters on the stack
+            are closed at the end of the run.
         work: receives the run, its recipe, and the blueprint of the model if this process has created it.
-        again: returns, for a folder, the command that continues an interrupted run.
+        again: returns the command that continues an interrupted run in a folder.
 
     Returns:
         The run folder.
@@ -486,7 +487,7 @@ def drive_again(
     again: Callable[[Path], str],
     data_root: Path | None = None,
 ) -> Path:
-    """Continue an interrupted run, as `drive` carries it out.
+    """Continue an interrupted run with `drive`.
 
     Args:
         folder: the folder of the run.
@@ -494,7 +495,7 @@ def drive_again(
         observers: the observers of the run.
         work: see `drive`.
         again: see `drive`.
-        data_root: the folder that now contains its images; None if they have not moved.
+        data_root: the folder that now contains the images; None if they have not moved.
     """
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
@@ -509,7 +510,7 @@ def drive_again(
 def prepare_restart(
     folder: Path, fields: Mapping[str, Any], team: ProcessGroup, observers: Observers, hold: ExitStack
 ) -> Prepared:
-    """Lock a run that its command starts again, and apply the fields of the command that may have changed.
+    """Lock the folder of a run whose command is repeated, and apply the fields that the command changes.
 
     Args:
         folder: the folder, which contains a run.
@@ -606,7 +607,7 @@ def _prepare(
         idle.clear()
         for recipe in recipes:
             idle.extend(check_effects(recipe, request.fields, named, table))
-            # Again, as the number of images may have chosen the method.
+            # These checks are repeated, because the method may have been chosen by the number of images.
             check_watchers(recipe, observers.callbacks, observers.loggers)
             observers.extensions.check(recipe)
             check_team(recipe, team)
@@ -683,11 +684,11 @@ def resume(
     extensions: Extensions = NONE,
     say: Say = print,
 ) -> Path:
-    """Continue an interrupted run after its last finished epoch. The final weights are those of an uninterrupted run.
+    """Continue an interrupted run from its last checkpoint. The final weights are those of an uninterrupted run.
 
     Args:
         folder: the folder of the run.
-        data_root: the folder that now contains its images, which is recorded in the run; None if they have not moved.
+        data_root: the folder that now contains the images, which is recorded in the run; None if they have not moved.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, in addition to the recipe's.
         extensions: the same extensions as before.
@@ -713,7 +714,7 @@ def _refuse_pretraining(folder: Path) -> None:
 
 
 def _tidy(folder: Path, data_root: Path | None, hold: ExitStack, wait: float = 0.0) -> None:
-    """Lock a run that will be continued, and update its record of where its images are."""
+    """Lock a run that will be continued, record a new folder of its images, and refuse changed images."""
     lock_run(folder, hold, wait)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
@@ -723,7 +724,7 @@ def _tidy(folder: Path, data_root: Path | None, hold: ExitStack, wait: float = 0
 
 
 def tell(run: Run, findings: Iterable[Finding]) -> list[str]:
-    """Print each finding once, and return what was printed."""
+    """Print each finding once, and return the printed lines."""
     lines = list(dict.fromkeys(map(str, findings)))
     for finding in lines:
         run.say(finding)
@@ -775,7 +776,7 @@ def train_on(
     named: Collection[str] = (),
     resume_if_there: bool = False,
 ) -> Path:
-    """Train on the user's datasets and write a run folder: recipe, metrics.csv, the model, figures and a page.
+    """Train on the user's datasets, and write a run folder with recipe, metrics.csv, model, figures and report.
 
     Args:
         datasets: the datasets for training and validation.
@@ -788,7 +789,6 @@ def train_on(
 
     Raises:
         VitkitError: the datasets or the recipe cannot be trained on.
-
     """
     _refuse(fields)
     from_scratch = fields.get("weights") == "none" or fields.get("method") == "scratch"
@@ -836,7 +836,7 @@ def train_on(
 
 
 def resume_on(datasets: Datasets, folder: Path, observers: Observers) -> None:
-    """Continue a run on the user's datasets; its recipe is in the folder.
+    """Continue a run on the user's datasets, with the recipe in its folder.
 
     Raises:
         VitkitError: the folder contains no such run, or the datasets are different.
@@ -896,18 +896,18 @@ def _work_on_datasets(
     run.say(f"{len(table.classes)} classes; images: {counts}")
     if recipe.method != "probe":
         learn(run, recipe, table, classifier, teacher, data, data_survey.contents, of_head)
-    elif team.is_main and not (run.folder / WEIGHTS).is_file():  # else a resumed run had its head already
+    elif team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
         fit_head(run, recipe, table, classifier, of_head)
     team.broadcast_from_main(partial(_conclude_user_datasets, run, recipe, data.val, seen))
 
 
 @dataclass(frozen=True)
 class _SeenImages:
-    """The validation images that the weights have seen, in this run or before, including copies.
+    """The validation images of which the weights have seen the image or a copy, in this run or before.
 
     Attributes:
-        roles: the role of each such image, by its placeholder for a path.
-        doubt: why there may be more of them; empty if there are none.
+        roles: the role of each such image, by the text that replaces its path.
+        doubt: the reason why more images may have been seen; empty if there is none.
     """
 
     roles: dict[str, str]
@@ -917,7 +917,7 @@ class _SeenImages:
 def _look_up(
     blueprint: Blueprint, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
 ) -> tuple[bytes, _SeenImages]:
-    """Return the record of the weights after the run, and what it implies for the validation images."""
+    """Return the picture record of the weights after the run, and the validation images that they have seen."""
     before = ancestry_of(blueprint.recipe, blueprint.pictures, None if teacher is None else teacher.pictures)
     facts, table = data_survey.facts(classifier.preprocess), data_survey.table
     overlap = find_overlap(before, table, facts)

@@ -1,4 +1,4 @@
-"""The folder of a run: which folders may become one, its files, its log, and metrics.csv with a row per epoch."""
+"""Create, lock and clean the folder of a run, and write its log and metrics.csv."""
 
 from __future__ import annotations
 
@@ -41,8 +41,13 @@ _FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, TRUST, *FILES)
 class Run:
     """A run folder with its log and the processes that work on it.
 
-    A fold has the cross-validation as `whole`. The `callbacks`, `loggers` and `extensions` are the caller's. The
-    training ends after epoch `until` of its schedule, if that is set.
+    Attributes:
+        folder: the run folder.
+        tell: called with each line of output.
+        whole: for a fold, the folder of the cross-validation.
+        team: the processes that work on the run.
+        callbacks, loggers, extensions: the caller's objects (see `Observers`).
+        until: the number of epochs after which the training ends; None for the whole schedule.
     """
 
     folder: Path
@@ -65,7 +70,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Observers:
-    """What a caller passes to a run in addition to the recipe.
+    """Objects that a caller passes to a run in addition to the recipe.
 
     Attributes:
         say: called with each line of output.
@@ -87,7 +92,7 @@ class Observers:
 
 
 def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:
-    """Refuse a run folder that is among the photographs, or contains the teacher or the initial weights."""
+    """Refuse a run folder that is among the photographs, is a file, or contains the teacher or the initial weights."""
     folder = Path("runs" if out is None else out)
     if table.lies_among(folder):
         raise VitkitError(
@@ -110,7 +115,7 @@ def check_overwritten(out: str | Path | None, teacher: str | None, weights: str)
 
 
 def check_free(folder: Path, *, force: bool) -> None:
-    """Refuse a locked folder that is not empty, unless it is a run to be overwritten."""
+    """Refuse a folder that is not empty, unless it contains a run and `force` is set. The caller has locked it."""
     if is_empty(folder):
         return
     if not force:
@@ -126,10 +131,10 @@ def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool, wait: float
         out: the folder.
         hold: keeps the lock.
         force: whether a run in the folder may be overwritten.
-        wait: seconds to wait for another process that has locked it.
+        wait: seconds to wait for another process that has locked the folder.
 
     Raises:
-        VitkitError: another process has locked it, or it is not empty.
+        VitkitError: another process has locked the folder, or a run may not be written there.
     """
     hold.enter_context(exclusive_in(Path(out), wait))
     check_free(Path(out), force=force)
@@ -149,10 +154,10 @@ def lock_run(folder: Path, hold: ExitStack, wait: float = 0.0) -> None:
     Args:
         folder: the folder of the run.
         hold: keeps the lock.
-        wait: seconds to wait for another process that has locked it.
+        wait: seconds to wait for another process that has locked the folder.
 
     Raises:
-        VitkitError: another process has locked it, or a file that lines are added to is a link.
+        VitkitError: another process has locked the folder, or the log or metrics.csv is a symbolic link.
     """
     hold.enter_context(exclusive_in(folder, wait))
     for member in (folder, *folds_in(folder)):
@@ -164,11 +169,11 @@ def lock_run(folder: Path, hold: ExitStack, wait: float = 0.0) -> None:
 
 @contextmanager
 def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
-    """Print how to resume after an interruption; remove the folder after a failure that leaves no model.
+    """Print how to resume after an interruption, and remove the run's files after a failure that leaves no model.
 
     Args:
         run: the run.
-        again: the command that continues it.
+        again: the command that resumes the run.
     """
     try:
         yield
@@ -185,7 +190,7 @@ def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
 
 @contextmanager
 def reporting(run: Run) -> Iterator[None]:
-    """Print, after an interruption during the report, that the model is saved and how to continue."""
+    """After an interruption in this context, print that the model is saved and the report is not finished."""
     try:
         yield
     except Interrupted:
@@ -194,7 +199,7 @@ def reporting(run: Run) -> Iterator[None]:
 
 
 def next_free(name: str) -> Path:
-    """Create a new folder `runs/NAME-N`."""
+    """Create a new folder `runs/NAME-N`, with the first free number."""
     Path("runs").mkdir(exist_ok=True)
     number = 1
     while True:
@@ -214,7 +219,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def discard_if_empty(folder: Path) -> None:
-    """Remove the folder of a run that ended before there was a model."""
+    """Remove the files of a run that ended before there was a model, a checkpoint, or a saved bad batch."""
     runs = (folder, *folds_in(folder))
     if not any((member / name).exists() for member in runs for name in (WEIGHTS, LAST, BEFORE)) and not any(
         folder.rglob(BAD_BATCH)
@@ -238,7 +243,7 @@ def clear(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files of a killed process from a run; other files with such names are kept."""
+    """Remove the temporary files that a killed process left in a run. Other temporary files are kept."""
     for place in (folder, folder / LAST.parent, *folder.glob(f"{LAST.parent}/epoch-*")):
         for name, path in unfinished(place):
             if (name in (*_FILES_OF_RUN, LAST.name, BEFORE.name) or fnmatch(name, BAD_BATCH)) and path.is_file():
@@ -252,7 +257,7 @@ COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "l
 
 
 def append_metrics(path: Path, row: dict[str, Any]) -> None:
-    """Append a row, after a header if the file is new. Only the columns that every run has are written."""
+    """Append a row to metrics.csv, without the figures of callbacks. A new file gets a header first."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _columns([row]), lineterminator="\n", extrasaction="ignore")
     if not path.exists():
@@ -263,7 +268,7 @@ def append_metrics(path: Path, row: dict[str, Any]) -> None:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns of every run, and the mean average precision if images may have several classes."""
+    """Return the columns of metrics.csv, which include val_map if a row has it."""
     place = COLUMNS.index("val_acc") + 1
     return (*COLUMNS[:place], "val_map", *COLUMNS[place:]) if any("val_map" in row for row in rows) else COLUMNS
 
@@ -289,7 +294,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 def truncate_metrics(path: Path, epoch: int) -> None:
-    """Remove the rows of this epoch and later ones, which a resumed run writes again."""
+    """Remove the rows of `epoch` and later epochs, because a resumed run writes them again."""
     rows = [row for row in read_metrics(path) if row["epoch"] < epoch]
     if path.exists():
         text = io.StringIO()

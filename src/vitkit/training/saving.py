@@ -1,9 +1,10 @@
-"""Checkpoints that are written while the training goes on.
+"""Write checkpoints while the training goes on.
 
-`BackgroundSave` copies a state and writes it in a thread of the main process. Weights and moments change only in the
-optimiser's step, so they are copied during the forward and backward pass of the next step, and that step waits for the
-copy, which is usually complete by then. The file is written aside and renamed when it is whole. No other process takes
-part, so nothing in the background can wait for another process (docs/decisions/0040-a-place-in-the-epoch.md).
+`BackgroundSave` copies a state and writes it in a thread of the main process. The thread copies weights and moments
+during the forward and backward pass of the next step, because they change only in the optimiser's step. The optimiser's
+step waits for the copy, which is usually complete by then. The file is written under a temporary name, and renamed when
+it is complete. The thread communicates with no other process, so it cannot wait for one
+(docs/decisions/0040-a-place-in-the-epoch.md).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def save(state: Mapping[str, Any], path: Path) -> None:
 
 
 def _keep_before(last: Path) -> None:
-    """Give the last checkpoint a second name, which it keeps when it is replaced."""
+    """Keep the last checkpoint as `before.ckpt`, because `last.ckpt` will be replaced."""
     if not last.is_file():
         return
     before = last.with_name(BEFORE.name)
@@ -112,7 +113,7 @@ class BackgroundSave:
             constant: the other part, whose tensors do not change.
 
         Raises:
-            OSError: the checkpoint before could not be written.
+            OSError: the previous checkpoint could not be written.
         """
         self.finish()
         self._copied.clear()
@@ -137,7 +138,7 @@ class BackgroundSave:
             raise error
 
     def close(self) -> None:
-        """Wait until the checkpoint is written, or could not be."""
+        """Wait until the thread has ended, without raising its error."""
         if self._thread is not None:
             self._thread.join()
 
@@ -153,7 +154,7 @@ class BackgroundSave:
 
 
 def copy_tensors(value: Any) -> Any:
-    """Return nested dictionaries and lists with copies of their tensors in main memory."""
+    """Copy nested dictionaries and lists, and the tensors in them, to main memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
-"""Choose among several weights the ones that suit these photographs best.
+"""Choose among several pretrained weights those that suit the images best.
 
 Each candidate is evaluated by a linear probe on frozen features, with cross-validation on training images only. The
 validation and test images therefore still give an unbiased result for the chosen weights. All candidates use the same
-images, as many as the time allows. The penalty of each probe is chosen on images that it is not tested on, and copies
-of a picture and images of one scene stay in one fold.
+images, as many as the time allows. The penalty of a probe is chosen on images that do not test the probe. Copies of a
+picture and images of one scene stay in one fold.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Trial:
         seconds: the seconds per image for decoding and computing on this machine.
         accuracy: the accuracy in cross-validation with its 95 % interval; the exact match for multi-label data.
         alike: the p-value of the difference from the chosen candidate; None for that candidate itself.
-        reason: the reason why it was not measured; its other figures are then None.
+        reason: the reason why the candidate was not measured; the other figures are then None.
     """
 
     weights: str
@@ -64,7 +64,7 @@ class Trial:
     reason: str | None = None
 
     def cells(self) -> list[str]:
-        """Return the figures of weights that were measured, as cells of a table."""
+        """Return the figures of a measured candidate, as cells of a table."""
         assert self.accuracy is not None and self.interval is not None and self.pixels is not None
         pixels = "x".join(map(str, self.pixels))
         return [f"{self.accuracy:.4f}", interval_text(self.interval), f"{self.seconds:.3f}", pixels]
@@ -76,12 +76,12 @@ class Selection:
 
     Attributes:
         trials: the candidates, in the requested order.
-        chosen: the weights with the highest accuracy; of equal ones, the fastest.
+        chosen: the weights with the highest accuracy, and among equal ones the fastest.
         images: the number of images that each candidate was tested on.
         of: the number of training images.
-        parts, tested: the number of folds, and of those for which there was time.
-        budget, seconds: the time that was allowed, and the time that it took.
-        figure: `accuracy`, or `exact match`.
+        parts, tested: the number of folds, and the number of folds for which there was time.
+        budget, seconds: the allowed time, and the time that the selection took.
+        figure: the name of the accuracy: `accuracy`, or `exact match` for multi-label data.
     """
 
     trials: tuple[Trial, ...]
@@ -102,7 +102,7 @@ class Selection:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], path: Path) -> Selection:
-        """Read what `to_dict` returned.
+        """Read the result of `to_dict`.
 
         Raises:
             VitkitError: the content is not a selection.
@@ -115,11 +115,11 @@ class Selection:
             raise VitkitError(f"{path} is damaged: {error}; delete it to leave it out of the report") from error
 
     def lines(self) -> list[str]:
-        """Describe in words what was done, with a table and remarks."""
+        """Return the lines for the log: the summary, the table and the remarks."""
         return [self.summary(), *(f"  {line}" for line in aligned(self.table())), *self.remarks()]
 
     def summary(self) -> str:
-        """Describe in a sentence what was done."""
+        """Describe the selection in a sentence."""
         measured = sum(trial.reason is None for trial in self.trials)
         parts = f"{self.tested} of {self.parts}" if self.tested < self.parts else f"{self.parts}"
         return (
@@ -129,10 +129,10 @@ class Selection:
         )
 
     def table(self, name: Callable[[str], str] = str) -> list[list[str]]:
-        """Return a heading and a row for each candidate, the best first; unmeasured ones state the reason.
+        """Return a heading and a row for each candidate, the best first. Rows of unmeasured candidates have a reason.
 
         Args:
-            name: what to call weights.
+            name: returns the text that is shown for weights.
         """
         known = sorted((trial for trial in self.trials if trial.reason is None), key=rank)
         left = [trial for trial in self.trials if trial.reason is not None]
@@ -143,7 +143,7 @@ class Selection:
         ]
 
     def remarks(self, name: Callable[[str], str] = str) -> list[str]:
-        """Describe the choice, the meaning of its figure, and which weights are not distinguishable from it."""
+        """Describe the chosen weights, the bias of their figure, and the weights that do not differ significantly."""
         best = next(trial for trial in self.trials if trial.weights == self.chosen)
         alike = [trial for trial in self.trials if trial.alike is not None and trial.alike > _ALIKE]
         lines = [
@@ -159,7 +159,7 @@ class Selection:
 
 
 def rank(trial: Trial) -> tuple[float, float]:
-    """Sort candidates by accuracy, and by speed if accuracies are equal."""
+    """Return a key for sorting candidates by accuracy, and by speed if accuracies are equal."""
     assert trial.accuracy is not None and trial.seconds is not None
     return -trial.accuracy, trial.seconds
 
@@ -182,7 +182,7 @@ def no_difference(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], g
 
 PARTS = 5
 FEWEST, MOST = 20, 5_000  # images; the standard error of an accuracy of 90 % is 0.4 % with the most
-LEAST = 40  # images, or two per class, that a candidate needs to be measured
+LEAST = 40  # minimum number of images to measure a candidate; or two per class, if these are more
 
 
 @dataclass(frozen=True)
@@ -219,16 +219,16 @@ class SelectionImages:
 
     @property
     def least(self) -> int:
-        """Return the number of images below which a candidate counts as not measured."""
+        """Return the minimum number of images for which a candidate counts as measured."""
         return min(len(self.table), max(LEAST, 2 * len(self.table.classes)))
 
     def parts(self, count: int) -> int:
-        """Assign the first images to the folds of a cross-validation; fewer if the largest class has fewer groups."""
+        """Return the number of folds for the first images: `PARTS`, or fewer if no class has so many groups."""
         pairs = {(label, self.groups[i]) for i in range(count) for label in self.table.classes_of(i)}
         return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
 
     def targets(self, count: int) -> Tensor:
-        """Return labels (n,) of the first images, or 0 and 1 for each class (n, K)."""
+        """Return the labels (n,) of the first images, or for multi-label data class indicators (n, K)."""
         table = self.table
         labels = torch.tensor(table.labels[:count])
         return table.task.targets(labels, table.set_targets())
@@ -236,9 +236,9 @@ class SelectionImages:
 
 _PILOT = 16  # images that are measured to predict the time of the others
 _PLANNED = 0.8  # fraction of the time that is planned; the rest is a reserve
-_FITTED = (64, 512)  # numbers of images that are fitted to predict the time of fits
-_FITS = 3  # time of a fold in fits: each penalty starts from the previous solution, then the last fit
-_CHUNKS = 8  # the time is checked after each
+_FITTED = (64, 512)  # numbers of images in the two fits that predict the time of other fits
+_FITS = 3  # time of a fold as a multiple of one fit; fits of further penalties start from the previous solution
+_CHUNKS = 8  # number of chunks of images; the time is checked after each chunk
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,8 @@ class Cost:
     """The time that measuring one candidate takes.
 
     Attributes:
-        fixed: seconds to open it.
-        each: seconds per image for its features and its part in fitting the probes.
+        fixed: seconds that do not depend on the number of images, as for opening the candidate.
+        each: seconds per image for computing features and fitting probes.
     """
 
     fixed: float
@@ -260,7 +260,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class CandidateFeatures:
-    """The features that were computed with one candidate.
+    """The features that one candidate has computed.
 
     Attributes:
         features: the features of the first images, (n, D).
@@ -280,7 +280,7 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
         tried: the blueprint of each candidate.
         table: the split images, of which no candidate has seen any.
         groups: a number for each image; images with the same number are not independent.
-        seconds: the time for everything.
+        seconds: the time for the whole selection.
     """
     started, recipes = time.monotonic(), [candidate.recipe for candidate in tried]
     judges = SelectionImages.of(table, groups, recipes[0].seed)
@@ -330,7 +330,7 @@ class ProbeAccuracy:
 
 
 def probe_accuracy(candidate: Blueprint, table: ImageTable, groups: Sequence[int]) -> ProbeAccuracy:
-    """Cross-validate a linear probe on the training images. No image chooses the penalty that it is tested with.
+    """Cross-validate a linear probe on the training images. The penalty for an image is chosen on other images.
 
     Args:
         candidate: the blueprint of a model whose weights have not seen the images.
@@ -353,9 +353,9 @@ def probe_accuracy(candidate: Blueprint, table: ImageTable, groups: Sequence[int
 
 
 def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> tuple[int, list[int]]:
-    """Return how many images all candidates can be measured on in time, and which candidates these are.
+    """Return the number of images on which candidates can be measured in time, and the indices of these candidates.
 
-    The slowest candidates are left out until `least` images are affordable for the others.
+    The slowest candidates are left out until the time suffices to measure the others on `least` images.
     """
     kept = sorted(range(len(costs)), key=lambda i: costs[i].of(least))
     while kept and sum(costs[i].of(least) for i in kept) > seconds:
@@ -373,7 +373,7 @@ def _frozen_encoder(candidate: Blueprint, table: ImageTable) -> Classifier:
 
 
 def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
-    """Measure the time per image on a few images, after a warm-up."""
+    """Estimate the cost of a candidate from a few images, after a warm-up."""
     started, recipe = time.monotonic(), candidate.recipe
     pilot = recipe.replace(workers=0, batch_size=_PILOT)
     classifier = _frozen_encoder(candidate, judges.table)
@@ -392,7 +392,7 @@ def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
 
 
 def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
-    """Measure the time of a cross-validation with random features; part of it does not depend on the images."""
+    """Estimate the cost of the fits in a cross-validation from two fits to random features."""
     K, seconds = len(judges.table.classes), []
     counts = [min(count, len(judges.table)) for count in _FITTED]
     for count in counts:
@@ -405,7 +405,7 @@ def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
 
 
 def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float) -> CandidateFeatures:
-    """Compute features of the first images, as many as time allows."""
+    """Compute the features of the first images, as many as the time allows."""
     recipe = candidate.recipe
     classifier = _frozen_encoder(candidate, judges.table)
     precision = choose_precision(recipe.precision, recipe.device)
@@ -430,9 +430,10 @@ class CrossValidation:
     """The result of a cross-validation.
 
     Attributes:
-        right: for each candidate, which of the first images it classifies correctly in their fold, (n,).
-        tested: which of these images were tested, (n,).
-        parts, done: the number of folds, and of those for which there was time.
+        right: for each candidate, whether each image is classified correctly by the probe that was fitted without the
+            fold of the image, (n,).
+        tested: whether each image was tested, (n,).
+        parts, done: the number of folds, and the number of folds for which there was time.
     """
 
     right: dict[int, Tensor]
@@ -466,7 +467,7 @@ def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: in
     judging = fold_of == (part + 1) % int(fold_of.max() + 1)
     fitted = ~(tested | judging)
     penalty = MIDDLE
-    if fitted.any():  # there are three parts
+    if fitted.any():  # there are at least three folds
         penalty = choose_head(x[fitted], y[fitted], (x[judging], y[judging]), classes).penalty
     head = choose_head(x[~tested], y[~tested], None, classes, penalty)
     logits = x @ head.weight.T + head.bias  # (n, K)
@@ -517,9 +518,9 @@ def choose_and_resolve(
     reserve: Callable[[ImageTable, Sequence[Recipe]], None],
     runs: Sequence[Path] = (Path("runs"),),
 ) -> tuple[Start, Selection]:
-    """Resolve the best of the weights that the request names, and return how the candidates compared.
+    """Choose the best of the weights that a request names, and return its start and the selection.
 
-    Every candidate is resolved as if it alone had been named, and must lead to the same split.
+    The request is resolved as if it had named only the chosen weights. All candidates lead to the same split.
 
     Args:
         fields: the requested fields; `data` must be set.
@@ -551,7 +552,7 @@ def choose_and_resolve(
 
 
 def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
-    """Return the blueprint of each candidate, so that one that cannot be built fails before the images are read."""
+    """Return the blueprint of each candidate. A candidate that cannot be built fails here, before images are read."""
     recipe_first = requests[0].recipe
     assert recipe_first.data is not None
     table = read_corrected(recipe_first.data, recipe_first.labels, recipe_first.layout)
@@ -566,7 +567,7 @@ def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
 
 
 def _refuse_known(images: RunImages, candidate: Blueprint) -> None:
-    """Refuse weights that were trained on some of these images, since these cannot test them."""
+    """Refuse a candidate that has seen some of these images, because they cannot test it."""
     weights = candidate.recipe.weights
     record = ancestry_of(candidate.recipe.replace(teacher=None), candidate.pictures, None)
     report_step = partial(progress, f"comparing with {weights}")

@@ -1,11 +1,11 @@
 """Average the weights of several runs that share a start: model soups (Wortsman et al. 2022, arXiv 2203.05482).
 
-Fine-tunings of the same weights end in one valley of the loss, so the mean of their weights is a model as well, which
-is as fast as one of them and often more accurate than the best. Runs that started elsewhere have no such mean, so they
-are refused (docs/decisions/0047-averages.md).
+Fine-tunings of the same weights end in one valley of the loss, so the mean of their weights is a good model, too. It is
+as fast as a single model, and often more accurate than the best one. This does not hold for runs with different initial
+weights, so they are refused (docs/decisions/0047-averages.md).
 
-An image that one of the runs was trained on was seen by the average. Only an image that is a test image of all of them
-tests it. A cross-validation has none: each of its images was a training or validation image of all folds but one.
+Only images that are test images of all runs can test the average. The folds of a cross-validation have none, because
+each image was a training or validation image of all folds but one.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Ingredient:
     """A run whose weights are averaged.
 
     Attributes:
-        folder: its folder.
-        classifier: its model.
-        recipe: its recipe.
-        table: its split images.
-        pictures: the record of what its weights were trained on.
+        folder: the folder of the run.
+        classifier: the trained classifier.
+        recipe: the recipe of the run.
+        table: the split images of the run.
+        pictures: the record of the images that the weights were trained on.
     """
 
     folder: Path
@@ -58,17 +58,17 @@ class Ingredient:
 
     @property
     def name(self) -> str:
-        """The folder, without the folders above it; that of a fold with its cross-validation."""
+        """The name of the run folder; for a fold, preceded by the name of the cross-validation."""
         is_fold = self.folder.name.startswith("fold-")
         return "/".join(self.folder.parts[-2:]) if is_fold else self.folder.name
 
 
 def open_runs(folders: Sequence[Path]) -> list[Ingredient]:
-    """Open the runs, and the folds of each cross-validation.
+    """Open the runs; a cross-validation stands for its folds.
 
     Raises:
-        VitkitError: a folder contains no run on files, a run is named twice, there are fewer than two, or they do not
-            share start, architecture, classes, preprocessing and data.
+        VitkitError: a folder contains no run on files, a run is named twice, there are fewer than two runs, or the runs
+            differ in start, architecture, classes, preprocessing, data or prior.
     """
     runs = [member for folder in folders for member in _members(folder)]
     places = [folder.resolve() for folder in runs]
@@ -113,7 +113,7 @@ def _open(folder: Path) -> Ingredient:
 
 
 def _difference(one: Ingredient, other: Ingredient) -> str | None:
-    """Describe in what two runs differ that must be the same; None if they agree."""
+    """Describe a difference that prevents an average of two runs; return None if there is none."""
     first, second = one.classifier, other.classifier
     if first.provenance["weights"]["sha256"] != second.provenance["weights"]["sha256"]:
         return "started from different weights"
@@ -132,14 +132,14 @@ def _difference(one: Ingredient, other: Ingredient) -> str | None:
 
 @dataclass(frozen=True)
 class SharedImages:
-    """The images that all runs know, by what the runs together have done with them.
+    """The images that all runs have in common, with a split for the average.
 
     Attributes:
-        table: the images. A split is `train` if a run was trained on the image, else `val` if one was selected by it,
-            else `test`.
-        contents: the digest of each image's content by its path.
-        groups: the group number of each image that is not independent of others, by its path.
-        pictures: the record of what all runs have seen.
+        table: the images. The split of an image is `train` if any run was trained on it, else `val` if any run was
+            selected by it, else `test`.
+        contents: the digest of each image's content, by path.
+        groups: the group number of each image that is not independent of others, by path.
+        pictures: the record of the images that any of the runs has seen.
     """
 
     table: ImageTable
@@ -149,7 +149,7 @@ class SharedImages:
 
 
 def shared_images(runs: Sequence[Ingredient]) -> SharedImages:
-    """Return the images that all runs know."""
+    """Return the images that all runs have in common."""
     pictures = reduce(PictureRecord.merge, (run.pictures for run in runs))
     first = runs[0]
     known = set(first.table.paths).intersection(*(run.table.paths for run in runs[1:]))
@@ -162,12 +162,12 @@ def shared_images(runs: Sequence[Ingredient]) -> SharedImages:
 
 
 def average(runs: Sequence[Ingredient], every: Sequence[Ingredient], images: SharedImages, how: str) -> Classifier:
-    """Return the classifier whose weights are the mean of those of the runs, before its calibration.
+    """Return a classifier whose weights are the mean of the weights of the runs. It is not calibrated yet.
 
     Args:
         runs: the runs that are averaged.
-        every: the runs among which these were chosen, for the record.
-        images: the images of all of them, since the choice depends on all.
+        every: all runs from which `runs` were chosen, which are recorded in the provenance.
+        images: the images that all runs in `every` have in common.
         how: `uniform` or `greedy`.
     """
     first = runs[0].classifier
@@ -198,7 +198,7 @@ def average(runs: Sequence[Ingredient], every: Sequence[Ingredient], images: Sha
 
 
 def _uncorrected(classifier: Classifier) -> dict[str, Tensor]:
-    """Return the weights of a classifier without the prior correction in its head, whose strength differs by run."""
+    """Return the weights without the prior correction in the head, because its strength differs between runs."""
     correction = correction_of(classifier)
     if correction is None or not any(correction.in_head):
         return stored_weights(classifier.model)
@@ -209,13 +209,13 @@ def _uncorrected(classifier: Classifier) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TriedRun:
-    """A run that a greedy average has tried.
+    """A run that was tried for a greedy average.
 
     Attributes:
         run: the run.
-        accuracy: its own accuracy on the validation images.
-        with_it: the accuracy of the average with this run.
-        is_used: whether the average keeps it.
+        accuracy: the accuracy of the run alone on the validation images.
+        with_it: the accuracy of the average that includes the run.
+        is_used: whether the final average includes the run.
     """
 
     run: Ingredient
@@ -231,11 +231,11 @@ class TriedRun:
 def choose_greedily(
     runs: Sequence[Ingredient], images: SharedImages, judge: Callable[[Classifier], Evaluation]
 ) -> list[TriedRun]:
-    """Add one run after the other, the best first, and keep each that does not make the average worse (algorithm 1).
+    """Try the runs in order of accuracy, and keep each run that does not make the average worse (algorithm 1).
 
     Args:
         runs: the runs.
-        images: their images.
+        images: the images that all runs have in common.
         judge: evaluates a classifier on validation images that no run was trained on.
     """
     alone = [judge(run.classifier).accuracy for run in runs]

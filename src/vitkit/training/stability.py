@@ -1,19 +1,21 @@
-"""What can go wrong in training, and what is done about it.
+"""Detect instability in training, and recover from it.
 
-`StabilityGuard` counts the incidents, reports them, and ends a training that cannot be saved. A step whose loss or
-gradient is not finite is left out (`FiniteCheck`, and on a GPU `DeferredFiniteCheck`). A model that calls every image
-the same goes back to the weights of the last good epoch (`SafePoint`) and continues with a lower learning rate. A batch
-that does not fit into memory is computed piece by piece, which gives the same gradient (`Pieces`).
+`StabilityGuard` counts and reports incidents, and ends a training that cannot be saved. There are three kinds:
 
-`RunningStatistics` looks after the running statistics of batch normalisation layers, which are not weights but belong
-to the model. A skipped step does not change them, nor does an attempt that runs out of memory. Each process normalises
-its own share of a batch. After each step the processes average their statistics, weighted by the number of images, so
-that the model is the same everywhere. (The result differs from that of one process that normalises whole batches.)
+- The loss or the gradient of a step is not finite. `FiniteCheck` (on a GPU `DeferredFiniteCheck`) skips the step.
+- The model predicts one class for all images, or its weights are not finite. `SafePoint` restores the weights of the
+  last good epoch, and the training continues with a lower learning rate.
+- A batch does not fit into memory. `Pieces` divides the batch into parts, which give the same gradient.
 
-New batch normalisation layers start with a mean of 0 and a variance of 1, which belong to no data. After n steps a part
-of 0.9^n of this initial variance remains. It exceeds the true variance for about a hundred steps, in every layer, so in
-evaluation the network gives the same answer for all images although it learns well. Here the statistics are therefore
-the plain mean over the first batches until the usual exponential average forgets faster than that.
+`RunningStatistics` maintains the running statistics of batch normalisation layers. Skipped steps and attempts that run
+out of memory do not change the statistics. Each process normalises its own share of a batch. After each step the
+processes average their statistics, weighted by the number of images, so that all processes have the same model. A
+single process, which normalises whole batches, gets different statistics.
+
+New batch normalisation layers start with mean 0 and variance 1. After n steps, a fraction of 0.9^n of this initial
+variance remains. It exceeds the true variance for about a hundred steps, in every layer. In evaluation, the network
+would give the same output for all images, although it learns well. The statistics are therefore the plain mean over the
+first batches, until the usual exponential average gives old batches less weight than the mean does.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class DivergedError(VitkitError):
 
 @dataclass(frozen=True)
 class ValidationOutcome:
-    """The result of a validation, as sums over its images. Those of several processes can be added up.
+    """The result of a validation, as sums over images. The sums of several processes can be added.
+
+    Relative logits are the logits before the fixed shift, minus their mean over the classes of an image.
 
     Attributes:
         images: the number of images.
@@ -58,8 +62,8 @@ class ValidationOutcome:
         losses: the sums of the cross-entropy with the logits, and with the logits before the fixed shift, (2,).
         predicted: the number of images for which each class was predicted, (K,).
         labelled: the number of images of each class, (K,).
-        relative: the sum of the logits before the shift, relative to the mean of their image, (K,).
-        squared: the sum of the squares of these, (K,).
+        relative: the sum of the relative logits, (K,).
+        squared: the sum of the squared relative logits, (K,).
     """
 
     images: int
@@ -73,7 +77,7 @@ class ValidationOutcome:
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, shift: Tensor | None = None) -> ValidationOutcome:
-        """Sum over images.
+        """Compute the sums from the logits and labels of some images.
 
         Args:
             logits: the logits, (n, K).
@@ -116,25 +120,28 @@ class ValidationOutcome:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return how much the relative logits vary over images, for the most variable class, and over classes."""
+        """Return the standard deviations of the most variable relative logit, and of the mean relative logits."""
         means = self.relative / self.images
         variances = (self.squared - self.images * means.square()).clamp(min=0) / (self.images - 1)
         return variances.sqrt().max().item(), means.std().item()
 
 
 def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_before: bool = False) -> bool:
-    """Return whether a model predicts (almost) one class for all images though it should do better.
+    """Return whether a model predicts (almost) one class for all images although it should do better.
 
-    This requires that at least 99 % of the predictions are one class, that no class has more than 90 % of the images,
-    and that the accuracy does not exceed that of always predicting the most frequent class. A model that has only just
-    begun to learn looks the same, so there must also be a sign of harm: a loss that exceeds both 1.5 times the entropy
-    of the true classes and 1.05 times the loss of a uniform prediction, logits that (almost) do not depend on the
-    image, or a better accuracy in an earlier epoch. Logits that are not finite count without any other sign.
+    The result is False for fewer than ten images, or if a class has more than 90 % of the images. Otherwise it is True
+    if any logit is not finite. It is also True if at least 99 % of the predictions are one class, the accuracy does not
+    exceed that of always predicting the most frequent class, and there is a sign of harm. A sign is required because a
+    model at the beginning of its training meets the other conditions, too. The signs are:
+
+    - The loss exceeds both 1.5 times the entropy of the true classes and 1.05 times the loss of a uniform prediction.
+    - The logits (almost) do not depend on the image.
+    - An earlier epoch had a better accuracy.
 
     Args:
-        outcome: the outcome of the validation images; with fewer than ten, the result is always False.
+        outcome: the outcome of the validation images.
         best_accuracy: the best accuracy of earlier epochs.
-        fell_before: whether the model has collapsed before in this training; then no further sign is needed.
+        fell_before: whether the model has collapsed before in this training. No sign of harm is needed then.
     """
     images = outcome.images
     if images < 10 or outcome.largest_class > 0.9:
@@ -148,7 +155,7 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
         return True
     shares = outcome.labelled / images
     entropy = -torch.xlogy(shares, shares).sum().item()
-    # Which of the two is for the actual class frequencies depends on --balance and --prior.
+    # Which of the two losses assumes the class frequencies of the images depends on --balance and --prior.
     loss = outcome.losses.min().item() / images
     ignorant = math.log(len(outcome.labelled))  # the loss of a uniform prediction, which is no sign of harm
     if loss > max(1.5 * entropy, 1.05 * ignorant) or best_accuracy > outcome.largest_class + 0.1:
@@ -216,7 +223,7 @@ class StabilityGuard:
         return path
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
-        """Return False if the model has collapsed in this epoch. Without an outcome the training continues."""
+        """Return False if the model has collapsed in this epoch. Without an outcome, return True."""
         if outcome is None:
             return True
         if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
@@ -252,14 +259,14 @@ def all_finite(weights: Mapping[str, Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class StepIndex:
-    """The position of a step: its epoch, its last batch in the epoch, and the number of steps before it."""
+    """The position of a batch: its epoch, its number in the epoch, and the number of steps taken before it."""
 
     epoch: int
     batch: int
     step: int
 
 
-Describe = Callable[[Batch, StepIndex], dict[str, Any]]  # returns what is saved of a bad batch
+Describe = Callable[[Batch, StepIndex], dict[str, Any]]  # returns the data of a bad batch that are saved
 
 
 class FiniteCheck:
@@ -267,9 +274,10 @@ class FiniteCheck:
 
     Args:
         guard: counts the skipped steps.
-        describe: returns what is saved of a batch.
+        describe: returns the data of a batch that are saved.
         team: the processes that train together; they skip the same steps.
-        scaler: scales losses; a gradient that overflows is no incident while the scale can be lowered.
+        scaler: the gradient scaler. An overflowing gradient does not count as an incident while the scale can be
+            lowered.
     """
 
     def __init__(
@@ -285,20 +293,20 @@ class FiniteCheck:
         self._last: tuple[Batch, StepIndex]
 
     def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:
-        """Take the loss, (), of a batch of this step into account."""
+        """Record the loss, (), of a batch of this step."""
         self._last = batch, index
         if self._bad is None and not loss.isfinite():
             self._bad, self._is_bad = self._describe(batch, index), True
 
     def note_team(self, bad_losses: Tensor) -> None:
-        """Take the losses of all processes into account: `bad_losses`, (), is 0 if all are finite."""
+        """Record whether the losses of all processes are finite: `bad_losses`, (), is then 0."""
         self._is_bad = bool(bad_losses)
 
     def is_finite(self, norm: Tensor) -> Tensor:
         """Return whether the losses of this step and the gradient's norm, (), are finite, ()."""
         return norm.isfinite() & torch.tensor(not self._is_bad, device=norm.device)
 
-    def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:  # the other check's
+    def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:  # the optimizer is unused
         """Return whether to take the step along a gradient of this norm, ().
 
         Raises:
@@ -319,11 +327,11 @@ class FiniteCheck:
         return False
 
     def settle(self) -> None:
-        """Finish an epoch. There is nothing to do."""
+        """Do nothing at the end of an epoch, because no check is deferred."""
 
 
 def may_overflow(scaler: torch.amp.GradScaler | None) -> bool:
-    """Return whether gradients that are not finite are expected now and then: in float16, until the scale is low."""
+    """Return whether non-finite gradients are expected occasionally, as in float16 while the loss scale exceeds 1."""
     return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
 
 
@@ -331,16 +339,17 @@ _DEFERRED = 50  # steps after which the device reports which of them it skipped
 
 
 class DeferredFiniteCheck:
-    """Let a fused optimiser skip such steps by itself, and query only now and then which ones it skipped.
+    """Let a fused optimiser skip steps that are not finite, and query only occasionally which steps it skipped.
 
-    Querying every step would make a GPU wait. The optimiser skips a step whose loss or gradient is not finite through
-    the mechanism for gradient scalers.
+    A query after every step would make a GPU wait. The optimiser skips the steps through its support for gradient
+    scalers.
 
     Args:
         guard: counts the skipped steps.
-        describe_again: returns what is saved of the last batch of an earlier step, of which only the index is kept.
+        describe_again: loads an earlier batch by its index, and returns the data that are saved.
         team: the processes that train together; they skip the same steps.
-        scaler: scales losses; a gradient that overflows is no incident while the scale can be lowered.
+        scaler: the gradient scaler. An overflowing gradient does not count as an incident while the scale can be
+            lowered.
     """
 
     def __init__(
@@ -356,13 +365,13 @@ class DeferredFiniteCheck:
         self._last: StepIndex
         self._open: list[tuple[Tensor, StepIndex]] = []
 
-    def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:  # the other check's
-        """Take the loss, (), of a batch of this step into account."""
+    def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:  # the batch is unused
+        """Record the loss, (), of a batch of this step."""
         self._last, finite = index, loss.isfinite()
         self._losses = self._local = finite if self._losses is None else self._losses & finite
 
     def note_team(self, bad_losses: Tensor) -> None:
-        """Take the losses of all processes into account: `bad_losses`, (), is 0 if all are finite."""
+        """Record whether the losses of all processes are finite: `bad_losses`, (), is then 0."""
         self._losses = bad_losses == 0
 
     def is_finite(self, norm: Tensor) -> Tensor:
@@ -385,7 +394,7 @@ class DeferredFiniteCheck:
         return True
 
     def settle(self) -> None:
-        """Query which steps were skipped since the last call, as at the end of an epoch.
+        """Query which steps were skipped since the last query, and report them. An epoch ends with this call.
 
         Raises:
             DivergedError: three steps in a row were skipped.
@@ -400,7 +409,7 @@ class DeferredFiniteCheck:
                 self._guard.skip_step("loss or its gradient", self._describe_first(index, is_bad=not is_own_finite))
 
     def _describe_first(self, index: StepIndex, *, is_bad: bool) -> dict[str, Any]:
-        """Return what is saved of the batch of the first process whose loss is not finite, or of this process."""
+        """Return the data to save: the batch of the first process with a bad loss, or else of this process."""
         if self._team.size == 1:
             return self._describe_again(index)
         shares = self._team.gather(self._describe_again(index) if is_bad else None)
@@ -411,14 +420,15 @@ Weights = dict[str, Tensor]
 
 
 class SafePoint:
-    """The weights of the last good epoch, or of the start.
+    """The weights of the last good epoch, or of the start of the training.
 
     Args:
-        parts: the model in training, and its average if there is one. Of the model only what changes is stored.
+        model: the model in training. Frozen parameters are not stored.
+        average: the average of the model's weights, if there is one.
 
     Attributes:
-        is_doubtful: whether the last epoch's weights are not stored yet, because they may be bad.
-        weights: the stored weights of the model and of its average; empty before the first.
+        is_doubtful: whether the last epoch's weights may be bad, and are therefore not stored.
+        weights: the stored weights of the model and of the average; empty before the first call of `remember`.
     """
 
     def __init__(self, model: nn.Module, average: nn.Module | None = None) -> None:
@@ -449,7 +459,9 @@ class SafePoint:
         self.is_doubtful = False
 
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
-        """Restore the stored weights if the last epoch made the model useless, else store its weights.
+        """Store the current weights if they are good, or restore the stored weights if they are unusable.
+
+        A model that predicts one class for all images during the warm-up is neither stored nor replaced.
 
         Returns whether the weights were restored.
 
@@ -457,7 +469,7 @@ class SafePoint:
             guard: detects collapse, and lowers the learning rate.
             outcome: the outcome of the validation images; None if there are none.
             epoch: the epoch, from 0.
-            is_warm: whether the warm-up is over; before that, predicting one class for all images is allowed.
+            is_warm: whether the warm-up is over.
 
         Raises:
             DivergedError: the model was useless even with a much lower learning rate.
@@ -476,11 +488,11 @@ class SafePoint:
         return False
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the weights to fall back to, if those of the last epoch are unusable."""
+        """Return the stored weights if those of the last epoch are doubtful, else None."""
         return self.weights if self.is_doubtful else None
 
     def load_state_dict(self, state: dict[str, Any] | None, *, is_doubtful: bool | None = None) -> None:
-        """Load what `state_dict` returned, or stored weights together with `is_doubtful`."""
+        """Load the result of `state_dict`, or stored weights if `is_doubtful` is passed."""
         self.is_doubtful = state is not None if is_doubtful is None else is_doubtful
         self.weights = state or {}
 
@@ -557,7 +569,7 @@ def optimizer_in_memory() -> Iterator[None]:
         raise
 
 
-_MARGIN = 10  # times the memory of the average; generous, as skipped steps and batches of one image do not count
+_MARGIN = 10  # times the memory of the average; generous, because skipped steps and batches of one image do not count
 
 
 class RunningStatistics:
@@ -578,9 +590,9 @@ class RunningStatistics:
         self._steps_to_correct = _MARGIN * memory  # after these steps the initial values no longer matter
 
     def start(self) -> None:
-        """Prepare for the first step: statistics that came with the weights are continued, not replaced.
+        """Prepare for the first step, so that statistics from a weights file are continued and not replaced.
 
-        A file of weights may hold statistics without their counter; such a counter is set here.
+        The file may lack the counter of batches that belongs to the statistics. The counter is set here.
         """
         for norm in self._norms:
             mean, variance, counter = norm.buffers()
@@ -620,7 +632,7 @@ class RunningStatistics:
             buffer.copy_(total / count)
 
     def _forget_initial_values(self) -> None:
-        """Weight the step's batches as in a plain mean over all batches, where the momentum gives them less weight."""
+        """Give the step's batches their weight in a plain mean over all batches, if the momentum gives them less."""
         old = {id(buffer): before for buffer, before in zip(self._buffers, self._before, strict=True)}
         for norm in self._norms:
             if norm.momentum is None:  # the layer itself computes the plain mean
@@ -635,7 +647,7 @@ class RunningStatistics:
 
     @contextmanager
     def attempt(self, images: int) -> Iterator[None]:
-        """Restore the statistics if the block, a pass over this many images, fails.
+        """Run a pass over this many images, and restore the statistics if it fails.
 
         A batch of one image is normalised by the running statistics, as in evaluation.
         """

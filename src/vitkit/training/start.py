@@ -1,11 +1,11 @@
-"""Everything that a run starts from, resolved once before anything is written: `resolve` returns a `Start`.
+"""Resolve everything that a run starts from, before anything is written: `resolve` returns a `Start`.
 
-A start holds the complete recipe, the configuration of the model, the plan for loading its weights, and the split
+A start contains the complete recipe, the configuration of the model, the plan for loading its weights, and the split
 images. A new head starts with zeros or with the text encoder's vectors of the class names. In the second case the model
 is a classifier before any training, and its validation figures are epoch 0 (WiSE-FT, arXiv 2109.01903, sec. 3).
 
-If a model proposed the label of a test image, or its removal, the image stays in the test with its previous label, and
-is not used for training (docs/decisions/0028-label-files.md).
+A model may have proposed to change the label of a test image, or to remove the image. The image then stays in the test
+with its previous label, and is not used for training (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ from vitkit.weights.loading import LoadPlan, WeightsSource
 def choose_head_start(
     recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, weights: WeightsSource | None
 ) -> tuple[Recipe, list[str]]:
-    """Choose the start of the head if the weights have a text encoder; return the recipe and the reasons.
+    """Choose whether the head starts from zeros or from the class names; return the recipe and the reasons.
 
     Args:
         recipe: the complete recipe.
@@ -94,7 +94,7 @@ def choose_head_start(
         weights: the weights that the recipe starts from.
 
     Raises:
-        VitkitError: class names are requested, and the weights have no text encoder for them.
+        VitkitError: class names are requested, but cannot be used with these weights.
     """
     if recipe.head_from == "zero" or weights is None:
         return recipe if recipe.head_from == "zero" else recipe.replace(head_from="zero"), []
@@ -132,10 +132,10 @@ def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, word
 
 
 class JudgeStart:
-    """Callback that evaluates the model before its first step.
+    """A callback that evaluates the model before its first step.
 
     Args:
-        validate: puts the figures of validation images into the state.
+        validate: evaluates the model on validation images, and puts the figures into the state.
         writer: the writer of the run.
     """
 
@@ -154,14 +154,14 @@ _LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The model that a training begins with, before it is built and before the numbers of its weights are read.
+    """The description of the model that a training starts from. The model is not built, and no weights are read.
 
     Attributes:
         recipe: the recipe.
         config: the architecture.
-        preprocess: the preprocessing of its images.
-        weights: the weights that it starts from, whose names and shapes have been read; None if it starts from none.
-        plan: the plan for loading them, without their head.
+        preprocess: the preprocessing of images.
+        weights: the initial weights, of which only names and shapes have been read; None for random weights.
+        plan: the plan for loading the initial weights without their head; None for random weights.
     """
 
     recipe: Recipe
@@ -172,12 +172,12 @@ class Blueprint:
 
     @property
     def pictures(self) -> bytes | None:
-        """Return the record of what the weights were trained on, if they have one."""
+        """Return the record of the images that the initial weights were trained on, if there is one."""
         return None if self.plan is None else self.plan.pictures
 
 
 def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource | None = None) -> Blueprint:
-    """Return the blueprint of the model of a recipe.
+    """Return the blueprint of a recipe's model.
 
     Args:
         recipe: the complete recipe.
@@ -200,7 +200,7 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
 
 @contextmanager
 def _offering_scratch(recipe: Recipe) -> Iterator[None]:
-    """Add to an error about published weights that training from scratch is possible."""
+    """Add the advice to train from scratch to an error about published weights."""
     try:
         yield
     except VitkitError as error:
@@ -271,7 +271,7 @@ def digest_of_backbone(model: Model) -> str:
 
 
 def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:
-    """Copy all weights except the heads, which become `first_head`, or zeros so that the first step only moves them."""
+    """Copy all weights except those of the heads, which become `first_head`, or zeros if it is empty."""
     target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
     head = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
     heads = {name for name in target.state_dict() if name.startswith(head)}
@@ -297,14 +297,14 @@ def _preprocess(recipe: Recipe, base: Preprocess) -> Preprocess:
 
 
 def augment_of(recipe: Recipe, change: ChangePicture | None = None) -> Augment:
-    """Return the random augmentation of a recipe, after the caller's own change of pictures if there is one."""
+    """Return the random augmentation of a recipe, preceded by the caller's change of pictures if there is one."""
     strengths: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augment)}
     strengths["crop_scale"] = None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale
     return Augment(**strengths) if change is None else CustomAugment(**strengths, change=change)
 
 
 def choose_device(recipe: Recipe) -> str:
-    """Choose the device of a run, as Lightning names its accelerators.
+    """Return the device of a run, as the name of a Lightning accelerator.
 
     Raises:
         VitkitError: the machine has no such device.
@@ -326,16 +326,16 @@ def choose_compile(recipe: Recipe) -> bool:
 
 
 def normalises_on_gpu(recipe: Recipe) -> bool:
-    """Return whether a GPU normalises the pixels of images, so that processes exchange a quarter of the bytes."""
+    """Return whether a GPU normalises the pixels, so that workers send bytes instead of floats."""
     return devices.choose_device(recipe.device) == "cuda" and not recipe.random_erasing
 
 
 def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: int = 12) -> int:
     """Return the number of processes that prepare images: the recipe's, or as many as cores and shared memory allow.
 
-    The processes of a team on this machine share its cores. The default is none for up to two cores, since the training
-    step uses both. Each process keeps two batches in /dev/shm, which in containers often has 64 MiB. At most half of
-    the free space is used.
+    The training processes on this machine share its cores. With up to two cores for each, the default is 0, because the
+    training step uses both cores. Each worker holds two batches in /dev/shm, which often has 64 MiB in containers. At
+    most half of the free space is used.
     """
     if recipe.workers is not None:
         return recipe.workers
@@ -347,7 +347,7 @@ def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: in
 
 
 def _free_shared_memory() -> int:
-    """Return the free bytes of /dev/shm; infinity if there is no such folder."""
+    """Return the free bytes of /dev/shm; `sys.maxsize` if there is no such folder."""
     try:
         return shutil.disk_usage("/dev/shm").free  # noqa: S108  # only its size is read
     except OSError:
@@ -363,16 +363,15 @@ def versions(config: Config | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Proposed:
-    """The labels that models proposed for a run's images, before the images are split.
+    """The labels that models of earlier runs proposed for a run's images, before the images are split.
 
     Attributes:
         proposals: the images whose labels were changed, or that were left out.
         facts: the file facts of each image that is left out, by its path.
         earlier: runs that may have proposed labels.
         digests: the beginning of each file's SHA-256, including images that are left out.
-        taught: the pictures that the proposing runs were trained on, because the labels carry what these runs learned;
-            None if no such record is available.
-        teachers: the names of the proposing runs.
+        taught: the record of the images that the proposing runs were trained on; None if no record is available.
+        teachers: the names of the proposing runs that have a record.
         comes_split: whether the data has its own splits.
     """
 
@@ -392,7 +391,7 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
         images: the readable images.
         table: the images as in the source, with the edits of their label file.
         recipe: the complete recipe.
-        places: folders of runs that may have proposed labels, in addition to those that the recipe names.
+        places: folders that contain runs, which may have proposed labels in addition to the runs of the recipe.
     """
     ancestors = [item for item in (recipe.split_from, weights_of(recipe)) if item is not None]
     earlier = earlier_runs(ancestors, places)
@@ -414,7 +413,7 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
 
 
 def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
-    """Return whether labels follow a run's proposals, by their mark or by the run's suggestions."""
+    """Return whether a label is a proposal of this run: the proposal names the run, or the run suggested the label."""
     return any(
         proposal.by == run.name or run.suggested.get(proposal.digest, ("", None))[1] == label
         for proposal, label in followed
@@ -430,7 +429,7 @@ def _record_of(run: Earlier) -> PictureRecord | None:
 
 
 def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Recipe) -> list[SplitImages]:
-    """Return the images of a run or of each fold with their proposals, and notes about them."""
+    """Add the proposals, and findings about them, to the images of a run or of each fold."""
     return [
         replace(
             part,
@@ -442,7 +441,7 @@ def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Re
 
 
 def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[Finding]:
-    """Report labels that contain what earlier runs have learned, and whether this affects the test."""
+    """Report that models of earlier runs proposed labels, and whether this affects the test."""
     if proposed.taught is None:
         return []
     names, role_of = listed(proposed.teachers), proposed.taught.role_of()
@@ -463,7 +462,7 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[
 
 
 def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
-    """Report images that an earlier run had suspected and that were deleted; they would have counted as errors."""
+    """Report deleted images whose labels an earlier run had suspected. Without them, figures are too optimistic."""
     held_out = held_out_split(part.images.table)
     for run in proposed.earlier:
         if run.is_ancestor and (gone := run.gone(proposed.digests, held_out)):
@@ -472,7 +471,7 @@ def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
 
 
 def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
-    """Return the proposals with the split of each image that is left out: the held-out one, or none."""
+    """Set the split of each proposal: the held-out split if its image is left out and still tested, else None."""
     proposals, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
     held_out = held_out_split(images.table)
     left = [
@@ -496,7 +495,8 @@ def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) ->
 def _split(proposal: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int, held_out: str) -> str | None:
     """Return the split that an image would be in if it were not left out.
 
-    It is that of an earlier run or of the data, or else drawn at random in proportion to the splits.
+    This is the split in an earlier run or in the data. Otherwise it is drawn at random, in proportion to the split
+    sizes.
     """
     if recipe.folds is None:
         for run in earlier:
@@ -519,14 +519,14 @@ class Start:
     """Everything that a run starts from: its model and its images.
 
     Attributes:
-        blueprint: the model, whose weights have been opened but not read.
+        blueprint: the description of the model.
         reasons: the reasons for the values of fields that the user did not set, one line each.
         table: the data as in the source.
-        parts: the split images, once or for each fold of a cross-validation.
-        whole: the images of the final model of a cross-validation, which is trained on all of them; None otherwise.
-        before: the record of what the weights were trained on.
+        parts: the split images; one item, or an item for each fold of a cross-validation.
+        whole: with a cross-validation, the images of the final model, which are all training images; None otherwise.
+        before: the record of the images that the initial weights and the teacher were trained on.
         findings: problems of the data that do not depend on the split.
-        torn: findings about scenes whose images are in two splits.
+        torn: findings about scenes whose images are in more than one split.
     """
 
     blueprint: Blueprint
@@ -553,7 +553,7 @@ class Start:
         return replace(self, blueprint=replace(self.blueprint, weights=None, plan=None))
 
     def findings_of(self, part: SplitImages) -> list[Finding]:
-        """Return the problems of the data as it is split."""
+        """Return all findings for these split images."""
         return [
             *ancestry_findings(part, self.recipe),
             *self.torn,
@@ -572,8 +572,8 @@ def resolve(
 
     Args:
         fields: the requested fields; `data` must be set.
-        reserve: called with what is known so far, before the images are read, which may take long.
-        runs: folders of runs that may have proposed labels of these images.
+        reserve: called with the table and the recipe before the images are read, because reading may take long.
+        runs: folders that contain runs, which may have proposed labels of these images.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
@@ -614,7 +614,9 @@ def resolve(
 
 
 def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) -> tuple[Blueprint, list[str]]:
-    """Resolve the model of a recipe and the fields that depend on it, and return notes on both.
+    """Return the blueprint of a recipe's model, and the reasons for the start of its head.
+
+    The recipe of the blueprint includes the fields that depend on the model.
 
     Args:
         recipe: the complete recipe.
@@ -637,7 +639,7 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
 
 
 def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed) -> list[SplitImages]:
-    """Split the images: once, or with each fold as the test images in turn."""
+    """Split the images once, or with `folds` once for each fold, whose images are then the test images."""
     if recipe.folds is None:
         proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
         return [divide(images, recipe, before, proposers)]
@@ -660,7 +662,7 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
 
 
 def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
-    """Return all images as training images. The folds test labels that models proposed, so none is listed here."""
+    """Return all images as training images, without proposals, because the folds test the proposals."""
     table = replace(images.table, splits=("train",) * len(images.table))
     return replace(fold, images=replace(images, table=table), findings=[], proposals=())
 

@@ -1,15 +1,16 @@
-"""The score for unknown images at the end of a training: its choice, and what it was measured to miss.
+"""Fit the score for unknown images at the end of a training, and measure which images it misses.
 
-A training has no images of unknown things. They are replaced by two sorts of images. *Made pictures* are made from the
-validation images (`make_strangers`): noise, clouds, patterns, shuffled patches. *Left-out classes* are the training's
-own classes, each of which in turn is treated as unknown. The trained weights have learned to tell these
-classes apart, and would recognise them too easily; therefore they are looked at with the weights that the training
-started from, by a head that is fitted without the class. Without such weights, no figure for left-out classes is
-reported.
+A data set contains no unknown images, so two sorts of images take their role. *Made pictures* are made from the
+validation images (`make_strangers`): noise, clouds, patterns, shuffled patches. *Left-out classes* are classes of the
+data set, each of which is treated as unknown in turn. The trained weights have learned to distinguish these classes,
+which would make the task too easy. The features of left-out classes are therefore computed with the initial weights of
+the training, and the logits with a head that is fitted without the class. Without such weights, no figure for left-out
+classes is reported.
 
-Half of these images choose the method (`inference.unknown.METHODS`), by the mean of the two sorts: the combination of
-two scores, unless another method is better by more than two standard errors. The other half measures how many pass as
-known where 95 % of the known images do, or fewer if there are few of them.
+An unknown image *passes* if the score accepts it as known. Half of the unknown images choose the method
+(`inference.unknown.METHODS`) by the fraction that passes, which is the mean over the two sorts. The default is a
+combination of two scores. Another method must be better by more than two standard errors. The other half measures the
+fraction that passes at the threshold that accepts 95 % of the known images (fewer if there are few known images).
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class LabelledImages:
     """Images with one class each.
 
     Attributes:
-        read: a function that reads an image by its number, (C, height, width).
+        read: a function that reads an image by its index, (C, height, width).
         labels: the classes, (n,).
-        rows: the row of each image in the features of the weights that the training started from, (n,); None if it has
-            none.
+        rows: the row of each image in the features from the initial weights, (n,), or -1 for an image without a row;
+            None if there are no such features.
     """
 
     read: Callable[[int], Pixels]
@@ -52,7 +53,7 @@ class LabelledImages:
     rows: Ints | None = None
 
     def some(self, count: int, seed: int) -> LabelledImages:
-        """Return at most so many of the images."""
+        """Return at most `count` of the images, randomly chosen."""
         chosen = np.sort(np.random.default_rng(seed).permutation(len(self.labels))[:count])
         numbers, read = chosen.tolist(), self.read
         rows = None if self.rows is None else self.rows[chosen]
@@ -74,13 +75,13 @@ def fit_to_images(
         classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
         train: the training images without augmentation.
         held_out: the validation images that are independent and that the weights had not seen.
-        frozen: features (m, D) of images by the weights that the training started from; None if there are none, or if
-            these weights had seen the images.
-        seed: determines which images are used if there are many, and the made pictures.
+        frozen: features (m, D) of images from the initial weights; None if there are none, or if these weights had seen
+            the images.
+        seed: the seed for the choice among many images, and for the made pictures.
         progress: receives the number of computed images and their total.
 
     Returns:
-        None if no image of either part can be read.
+        The fitted score; None if no training image or no held-out image can be read.
     """
     train, held_out = train.some(MOST, seed), held_out.some(MOST, seed)
     n, m = len(train.labels), len(held_out.labels)
@@ -112,18 +113,18 @@ def fit_out_of_fold(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Unknown | None:
-    """Fit a score to the training images of a head on frozen features, each compared with those of the other folds.
+    """Fit a score to the training images of a head on frozen features. Each image is compared with the other folds.
 
     Args:
         classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
         images: n training images without augmentation.
-        logits: logits of heads that were fitted without the fold of the image, before the temperature, (n, K).
+        logits: the out-of-fold logits of the images, before the temperature, (n, K).
         fold: the fold of each image, (n,).
-        seed: determines which images are used if there are many, and the made pictures.
+        seed: the seed for the choice among many images, and for the made pictures.
         progress: receives the number of computed images and their total.
 
     Returns:
-        None if no image can be read.
+        The fitted score; None if no image can be read.
     """
     made_from = images.some(_MADE, seed)
     images = replace(images, rows=np.arange(len(images.labels))).some(MOST, seed)
@@ -146,7 +147,10 @@ def _of_frozen(frozen: Floats, rows: Ints, labels: Ints) -> Seen:
 def _see_readable(
     classifier: Classifier, images: LabelledImages, report: Callable[[int], None] | None
 ) -> tuple[Seen, Ints]:
-    """Return what a classifier makes of the images that can be read, and their numbers; report how many are done."""
+    """Return the features and logits of the readable images, and the indices of these images.
+
+    `report` receives the number of finished images.
+    """
     rows = list[tuple[int, Pixels]]()
     for done, (i, row) in enumerate(_outcomes(classifier, images), start=1):
         if report is not None:
@@ -158,7 +162,7 @@ def _see_readable(
 
 
 def _see_made(classifier: Classifier, images: LabelledImages, seed: int) -> dict[str, Seen]:
-    """Return what a classifier makes of the pictures that are made from some images, by their kind."""
+    """Return the features and logits of the pictures that are made from some images, by kind."""
     outcomes = (try_read(images.read, i) for i in range(len(images.labels)))
     pictures = np.stack([image for image in outcomes if not isinstance(image, str)])
     return {kind: _see(classifier, batch) for kind, batch in make_strangers(pictures, seed).items()}
@@ -193,7 +197,7 @@ def _see(classifier: Classifier, pictures: Pixels) -> Seen:
 
 @dataclass(frozen=True)
 class _Detection:
-    """Which images of one kind or class pass as known: those that choose, and the others."""
+    """Whether unknown images of one kind or class pass: for the half that chooses, and for the half that measures."""
 
     kind: str
     choosing: npt.NDArray[np.bool_]
@@ -214,17 +218,17 @@ def fit_unknown(
     before: tuple[Seen, HeldOutImages] | None = None,
     seed: int = 0,
 ) -> Unknown:
-    """Choose the score by which few images of no class pass as known, and measure what it misses.
+    """Choose the score by which the fewest unknown images pass as known, and measure the fraction that passes.
 
     Args:
-        train: what the trained model makes of the training images, without augmentation.
-        held_out: what it makes of labelled images that it was not trained on; or, for each fold of a cross-validation
-            of a head on the same features, the images of the other folds, and its own with the logits of their head.
-        made: what it makes of pictures that belong to no class, by kind, such as those of `make_strangers`.
-        before: training and held-out images as the weights see them that the training started from; their logits are
-            not used. None if there are no such weights; `train` and `held_out` then choose, and no figure for left-out
-            classes is reported.
-        seed: determines which training images are stored, and which images choose.
+        train: the trained model's output for the training images without augmentation.
+        held_out: the model's output for labelled images that it was not trained on. For a cross-validation of a head on
+            the same features, it has a pair for each fold: the images of the other folds, and the images of the fold
+            with their out-of-fold logits.
+        made: the model's output for pictures that belong to no class, by kind, such as those of `make_strangers`.
+        before: the features of training and held-out images from the initial weights; logits are not used. If it is
+            None, `train` and `held_out` replace it, and no figure for left-out classes is reported.
+        seed: the seed for the choice of the stored training images, and of the images that choose the method.
 
     Raises:
         VitkitError: there are no held-out images.
@@ -250,7 +254,7 @@ def fit_unknown(
 def _without_each_class(
     train: Seen, held_out: HeldOutImages, *, seed: int, has_logits: bool
 ) -> Iterator[tuple[Seen, HeldOutImages, Seen]]:
-    """Yield for some classes the training images and the held-out images without the class, and those of the class."""
+    """For some classes, yield training and held-out images of the other classes, and the images of the class."""
     labels = held_out.labels if isinstance(held_out, Seen) else np.concatenate([fold.labels for _, fold in held_out])
     for k in np.sort(np.random.default_rng(seed).permutation(np.unique(labels))[:_CLASSES]).tolist():
         if not (labels != k).any() or not (train.labels != k).any():
@@ -273,9 +277,9 @@ def _without_each_class(
 def _folds_without(
     train: Seen, folds: Sequence[tuple[Seen, Seen]], k: int
 ) -> tuple[Seen, list[tuple[Seen, Seen]], Seen]:
-    """Return the training images without a class, the folds without it, and its images, with the logits of new heads.
+    """Return the training images and the folds without a class, and the images of the class, with logits of new heads.
 
-    The heads of the folds are fitted to the images of the other folds, and that for the images of the class to all.
+    The head for a fold is fitted to the other folds. The head for the other images is fitted to all folds.
     """
     rest = train.at(train.labels != k)
     read = _head_of(rest)
@@ -289,7 +293,7 @@ def _folds_without(
 
 
 def _head_of(train: Seen) -> Callable[[Floats], Floats]:
-    """Fit a head to features, and return the function that computes its logits."""
+    """Fit a head to features, and return a function from features to logits."""
     import torch
 
     from vitkit.evaluation.linear_models import regress
@@ -308,7 +312,7 @@ def _head_of(train: Seen) -> Callable[[Floats], Floats]:
 
 
 def _best(trials: Mapping[Method, list[_Detection]]) -> Method:
-    """Return the method that lets clearly fewer images pass than `joint`; `joint` itself if there is none.
+    """Return the method with the fewest passing images if it is clearly better than `joint`, else `joint`.
 
     Clearly means by more than two standard errors of the paired difference over kinds of pictures and classes.
     """
@@ -326,13 +330,13 @@ def _best(trials: Mapping[Method, list[_Detection]]) -> Method:
 
 
 def _passing(trials: list[_Detection]) -> float:
-    """Return the fraction of choosing images that pass: the mean of made pictures and left-out classes."""
+    """Return the fraction of the choosing images that passes, averaged over made pictures and left-out classes."""
     means = [float(values.mean()) for values in _shares(trials) if len(values)]
     return float(np.mean(means)) if means else 1.0
 
 
 def _shares(trials: list[_Detection]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the fraction that passes of the choosing images of each kind of made pictures, and of each class."""
+    """Return the fraction of the choosing images that passes, for each kind of made pictures and for each class."""
     there = [trial for trial in trials if len(trial.choosing)]
     made, classes = (
         np.array([trial.choosing.mean() for trial in there if (trial.kind == LEFT_OUT) == is_class], np.float64)
@@ -354,9 +358,10 @@ def _limits(trials: list[_Detection], *, has_classes: bool) -> Iterator[Limit]:
 
 
 def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 95 % prediction interval of another share, under a normal distribution of arcsin sqrt(share).
+    """Return the 95 % prediction interval for the share of a new class.
 
-    The variance is at least that of chance, 1 / 4n for a share of n images.
+    arcsin sqrt(share) is assumed to be normally distributed. The variance is at least that of chance, which is 1 / 4n
+    for a share of n images.
     """
     from scipy.special import stdtrit
 
@@ -368,7 +373,7 @@ def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
 
 
 def in_words(unknown: Unknown, kind: str = "validation images") -> str:
-    """Describe in a line what the score misses; `kind` names the images that it was fitted with."""
+    """Describe in a line which images the score misses. `kind` names the images that the score was fitted to."""
     made, left_out = ([limit for limit in unknown.limits if bool(limit.classes) == is_class] for is_class in (0, 1))
     shares = [f"{limit.kind} {limit.share:.0%}" for limit in made]
     shares += [
@@ -398,10 +403,10 @@ def make_strangers(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
         seed: seed of the pictures.
 
     Returns:
-        By kind, pictures (n, C, height, width): `noise` with the mean and spread of the images' channels; `clouds`,
-        smooth random fields with the same, whose amplitudes fall with frequency as those of photographs; `patterns`,
-        stripes and checks of two colours of an image; and `shuffled patches`, the images cut into 4 x 4 tiles in
-        another order.
+        Pictures (n, C, height, width) by kind. `noise` has the mean and spread of the images' channels. `clouds` are
+        smooth random fields with the same mean and spread, whose amplitudes fall with frequency as in photographs.
+        `patterns` are stripes and checks of two colours of an image. `shuffled patches` are the images cut into 4 x 4
+        tiles in another order.
     """
     rng = np.random.default_rng(seed)
     mean, spread = images.mean(axis=(0, 2, 3), keepdims=True), images.std(axis=(0, 2, 3), keepdims=True)
@@ -415,7 +420,7 @@ def make_strangers(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
 
 
 def _pattern(image: Pixels, rng: np.random.Generator) -> Pixels:
-    """Return stripes or checks, with sharp or soft edges, of the colours at two places of an image."""
+    """Draw stripes or checks, with sharp or soft edges, in the colours of two pixels of an image."""
     channels, height, width = image.shape
     y, x = np.mgrid[:height, :width] / max(height, width)
     angle, cycles = rng.uniform(0, np.pi), rng.uniform(2, 20, 2)

@@ -1,7 +1,7 @@
 """The teacher of a distillation: a classifier of vitkit, or a CNN of torchvision.
 
-A teacher sees the pictures that the student sees: the student's normalisation is undone, the picture is resized for the
-teacher, and the teacher's normalisation is applied. Its logits are in the student's order of classes.
+A teacher receives the pictures of the student: the student's normalisation is undone, the picture is resized for the
+teacher, and the teacher's normalisation is applied. The teacher's logits are in the student's order of classes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Teacher:
         preprocess: the teacher's preprocessing.
         classes: the student's classes.
         columns: the indices of the student's classes among the teacher's logits, in the student's order.
-        sha256: the digest of its weights, so that a resumed run has the same teacher.
-        notes: the assumptions about it.
-        pictures: the record of what it was trained on (`data.seen`); None if there is none.
+        sha256: the digest of the teacher's weights, by which a resumed run recognises the teacher.
+        notes: the assumptions about the teacher, for the user.
+        pictures: the record of the images that the teacher was trained on (`data.seen`); None if there is none.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, images: Tensor, student: Preprocess) -> Tensor:
-        """Convert images (B, C, height, width) of the student to float32 logits (B, K) in its class order."""
+        """Return float32 logits (B, K), in the student's class order, for student images (B, C, height, width)."""
         self.network.to(images.device)
         seen = self._see(images, student)
         with torch.autocast(images.device.type, enabled=False):
@@ -74,10 +74,10 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
     """Load the teacher that a recipe names.
 
     Args:
-        name: a model folder or any checkpoint that `vitkit.load` accepts; a torchvision model, with its published
-            weights; or NAME:FILE, a torchvision model with its weights in a file, in the student's order of classes.
+        name: a model folder or any checkpoint that `vitkit.load` accepts; a torchvision model, which gets its published
+            weights; or NAME:FILE, a torchvision model and a file of weights with the student's order of classes.
         classes: the student's classes.
-        size: the student's image size (height, width), for a NAME:FILE that does not record its own.
+        size: the student's image size (height, width), which a teacher of the form NAME:FILE uses as well.
 
     Raises:
         VitkitError: there is no such teacher, it cannot be loaded, it does not know one of the classes, or its output
@@ -89,7 +89,7 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
 
 
 def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
-    """Load the teacher of a run, and check that it is still the same if the run has started.
+    """Load the teacher of a run. If the run has started, check that the teacher has not changed.
 
     Raises:
         VitkitError: see `load_teacher`; or the weights have changed since the start.
@@ -192,7 +192,7 @@ def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Ten
 
 
 def _try(teacher: Teacher, size: tuple[int, int]) -> None:
-    """Check that the teacher's output is finite, because hard distillation would treat NaN as a class."""
+    """Check that the teacher's output for a grey picture is finite. Hard distillation would treat NaN as a class."""
     height, width = size
     try:
         logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))

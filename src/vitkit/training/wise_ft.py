@@ -1,12 +1,13 @@
 """`--wise-ft`: weights between the start and the end of a fine-tuning (Wortsman et al. 2022, arXiv 2109.01903).
 
-Fine-tuned weights and those that they started from lie in one valley of the loss, so the straight line between them
-crosses no barrier. A point on it is often more accurate than either end, and loses less on photographs of another kind
-(sec. 3). The start must be a classifier: the pre-trained backbone with the head that was fitted to its features, or
-with that of the class names.
+The initial and the fine-tuned weights lie in one valley of the loss, so the straight line between them crosses no
+barrier. A point on this line is often more accurate than either end, and loses less accuracy on photographs of another
+kind (sec. 3). The initial model must be a classifier: the pre-trained backbone with a head that was fitted to its
+features, or with the head of the class names.
 
-Validation images choose the point. There are few of them, and the best of several points looks better than it is, so a
-mix replaces the fine-tuned weights only if the interval of its gain, adjusted for the number of points, is above zero.
+Validation images choose the point. The accuracy of the best of several points is optimistic, especially with few
+images. A mix therefore replaces the fine-tuned weights only if the confidence interval of its gain, adjusted for the
+number of points, is above zero.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def check_start(recipe: Recipe, model: Model) -> None:
 
     Raises:
         VitkitError: the head is not fitted first and does not come from class names, there are two heads, or the model
-            has running statistics, which belong to its own weights.
+            has batch norms.
     """
     if model.head is None or getattr(model, "head_dist", None) is not None:
         raise VitkitError("--wise-ft: the model has two heads, which are not fitted before the training: leave it out")
@@ -61,7 +62,7 @@ def check_start(recipe: Recipe, model: Model) -> None:
 
 
 def keep_start(folder: Path, model: Model, correction: PriorCorrection) -> None:
-    """Store the weights that a training starts from in its folder, as its model would be saved.
+    """Save the initial weights of a training in the run folder, with the prior correction of saved models.
 
     Args:
         folder: the run folder.
@@ -73,19 +74,19 @@ def keep_start(folder: Path, model: Model, correction: PriorCorrection) -> None:
 
 
 def check_kept(folder: Path) -> None:
-    """Check that a resumed run has the weights that it started from.
+    """Check that the folder of a resumed run contains its initial weights.
 
     Raises:
-        VitkitError: they are missing.
+        VitkitError: the weights are missing.
     """
     if not (folder / START).is_file():
         raise VitkitError(f"{folder / START} is missing, which --wise-ft mixes with the model: set wise_ft = false")
 
 
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
-    """Return (1 - alpha) start + alpha end, tensor by tensor; alpha 0 and 1 give the ends to the bit.
+    """Return (1 - alpha) start + alpha end for each tensor; alpha 0 and 1 give the ends bit for bit.
 
-    Tensors of whole numbers are those of `end`.
+    Integer tensors are taken from `end`.
     """
     return {
         name: torch.lerp(start[name].to(tensor), tensor, alpha) if tensor.is_floating_point() else tensor
@@ -96,14 +97,16 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: f
 def mix_with_start(
     folder: Path, classifier: Classifier, judge: Callable[[Classifier], Evaluation | None], say: Say
 ) -> None:
-    """Try the weights between the start and the classifier's, keep the best if it wins, and record what was tried.
+    """Mix the initial and the fine-tuned weights, and use the best mix if it is significantly better.
 
-    A model that has a record already is left alone, so that a resumed run does not mix twice.
+    The trials are recorded in the provenance of the classifier. A classifier that has this record is not changed, so
+    that a resumed run does not mix twice.
 
     Args:
         folder: the run folder, whose model folder is changed.
         classifier: the classifier of that folder. It is changed in place.
-        judge: evaluates a classifier on the validation images that count; None if there are none.
+        judge: evaluates a classifier on the validation images that the weights had not seen; returns None if there are
+            none.
         say: called with a line about the result.
 
     Raises:
@@ -142,7 +145,7 @@ def mix_with_start(
 
 
 def mix_as_folds(folder: Path, classifier: Classifier, alphas: Sequence[float], say: Say) -> None:
-    """Mix the final model of a cross-validation as half of its folds did, once.
+    """Mix the final model of a cross-validation with the median fraction of its folds, unless this was done before.
 
     Args:
         folder: the run folder, whose model folder is changed.

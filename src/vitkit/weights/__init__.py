@@ -2,8 +2,8 @@
 
 Open `loading.py` first. It reads the names and shapes in a checkpoint (`checkpoint.py`), recognises its layout
 (`formats/`, one module per publisher), infers the configuration (`infer.py`), accounts for every tensor (`layout.py`),
-and adapts the tensors to the requested image size and classes (`adapt.py`). Only then are the values read, once, into a
-model that was never initialised. `catalog.py` lists the published weights, and `download.py` fetches them.
+and adapts the tensors to the requested image size and classes (`adapt.py`). The values are read last, directly into a
+model whose weights were not initialised. `catalog.py` lists the published weights, and `download.py` fetches them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Adapt the tensors of a checkpoint to another image size, patch size or set of classes.
 
-Learned position embeddings are interpolated in 2-D to another grid (paper, sec. 3.2). Publishers interpolate
-differently, and weights are resized as their publisher does. Patch embeddings are resized as in FlexiViT (arXiv
-2212.08013). Networks of other libraries receive a new head, and some of them another image size.
+Learned position embeddings are interpolated in 2-D to another grid (paper, sec. 3.2). Publishers use different
+interpolations, and weights are resized in the way of their publisher. Patch embeddings are resized as in FlexiViT
+(arXiv 2212.08013). Networks of other libraries can get a new head, and some of them another image size.
 """
 
 from __future__ import annotations
@@ -34,12 +34,17 @@ def resize_grid(positions: Tensor, old: Pair, new: Pair, convention: PositionRes
         positions: (..., h * w, D), in row-major order, without those of prefix tokens.
         old: the grid of `positions`, (h, w).
         new: the requested grid, (h', w').
-        convention: `reference`: scipy's `zoom` of order 1, that is bilinear with aligned corners (but without the zeros
-            that `zoom` leaves in the last row or column when rounding takes it past the edge, as from 28 to 14);
-            `timm`: bicubic with antialiasing, also used by DINOv2's models with registers; `torchvision`: bicubic with
-            aligned corners; `huggingface`: bicubic; `dinov2`: bicubic with a scale factor of (new + 0.1) / old;
-            `siglip2`: bilinear with antialiasing; `linear`: bilinear to a square with the longer side of the grid,
-            which is then cropped to the shorter one (C-RADIO); `linear_aligned`: the same with aligned corners.
+        convention: the interpolation:
+
+            - `reference`: bilinear with aligned corners, as scipy's `zoom` of order 1. Because of rounding, `zoom`
+              sometimes leaves zeros in the last row or column, as from 28 to 14; this error is not reproduced.
+            - `timm`: bicubic with antialiasing, also used by DINOv2's models with registers.
+            - `torchvision`: bicubic with aligned corners.
+            - `huggingface`: bicubic.
+            - `dinov2`: bicubic with a scale factor of (new + 0.1) / old.
+            - `siglip2`: bilinear with antialiasing.
+            - `linear`: bilinear to a square with the longer side of the grid, which is then cropped (C-RADIO).
+            - `linear_aligned`: the same as `linear`, with aligned corners.
 
     Returns:
         (..., h' * w', D) in the dtype of `positions`; computed in float32.
@@ -73,12 +78,12 @@ def _interpolate(grid: Tensor, old: Pair, new: Pair, convention: PositionResize)
 def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
     """Interpolate relative position biases, one for each offset between two patches, to another grid.
 
-    This is done as in BEiT's fine-tuning (arXiv 2106.08254) and in timm: the old offsets are spread over the new range
-    in steps that grow geometrically, so that small offsets change least, and values between them are interpolated
+    The method is that of BEiT's fine-tuning (arXiv 2106.08254) and timm. The old offsets are placed in the new range at
+    distances that grow geometrically, so that small offsets change least. Values between them are interpolated
     linearly. If the grids are equal, `table` itself is returned.
 
     Args:
-        table: (O + e, H): one row per offset in row-major order, then e rows of the class token, which stay.
+        table: (O + e, H): one row per offset in row-major order, then e rows of the class token, which stay unchanged.
         old: the grid (h, w) that the biases were learned on; O is (2h - 1) (2w - 1).
         new: the requested grid.
 
@@ -95,10 +100,7 @@ def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
 
 
 def _between(old: int, new: int) -> Tensor:
-    """Return the interpolation matrix from the offsets of the old range to those of the new one.
-
-    Its shape is (2 new - 1, 2 old - 1).
-    """
+    """Return the matrix that interpolates biases along one axis: (2 new - 1, 2 old - 1)."""
     known, wanted = _spread(old, new), torch.arange(1 - new, new, dtype=torch.float64)
     if old == 1:
         return torch.ones(len(wanted), 1)
@@ -224,7 +226,7 @@ def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) ->
 
 
 def _replace_head(adapted: Adapted, target: ViTConfig, shapes: Mapping[str, torch.Size]) -> None:
-    """Replace the head by zeros, as the paper does before fine-tuning (sec. 3.2)."""
+    """Replace the head by a new one of zeros, as the paper does before fine-tuning (sec. 3.2)."""
     for name in shapes:
         if name.startswith("head"):
             adapted.read[name] = lambda name=name: torch.zeros(shapes[name])  # type: ignore[misc]
@@ -241,7 +243,7 @@ def adapt_network(
     """Adapt the tensors of another library's network to another head and image size.
 
     Raises:
-        VitkitError: a tensor depends on the image size; only vitkit's own models resize those.
+        VitkitError: the image size changes, and the shape of a tensor depends on it.
     """
     adapted = Adapted(dict(read))
     head = anatomy_of(target).head

@@ -2,13 +2,14 @@
 
 Names are those of timm, MODEL.TAG, if timm has the same weights. `augreg_in21k` and `augreg_in21k_ft_in1k` are the
 AugReg weights that timm chose; `augreg_best_in21k` and `augreg_best_in21k_ft_in1k` are those that AugReg's authors
-recommend (arXiv 2106.10270). `orig_*` are the files of the first paper, `jx_in21k` is their conversion with the
-representation layer, and `tv_*` are torchvision's weights. Repositories on the Hugging Face hub are named by their id.
+recommend (arXiv 2106.10270). `orig_*` are the files of the first paper. `jx_in21k` are some of these files, converted
+with the representation layer. `tv_*` are torchvision's weights. Repositories on the Hugging Face hub are named by id.
 
 The facts are in data files next to this module: published.csv is written by `benchmarks/catalog.py`, which names the
 sources. An empty cell means that no source is known.
 
-`meaning_of` resolves names of weights: a bare model name, for prediction or for training; `MODEL.TAG`; `timm:NAME`.
+`meaning_of` chooses the published weights for a model name without a tag, for prediction or for training. `split_timm`
+handles names with the prefix `timm:`.
 """
 
 from __future__ import annotations
@@ -51,15 +52,14 @@ class Entry:
 
     Attributes:
         name: the name that users type.
-        architecture: the name of the model. DINOv2's models have LayerScale and registers and no name of vitkit's; they
-            have timm's names.
+        architecture: the name of the model in vitkit, or timm's name if vitkit has none, as for DINOv2.
         preprocess: the preprocessing of the authors' evaluation. The `preprocessor_config.json` of a hub repository may
             differ from it.
         classes: the classes of the head: `other` for another set of classes or a projection, `none` for features
             without a head.
         sha256: the file's SHA-256, all digits or the first ones; None if it is not published.
         licence: the SPDX identifier, or a name if there is none; empty if no licence is stated.
-        paper: the arXiv number; empty if timm's table, from which the entry is taken, names no paper.
+        paper: the arXiv number; empty for entries from timm's table (`tagged`).
         top1: the published accuracy on ImageNet-1k in percent, at `preprocess.size`.
     """
 
@@ -91,7 +91,7 @@ class Entry:
 
 
 def google_pixels(size: int) -> Preprocess:
-    """Return the preprocessing of the reference implementation's evaluation: squashed to size x size pixels."""
+    """Return the preprocessing of the reference implementation's evaluation: stretch images to size x size pixels."""
     return Preprocess(size=(size, size), fit="squash", interpolation="bilinear", mean=HALF, std=HALF)
 
 
@@ -386,8 +386,8 @@ class ModelFacts:
         parameters: the number of parameters; None if unknown.
         gmacs: 10^9 multiply-accumulate operations per image; None if unknown.
         top1: the published accuracy on ImageNet-1k in percent; None if unknown.
-        measured: how the weights were trained for `top1`: `linear`, only a head; `fine-tuned`, after training on other
-            data; `trained`, on ImageNet-1k only.
+        measured: how the weights were trained for `top1`: `linear` (only a head), `fine-tuned` (after training on other
+            data) or `trained` (on ImageNet-1k only).
         source: the source of `top1`.
     """
 
@@ -462,7 +462,7 @@ CATALOG: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry | None:
-    """Return the entry of this name in `CATALOG`; None if there is none. Other weights of timm are not included."""
+    """Return the entry of this name in `CATALOG`; None if there is none. Names of `tags` are not included."""
     return CATALOG.get(name)
 
 
@@ -496,7 +496,7 @@ def suggest(name: str) -> str:
 
 
 def missing(path: str) -> str:
-    """Return the message for a missing file or folder, with similar names that the user may have meant."""
+    """Return the error message for a missing file or folder, with similar names that the user may have meant."""
     place = Path(path)
     if "," in path:
         return (
@@ -512,7 +512,7 @@ def missing(path: str) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether a name that is not otherwise known is a repository on the hub: `owner/name`, and not a path.
+    """Return whether an unknown name has the form of a repository on the hub, `owner/name`, and is not a path.
 
     A name is a path if its parent folder exists or is called `runs`, or if it has the suffix of a weight file.
     """
@@ -531,9 +531,9 @@ _NAMED = {
 
 
 def class_names(count: int) -> tuple[tuple[str, ...], str]:
-    """Return names for the classes of a head with `count` classes, and a note about where they come from.
+    """Return names for the classes of a head with `count` classes, and a note about their source.
 
-    A head with as many classes as ImageNet gets ImageNet's names; any other gets numbers.
+    A head with as many classes as ImageNet-1k or ImageNet-21k gets their names. Any other head gets numbers.
     """
     if count not in _NAMED:
         return tuple(map(str, range(count))), f"numbers, as the checkpoint names none of its {count} classes"
@@ -555,8 +555,8 @@ def imagenet_synsets() -> dict[str, str]:
 def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str | None]:
     """Return the class names in the `class_indices.json` next to weights, and a note about them.
 
-    The file may be written as {"0": "daisy"} or as {"daisy": 0}. The names are None if there is no such file, or if it
-    does not have a name for each of the `count` classes; the note then says what is wrong.
+    The file may contain {"0": "daisy"} or {"daisy": 0}. If there is no such file, names and note are None. If the file
+    does not have a name for each of the `count` classes, the names are None and the note gives the reason.
     """
     path = (weights if weights.is_dir() else weights.parent) / CLASS_INDICES
     if not path.is_file():
@@ -587,7 +587,7 @@ def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names with numbers appended to repeated ones: ImageNet has a bird and a machine called crane."""
+    """Make names unique by appending a number to repeated ones; ImageNet has a bird and a machine called crane."""
     first: dict[str, int] = {}
     return tuple(name if first.setdefault(name, i) == i else f"{name} ({i})" for i, name in enumerate(names))
 
@@ -614,12 +614,12 @@ _SUFFIXES = ("pth", "pt", "bin", "npz", "safetensors", "ckpt", "onnx", "xml", "p
 
 @dataclass(frozen=True)
 class Meaning:
-    """The published weights that a bare model name stands for.
+    """The published weights that were chosen for a model name without a tag.
 
     Attributes:
         entry: the weights.
-        size: the (height, width) in the name, in pixels.
-        says: a line that says which weights these are and why.
+        size: the (height, width) in the model name, in pixels.
+        says: a line for the user about the chosen weights and the reason.
     """
 
     entry: Entry
@@ -643,7 +643,7 @@ def split_timm(source: str) -> tuple[str, bool]:
 
 
 def meaning_of(name: str, use: Use) -> Meaning | None:
-    """Return the weights that a bare model name stands for; None if the name is something else.
+    """Choose the published weights for a model name without a tag; return None for any other name.
 
     Raises:
         VitkitError: there are no published weights of this model, or none for this use, or none with this tag.
@@ -661,10 +661,10 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
 
 
 def weights_for(model: str, use: Use) -> Entry | None:
-    """Return the weights that a bare model name stands for; None if there are none for this use.
+    """Return the best published weights for a model name without a tag; None if there are none for this use.
 
-    For predictions these are a classifier of ImageNet-1k, for training the backbone that fine-tunes best. Names that
-    end with `_in21k` stand for weights of ImageNet-21k in both cases. DeiT's names always stand for DeiT's weights.
+    For predictions, these are a classifier of ImageNet-1k. For training, they are the backbone that fine-tunes best.
+    Names that end with `_in21k` stand for weights of ImageNet-21k in both cases, and DeiT's names for DeiT's weights.
     """
     parsed = _MODEL.fullmatch(model)
     if parsed is None:

@@ -1,11 +1,11 @@
 """Read checkpoints without running code: first names and shapes, then values when they are needed.
 
-The kind of a file is recognised by its content: safetensors, PyTorch (read with `weights_only`), or numpy's `.npz`. An
-`.npz` file with arrays that are larger than it declares is refused before it is unpacked.
+The format of a file is recognised by its content: safetensors, PyTorch (read with `weights_only`), or numpy's `.npz`.
+An `.npz` file is refused before it is decompressed if the size of an array does not match its shape.
 
-vitkit's notes in a zip file lie before its central directory, where readers of zip files skip them, as the signatures
-of Android packages do. A member would be an extra array for whoever loads all arrays of an `.npz` file, and the comment
-of a zip file is limited to 64 KiB.
+vitkit embeds data in a zip file before the central directory, where readers of zip files skip it. (Signatures of
+Android packages are stored in the same way.) A zip member would be an extra array for programs that load all arrays of
+an `.npz` file, and the comment of a zip file is limited to 64 KiB.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Checkpoint:
         wrappers: the nested keys of the file under which the weights were stored, such as `model`.
         config: the content of `config.json` (or OpenCLIP's file) next to the weights.
         preprocessor: the content of `preprocessor_config.json` next to the weights.
-        metadata: the metadata of a safetensors file, or what vitkit stored in a zip file's comment.
+        metadata: the metadata of a safetensors file, or the sections that vitkit stored in the comment of an `.npz`.
         passed_over: other sets of weights in the file, each with the reason why it was not chosen.
         pictures: the record of the pictures that the weights were trained on (`data.seen`), if vitkit wrote the file.
     """
@@ -75,7 +75,7 @@ def readers(
 ) -> dict[str, Callable[[], Tensor]]:
     """Return a function for each tensor that reads its parts from the file and joins them.
 
-    The functions return float32 or integers in new memory, since the file may change later.
+    The functions return float32 or integers in new memory, because the file may change later.
 
     Args:
         tensors: the tensors of the checkpoint.
@@ -99,14 +99,14 @@ def _reader(stored: Sequence[StoredTensor], join: Callable[..., Tensor] | None) 
 
 
 def read_all(read: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:
-    """Read the values of all tensors, in their order."""
+    """Read the values of all tensors, in the order of `read`."""
     return {name: read_one() for name, read_one in read.items()}
 
 
 def noted(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what vitkit's export stored with the tensors: configuration, preprocessing, image size, classes.
+    """Return the note that vitkit's export stored with the tensors: configuration, preprocessing, image size, classes.
 
-    Return an empty dictionary if there is nothing of the kind.
+    The dictionary is empty if there is no such note.
     """
     try:
         said = from_json(checkpoint.metadata["vitkit"])
@@ -144,9 +144,9 @@ _NAME = b"vitkit pictures\n"
 
 
 def tuck_in(path: Path, data: bytes, comment: bytes | None = None) -> None:
-    """Embed bytes in a zip file, and replace its comment.
+    """Embed bytes in a zip file, and replace the comment of the file.
 
-    Empty `data` embed nothing; a comment of None keeps the old one.
+    If `data` is empty, nothing is embedded. If `comment` is None, the old comment is kept.
 
     Raises:
         OSError: the disk is full or not writable.
@@ -178,7 +178,7 @@ def tucked_in(path: Path) -> bytes | None:
 
 
 def read_npz(path: Path) -> Checkpoint:
-    """Read the headers of an .npz file. Each array is decompressed when it is needed."""
+    """Read the headers of an .npz file. An array is decompressed only when it is needed."""
     try:
         archive = zipfile.ZipFile(path)
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
@@ -189,7 +189,7 @@ def read_npz(path: Path) -> Checkpoint:
 
 
 def _of_comment(comment: bytes) -> dict[str, str]:
-    """Return what vitkit's export stored in the zip file's comment, as JSON text by section."""
+    """Return the sections that vitkit's export stored in the comment of a zip file, as JSON text by name."""
     try:
         content = from_json(comment)
     except ValueError:
@@ -282,8 +282,8 @@ def _of_safetensors(file: Any, name: str) -> StoredTensor:
     return StoredTensor(tuple(view.get_shape()), dtype, lambda: file.get_tensor(name))
 
 
-# The weights of a training checkpoint, in the order in which they are preferred: averaged ones first, teachers before
-# students (DINO).
+# Keys of the weights in training checkpoints, in order of preference: averaged weights come first, and DINO's teacher
+# comes before the student.
 _WRAPPERS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "module", "net", "student")
 
 
@@ -362,7 +362,7 @@ def read_checkpoint(path: Path, *, full_names: bool = False) -> Checkpoint:
 
     Args:
         path: the file or folder.
-        full_names: keep the prefixes of names in a safetensors file, which a user's network may have on purpose.
+        full_names: whether to keep the prefixes of names in a safetensors file, which may belong to a user's network.
 
     Raises:
         VitkitError: the file does not exist, contains no tensors or is damaged, or reading it would run code.

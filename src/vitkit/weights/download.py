@@ -1,8 +1,8 @@
-"""Download published weights into the cache. A file is either complete and checked, or not there.
+"""Download published weights into the cache, which contains only complete and verified files.
 
-A download is written to `NAME.part` and renamed when its length and checksum are right. An interrupted download
-continues next time if the server still has the same file. Repositories of the Hugging Face hub are downloaded with the
-hub's own library. Cached files are used without a request.
+A download is written to `NAME.part`, and renamed after its length and checksum were verified. An interrupted download
+continues next time if the file on the server is the same. Repositories of the Hugging Face hub are downloaded with
+`huggingface_hub`. Cached files are used without a request.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Version:
 
 @dataclass(frozen=True)
 class PartialFile:
-    """An unfinished download, with a note about the version of the file that its bytes belong to."""
+    """An unfinished download, and a note next to it about the version of the file on the server."""
 
     path: Path
 
@@ -68,10 +68,7 @@ class PartialFile:
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def version(self) -> Version:
-        """Return the version in the note.
-
-        It is empty if the note is missing or damaged, so that the download starts again.
-        """
+        """Return the version in the note; an empty one, which restarts the download, if the note cannot be read."""
         with suppress(OSError, ValueError, TypeError):
             return Version(**from_json(self.note.read_text(encoding="utf-8")))
         return Version()
@@ -98,7 +95,7 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
     Interrupted downloads continue, and processes that need the same file wait for one another.
 
     Args:
-        url: an https address, or http for this machine.
+        url: an https address, or an http address of this machine.
         sha256: hexadecimal digits, all or the first ones. Without it, the MD5 that Google's servers send is checked.
 
     Raises:
@@ -122,14 +119,15 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
 
 
 def fetch_to(url: str, final: Path, sha256: str | None = None) -> None:
-    """Download a file to a path outside of the cache, completely or not at all; an existing file is replaced.
+    """Download a file to a path outside of the cache, and replace an existing file there.
 
-    An interrupted download continues next time, from `NAME.part` next to the path.
+    The file appears at the path only when it is complete. An interrupted download continues next time, from `NAME.part`
+    next to the path.
 
     Args:
-        url: an https address, or http for this machine.
+        url: an https address, or an http address of this machine.
         final: the path, whose folder exists.
-        sha256: hexadecimal digits, all or the first ones; without it, nothing is checked but the length.
+        sha256: hexadecimal digits, all or the first ones. Without it, the MD5 that Google's servers send is checked.
 
     Raises:
         VitkitError: downloads are forbidden, the server cannot be reached or does not have the file, or the checksum is
@@ -142,7 +140,7 @@ def fetch_to(url: str, final: Path, sha256: str | None = None) -> None:
 
 
 def cache_path(url: str) -> Path:
-    """Return the path at which the cache keeps the file of an address, whether or not it exists.
+    """Return the path in the cache for the file of an address, whether or not the file exists.
 
     Raises:
         VitkitError: the address is not an https address of a file.

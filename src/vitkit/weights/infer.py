@@ -1,9 +1,9 @@
 """Infer the configuration of a model from the shapes of its tensors.
 
-Most sizes follow from many tensors, and the majority decides. A single damaged tensor is then named in the error, and
-does not mislead the rest. A missing tensor is never mistaken for another configuration if the two can be distinguished.
-Architectures with equal names and shapes cannot be distinguished without a description; the report then says which one
-was assumed.
+Most sizes follow from many tensors, and the most common value is chosen. A single damaged tensor therefore does not
+change the configuration, and an error can name the tensor. A missing tensor raises an error if other tensors show that
+it should exist. Architectures with equal names and shapes cannot be distinguished without a description; the load
+report then states which one was assumed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _STEM_UNIT = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\."
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known about a checkpoint apart from its shapes.
+    """Facts about a checkpoint that do not follow from its shapes.
 
     Attributes:
-        fields: fields of the configuration: those that the user sets, then those that the format determines.
+        fields: fields of the configuration that the format determines or the user sets.
+        theirs: a function that returns the checkpoint's name of one of our tensors, for messages.
         image_size: the (height, width) that the user requests, or None.
         written_size: the (height, width) in a file next to the weights, or None.
         grid: the patch grid of the position embeddings, if the user states it.
         is_hybrid: whether a ResNet precedes the patch embedding.
-        theirs: returns the checkpoint's name of one of our tensors, for messages.
         is_published: whether the user requested the weights by their published name.
-        is_described: whether that name, or a file next to the weights, determines the architecture.
+        is_described: whether the published name, or a file next to the weights, determines the architecture.
     """
 
     fields: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Inferred:
 
 
 def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
-    """Infer the configuration from the shapes of the tensors, by our names.
+    """Infer the configuration from the shapes of the tensors, by vitkit's names.
 
     Raises:
         VitkitError: a tensor is missing that is needed to infer the configuration, or the grid is ambiguous.
@@ -115,7 +115,7 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
 
 
 def _remainder(written: Pair, config: ViTConfig) -> bool:
-    """Return whether images of the stated size have the grid of this configuration, with pixels left over."""
+    """Return whether an image of the size `written` has the configuration's grid, with pixels left over."""
     sides = zip(written, config.image_size, config.patch_size, strict=True)
     return written != config.image_size and all(0 <= side - length < patch for side, length, patch in sides)
 
@@ -137,8 +137,7 @@ def _last(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
 def _embedding(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Infer `embed_norm` and `patch_bias`.
 
-    CLIP normalises embeddings and has no bias in the patch embedding; in any other model without this bias, a tensor is
-    missing.
+    CLIP normalises embeddings, and its patch embedding has no bias. In any other model, the bias is expected.
     """
     is_normalised = any(name.startswith("norm_pre.") for name in shapes)
     return {"embed_norm": is_normalised, "patch_bias": "patch_embed.proj.bias" in shapes or not is_normalised}
@@ -147,7 +146,7 @@ def _embedding(shapes: Mapping[str, Shape]) -> dict[str, Any]:
 def _mlp(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Infer the kind and size of the MLPs.
 
-    In a plain MLP, fc1 has as many outputs as fc2 has inputs; in a gated one, twice as many.
+    In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, it has twice as many.
     """
     into = _last(shapes, r"^blocks\.\d+\.mlp\.fc1\.(weight|bias)$", 0)
     out_of = _last(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
@@ -212,7 +211,7 @@ def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> 
     return size
 
 
-# Fields that tensors determine, each with a tensor that does.
+# Fields that tensors determine, each with one such tensor for error messages.
 _SETTING_BY = {
     "layers": "norm.weight",
     "hidden_size": "norm.weight",
@@ -254,8 +253,8 @@ def _check_kernel(kernel: Shape, known: Known) -> None:
         )
 
 
-# Heads by (layers, hidden size), for models larger than the paper's: g, G, So400m (arXiv 2106.04560, 2305.13035) and
-# DINOv2's g.
+# The number of heads by (layers, hidden size), for models that are not in the paper: g, G, So400m (arXiv 2106.04560,
+# 2305.13035) and DINOv2's g.
 _LARGER = {(40, 1408): 16, (48, 1664): 16, (27, 1152): 16, (40, 1536): 24}
 _TOKENLESS = {(40, 1536): 16}  # SigLIP 2's g-opt, which has no class token
 
@@ -264,7 +263,10 @@ _DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transform
 
 
 def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
-    """Return whether a model with the default number of heads of timm and transformers has the same tensors."""
+    """Return whether a model with the default heads of timm and transformers would have the same tensors.
+
+    `heads` is the number that would otherwise be assumed.
+    """
     others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
     has_others = any(fields[name] for name in others) or fields["stem"] is not None
     is_plain = not has_others and fields.get("rotary", "none") == "none"
@@ -294,9 +296,10 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
 def _possible_losses(
     shapes: Mapping[str, Shape], fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known
 ) -> dict[str, str]:
-    """Return the assumption, by field, that tensors are absent on purpose and were not lost.
+    """Return assumptions, by field, about tensors whose absence may be damage.
 
-    Files without these tensors are either of a rarer architecture or a damaged file of a common one.
+    A file without these tensors has a rarer architecture, or it is a damaged file of a common one. The rarer
+    architecture is assumed.
     """
     assumed: dict[str, str] = {}
     usual = {size.hidden_size: size.layers for size in VARIANTS.values()}
@@ -372,12 +375,12 @@ def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> str:
 
 
 class Namesake(NamedTuple):
-    """A pair of architectures whose files have the same tensors.
+    """Two architectures whose files have the same tensors.
 
     Attributes:
         field: the field of the configuration in which the two differ.
-        fits: returns whether a configuration has the shape that both share.
-        says: describes what was assumed, what else the file may be, and how to state it.
+        fits: a function that returns whether a configuration may be either of the two.
+        says: a function that returns a message: the assumed value, the alternative, and how to set it.
     """
 
     field: str
@@ -451,7 +454,9 @@ _TUTORIAL = Namesake(
 
 
 def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str]) -> dict[str, str]:
-    """Return the assumptions, by field, about a file with timm's names and without a description.
+    """Return assumptions, by field, about the architecture of a file with timm's names and without a description.
+
+    Several architectures have the same tensors, so one of them is assumed.
 
     Args:
         config: the inferred configuration.

@@ -1,8 +1,8 @@
-"""Layouts of published checkpoints: how each stores the tensors that vitkit calls by timm's names.
+"""Layouts of published checkpoints: the names and shapes under which a format stores the tensors of a model.
 
 "Our" tensors are vitkit's; "their" names are those in the checkpoint. A `Layout` consists of pieces, each of which
-converts a tensor in both directions. `account_for` compares a checkpoint with a layout tensor by tensor, so that no
-checkpoint is loaded only partly by mistake.
+converts one of our tensors in both directions. `account_for` compares a checkpoint with a layout tensor by tensor, so
+that no checkpoint is loaded only partly by mistake.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Split = Callable[[Tensor, ViTConfig], tuple[Tensor | None, ...]]
 
 @dataclass(frozen=True)
 class Piece:
-    """How a layout stores one of vitkit's tensors.
+    """The conversion between one of vitkit's tensors ("ours") and the tensors that a layout stores instead ("theirs").
 
     Attributes:
-        theirs: the names of the stored tensors that it consists of.
-        join: makes our tensor from the stored ones; None if only the name differs.
-        split: makes the stored tensors from ours, with None for a tensor that another piece writes; None if only the
-            name differs.
+        theirs: the names of the stored tensors from which our tensor is computed.
+        join: a function that computes our tensor from the stored ones; None if only the name differs.
+        split: a function that computes the stored tensors from ours, with None for a tensor that another piece writes;
+            None if only the name differs.
     """
 
     theirs: tuple[str, ...]
@@ -42,25 +42,24 @@ class Piece:
     split: Split | None = None
 
     def joined(self, *parts: Tensor) -> Tensor:
-        """Make our tensor from the stored ones."""
+        """Compute our tensor from the stored ones."""
         return parts[0] if self.join is None else self.join(*parts)
 
     def parts_of(self, ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
-        """Make the stored tensors from ours; None for a tensor that another piece writes."""
+        """Compute the stored tensors from ours; None for a tensor that another piece writes."""
         return (ours,) if self.split is None else self.split(ours, config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The format of one checkpoint, and what it implies.
+    """The names and shapes of the tensors in one checkpoint, and the facts that its format implies.
 
     Attributes:
         format: the name of the format in reports.
-        pieces: how each tensor that the format may contain is stored, by our name.
+        pieces: the piece of each tensor that the format may contain, by our name.
         fields: fields of the configuration that the format, or a file next to the weights, determines.
         preprocess: fields of `Preprocess`, except the size.
-        is_preprocess_known: whether `preprocess` was stored with the weights; otherwise it is what the format usually
-            implies.
+        is_preprocess_known: whether `preprocess` was stored with the weights; otherwise it is the format's usual one.
         classes: the class names, if the checkpoint contains them.
         image_size: (height, width), if a file next to the weights states it.
         pixel_size: the (height, width) of input images, if the publisher's code resizes positions to match it.
@@ -123,7 +122,7 @@ class Account:
 def account_for(
     tensors: Mapping[str, StoredTensor], layout: Layout, config: ViTConfig, expected: Mapping[str, torch.Size]
 ) -> Account:
-    """Compare the tensors of a checkpoint with the shapes that a model of this configuration needs."""
+    """Compare the tensors of a checkpoint with the shapes `expected`, which a model of this configuration needs."""
     account = Account(expected, set(), [], [], {}, [])
     for name, shape in expected.items():
         theirs = layout.theirs(name)
@@ -161,7 +160,7 @@ def _wrong_shapes(piece: Piece, stored: Sequence[StoredTensor], shape: torch.Siz
 
 
 def _joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.Size | None:
-    """Return the shape of our tensor if the stored ones are joined; None if one is missing or they do not fit."""
+    """Return the shape of our tensor after joining the stored ones; None if one is missing or their shapes misfit."""
     if any(tensor is None for tensor in stored):
         return None
     try:
@@ -175,17 +174,17 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def same(name: str) -> Piece:
-    """Return the piece of a tensor that only has another name."""
+    """Return the `Piece` of a tensor that only has another name."""
     return Piece((name,))
 
 
 def joined(*names: str) -> Piece:
-    """Return the piece of a tensor that is the concatenation of several stored ones, such as q, k and v."""
+    """Return the `Piece` of a tensor that is the concatenation of several stored ones, such as q, k and v."""
     return Piece(names, lambda *parts: torch.cat(parts), lambda ours, _: ours.chunk(len(names)))
 
 
 def without_keys(q: str, v: str) -> Piece:
-    """Return the piece of a q, k, v bias of which only q and v are stored; the bias of k is zero."""
+    """Return the `Piece` of a bias of q, k and v in a layout that stores no bias of k, which is zero."""
 
     def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
         q, _, v = ours.chunk(3)
@@ -195,19 +194,19 @@ def without_keys(q: str, v: str) -> Piece:
 
 
 def pair(ours: str, theirs: str, parts: tuple[str, ...] = ("weight", "bias")) -> dict[str, Piece]:
-    """Return the pieces for the weight and bias of a layer that has another name."""
+    """Return the `Piece`s for the weight and bias of a layer that has another name."""
     return {f"{ours}.{part}": same(f"{theirs}.{part}") for part in parts}
 
 
 def with_axes(name: str, axes: int) -> Piece:
-    """Return the piece of a tensor that is stored without its leading `axes` axes of length 1."""
+    """Return the `Piece` of a tensor that is stored without its leading `axes` axes of length 1."""
     return Piece((name,), lambda theirs: theirs[(None,) * axes], lambda ours, _: (ours.reshape(ours.shape[axes:]),))
 
 
 def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
-    """Return the pieces for position embeddings that include the class token, but not the registers.
+    """Return the `Piece`s for position embeddings that include the class token, but not the registers.
 
-    The position of the class token is added to the token itself when loading, which gives the same sum.
+    Loading adds the position embedding of the class token to the token itself, which gives the same sum.
     """
 
     def unfold(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, ...]:

@@ -53,7 +53,7 @@ class LoadPlan:
     Attributes:
         config: the configuration of the model that will be built.
         classes, preprocess, temperature, thresholds, provenance: as in the `Classifier` that will be built.
-        pictures, trust: as in that classifier, too.
+        pictures, trust: also as in this `Classifier`.
         report: what happens to every tensor.
         read: a function for each tensor of the model that reads its values.
     """
@@ -70,7 +70,7 @@ class LoadPlan:
     trust: bytes | None = None
 
     def tensors(self) -> tuple[dict[str, Tensor], LoadReport]:
-        """Read all tensors; return them by name, and the report with warnings about their values.
+        """Read all tensors. Return them by name, and the report with warnings about their values.
 
         Raises:
             VitkitError: a value is NaN or infinite; the message names the tensor.
@@ -81,7 +81,7 @@ class LoadPlan:
         return tensors, self._report_zeros(tensors)
 
     def build(self) -> Classifier:
-        """Read the values into a model that was never initialised, and return it as a classifier.
+        """Build the classifier, reading the values directly into a model without initial weights.
 
         Raises:
             VitkitError: a value is NaN or infinite; the message names the tensor.
@@ -100,10 +100,10 @@ class LoadPlan:
         )
 
     def _report_zeros(self, tensors: Mapping[str, Tensor]) -> LoadReport:
-        """Return the report with a warning about weights that are all zeros, as in a file with holes.
+        """Return the report with a warning if weights are all zeros, as in a file that was not written completely.
 
-        A head of zeros, as in some ImageNet-21k files, was never trained, and gets a note instead. Biases may be zeros.
-        Files of vitkit have a checksum and are not searched.
+        A head of zeros was never trained, as in some ImageNet-21k files, and gets a note instead. Biases may be zeros.
+        vitkit's own model folders have checksums and are not examined.
         """
         report = self.report
         if report.format == "vitkit":
@@ -120,7 +120,7 @@ class LoadPlan:
         return dataclasses.replace(report, warnings=(*report.warnings, f"{warning}; expect wrong predictions"))
 
     def _check_finite(self, name: str, tensor: Tensor) -> None:
-        """Raise an error if a tensor holds NaN or infinite numbers."""
+        """Raise an error if a tensor contains NaN or infinite values."""
         low, high = torch.aminmax(tensor) if tensor.numel() else (tensor.sum(), tensor.sum())
         if low.isfinite() and high.isfinite():  # both are NaN if any value is
             return
@@ -169,9 +169,9 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
 
 
 def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
-    """Return whether the caller keeps the representation layer; None if the caller did not say.
+    """Return whether the caller requests the representation layer; None if the caller states nothing.
 
-    The option has two names, `has_logits` and `representation_size`.
+    The caller may use `has_logits` or `representation_size`.
     """
     has_logits: bool | None = changes.get("has_logits")
     if "representation_size" not in changes:
@@ -225,10 +225,10 @@ def make_plan(
 
 
 def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
-    """Return the plan with the requested preprocessing in place of its own.
+    """Return the plan with the requested preprocessing.
 
-    The request replaces what the report assumed about the preprocessing; settings that are not requested stay assumed.
-    If vitkit recorded the preprocessing of the training, replacing it is reported as a warning.
+    The report no longer lists requested settings as assumed. If vitkit recorded the preprocessing of the training and
+    the request differs, the report contains a warning.
     """
     settings = settings_of(requested, plan.preprocess)
     preprocess = dataclasses.replace(plan.preprocess, **{"unknown": "", **settings})
@@ -295,39 +295,43 @@ def load(
         ('timm', '5 classes, zero until it is trained')
 
     Args:
-        source: a model folder or run folder; a `.npz`, `.pth`, `.bin` or `.safetensors` file; a Hugging Face folder;
-            a published name MODEL.TAG (`weights.catalog`); a bare model name, whose meaning depends on `use`; either of
-            these after `timm:`, for timm's preprocessing; a hub id such as `facebook/dinov2-small`, or `hf:` and the id
-            if a folder has the owner's name; `torchvision:resnet18` or `timm:NAME` for a network as that library
-            publishes it, or NAME@FILE for such a network with the weights of a file.
-        num_classes: the number of classes. A number other than the checkpoint's gives a new head of zeros (as in the
-            paper's fine-tuning) and removes the representation layer; 0 removes the head; None keeps the head.
+        source: the weights, as one of these:
+
+            - a model folder, a run folder, or a Hugging Face folder;
+            - a `.npz`, `.pth`, `.bin` or `.safetensors` file;
+            - a published name MODEL.TAG (`weights.catalog`), or a model name without a tag, for which `use` determines
+              the weights;
+            - `timm:` followed by such a name, for timm's preprocessing;
+            - a hub id such as `facebook/dinov2-small`, with the prefix `hf:` if a local folder has the owner's name;
+            - `torchvision:resnet18` or `timm:NAME` for a network of that library with its published weights;
+            - NAME@FILE for such a network with the weights of a file.
+        num_classes: the number of classes; None keeps the head, and 0 removes it. A number other than the checkpoint's
+            gives a new head of zeros (as in the paper's fine-tuning) and removes the representation layer.
         image_size: the image size in pixels; None means the size that the weights are published for. Learned positions
             are resized by the convention of their source (`position_resize`). A size with as many patches as the
             checkpoint has positions also determines a grid that is not square.
         classes: the class names in the order of the logits; their number is `num_classes`.
-        preprocess: the preprocessing to use instead of the one that belongs to the weights or is assumed for them: a
-            `Preprocess`; the name of an owner (google, augreg, deit, torchvision, dinov2, or timm for published weights
-            that timm has under the same name); settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as text or as a mapping; or a file with such
-            settings (`weights.preprocessing.preprocess_of`).
+        preprocess: the preprocessing that replaces the stored or assumed one: a `Preprocess`; the name of a publisher
+            (google, augreg, deit, torchvision, dinov2, or timm for published weights that timm has under the same
+            name); settings such as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as text or as a
+            mapping; or a file with such settings (`weights.preprocessing.preprocess_of`).
         grid: (rows, columns) of the checkpoint's positions, if they are ambiguous.
-        allow_partial: load the tensors that fit, and report the others.
-        use: the meaning of a bare model name such as `vit_tiny_patch16_224`: the ImageNet-1k classifier for `answers`,
-            the backbone that fine-tunes best for `training`. The report names the weights that were chosen.
+        allow_partial: whether to load the tensors that fit, and only report the others.
+        use: the purpose of the weights, if `source` is a model name without a tag, such as `vit_tiny_patch16_224`. The
+            weights are the ImageNet-1k classifier for `answers`, and the backbone that fine-tunes best for `training`.
+            The report names the chosen weights.
         network: `torchvision:NAME` or `timm:NAME`, if `source` is a file with weights of that network.
-        progress: called during a download with a description, the bytes done and the bytes in all.
-        overrides: fields of `ViTConfig` that tensors cannot determine (`heads`, `gelu`, `norm_eps`, `classifier`, ...),
-            another `patch_size` (FlexiViT's resize), rates for training (`drop_path`, ...), or `has_logits` (also
-            spelled `representation_size`), which keeps or removes the representation layer, with a new head too.
+        progress: called during a download with a description, the number of bytes received and the total number.
+        overrides: fields of `ViTConfig` that tensors cannot determine (`heads`, `gelu`, `norm_eps`, `pool`, ...),
+            another `patch_size` (FlexiViT's resize), or rates for training (`drop_path`, ...). `has_logits` (or
+            `representation_size`) keeps or removes the representation layer, also with a new head.
 
     Returns:
         The classifier, in eval mode, with its `report`.
 
     Raises:
-        VitkitError: the source does not exist, is damaged, is not a Vision Transformer that vitkit knows, or a tensor
-        is
-            missing, left over or of the wrong shape; the message names it.
+        VitkitError: the source does not exist, is damaged, or is not a Vision Transformer that vitkit knows; or a
+            tensor is missing, left over or of the wrong shape, and the message names the tensor.
     """
     return inspect(
         source,
@@ -372,7 +376,7 @@ def inspect(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightsSource:
-    """A source of weights whose names and shapes were read, and from which any number of plans can be made.
+    """A source of weights whose names and shapes have been read, and from which several plans can be made.
 
     Attributes:
         source: the source as the caller named it; for NAME@FILE, only the file.
@@ -381,7 +385,7 @@ class WeightsSource:
         description: the content of `model.json`; None if the source is not a model folder.
         network: the name of another library's network; None for a Vision Transformer of vitkit.
         entry: the catalog's entry; None if the weights were not requested by a published name.
-        meaning: the published weights that a bare model name stands for; None if the source is not a bare name.
+        meaning: the weights that were chosen for a model name without a tag; None for any other source.
         is_timms: whether timm's preprocessing was requested.
         progress: called with the progress of a download.
     """
@@ -570,9 +574,9 @@ def create_model(
             source that `load` takes. `torchvision:resnet18` or `timm:NAME` is a network of that library.
         num_classes: the number of classes; None keeps that of the name (1000, or 21,843 for `_in21k`), and 0 removes
             the head. A new head on published weights is all zeros (paper, sec. 3.2).
-        pretrained: load published weights: the ImageNet-1k classifier, or with `num_classes` the backbone that
-            fine-tunes best. They are downloaded once.
-        progress: called during a download with a description, the bytes done and the bytes in all.
+        pretrained: whether to load published weights: the ImageNet-1k classifier, or with `num_classes` the backbone
+            that fine-tunes best. They are downloaded once.
+        progress: called during a download with a description, the number of bytes received and the total number.
         overrides: fields of `ViTConfig`, the aliases of `config.override`, and the spellings of timm and of the
             widespread scripts (`img_size`, `in_chans`, `embed_dim`, `depth`, `drop_path_rate`, `in_c`, ...).
 

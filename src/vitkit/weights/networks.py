@@ -1,4 +1,4 @@
-"""Load the weights of another library's network: its published weights, or a file with its names of tensors."""
+"""Load weights for another library's network: the published ones, or a file with that library's tensor names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)"
 
 
 def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeights:
-    """Read the weights of another library's network, with its preprocessing and its classes.
+    """Read the weights of another library's network, with their preprocessing and class names.
 
     Args:
         config: the configuration of the network.
@@ -67,7 +67,7 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
 def published_pixels(config: NetworkConfig) -> tuple[dict[str, Any], str]:
     """Return the preprocessing of the library's published weights as fields of `Preprocess`, and a description.
 
-    If the library publishes none, these are torchvision's usual values.
+    If the library publishes no weights, the fields are ImageNet's mean and standard deviation.
     """
     pixels = _pixels_of_torchvision(config) if config.library == "torchvision" else _pixels_of_timm(config)
     if pixels is None:
@@ -105,9 +105,9 @@ def _pixels_of_timm(config: NetworkConfig) -> dict[str, Any] | None:
 
 
 def published_size(config: NetworkConfig) -> Pair | None:
-    """Return the (height, width) in pixels that the published weights are for; None if it is unknown.
+    """Return the (height, width) in pixels of torchvision's published weights; None if there are none.
 
-    For timm it is None, since the configuration has timm's size already.
+    For other libraries it is None, because the configuration already has the library's size.
     """
     if config.library != "torchvision":
         return None  # the configuration has timm's size
@@ -138,7 +138,7 @@ def _fetch(config: NetworkConfig) -> Path:
 
 
 def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor], path: Path) -> NetworkConfig:
-    """Return the configuration with the number of classes of the head in the file."""
+    """Return the configuration with the number of classes that the head in the file has."""
     head = f"{anatomy_of(config).head}.weight"
     if head not in tensors:
         raise VitkitError(f"{path} is not a {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}")
@@ -146,7 +146,7 @@ def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor],
 
 
 def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, StoredTensor], counters: set[str]) -> None:
-    """Compare the tensors of a file with those of the network.
+    """Check that a file contains exactly the tensors of the network, except for counters of batches.
 
     Raises:
         VitkitError: a tensor is missing, left over or of another shape.
@@ -179,7 +179,7 @@ def _classes(
 
 
 def _modern(name: str) -> str:
-    """Return torchvision's current name of a tensor; DenseNet's names once had an additional dot."""
+    """Return torchvision's current name of a tensor, because old names in DenseNet have an additional dot."""
     old = _OLD_DENSENET.fullmatch(name)
     return name if old is None else f"{old[1]}{old[2]}"
 

@@ -1,7 +1,6 @@
 """Recognise the layout of a checkpoint, and read its configuration and its tensors under vitkit's names.
 
-A checkpoint that cannot be loaded is identified by tensor names that only its family has, so that the error can say
-what it is.
+The error about a checkpoint that cannot be loaded names its model family, which is recognised by its tensor names.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from vitkit.weights.layout import Layout, account_for
 
 
 def shapes_of(config: Config) -> Mapping[str, torch.Size]:
-    """Return the shapes in the state dictionary of a model of this configuration."""
+    """Return the shapes of the tensors in the state dict of a model of this configuration."""
     is_registered = (
         isinstance(config, NetworkConfig) or config.block != "standard"
     )  # not cached: it may be registered again
@@ -46,9 +45,10 @@ def shapes_of(config: Config) -> Mapping[str, torch.Size]:
 
 
 def shapes_between(source: Config, target: Config) -> Mapping[str, torch.Size]:
-    """Return the shapes of a model that starts from a source; without a head they are the source's, less those of its.
+    """Return the tensor shapes of a model of the configuration `target`, whose weights come from `source`.
 
-    Training asks for a model without a head, so that no model is built only to learn its shapes.
+    If the target differs only by having no head, they are the shapes of the source without those of its head. No other
+    model must then be built for its shapes. Training requests such a target.
     """
     if isinstance(source, ViTConfig) and vars(target) == {**vars(source), "num_classes": 0}:
         heads = ("head.", "head_dist.")
@@ -68,7 +68,7 @@ class TensorFamily(NamedTuple):
     """A family of models, recognised by the names of its tensors.
 
     Attributes:
-        name: the name of the family, with the part of it that vitkit's model does not have.
+        name: the name of the family, with a short description for error messages.
         has: patterns, each of which must match the start of some tensor's name.
         lacks: patterns that must not match the start of any tensor's name.
     """
@@ -162,7 +162,7 @@ _TYPES = {
 
 
 def family_of(checkpoint: Checkpoint) -> str | None:
-    """Return the name of a checkpoint's family, by its configuration or else its tensor names; None if unknown."""
+    """Return the name of a checkpoint's family, by config.json or otherwise by tensor names; None if unknown."""
     written = _written(checkpoint.config or {})
     if written is not None:
         return written
@@ -185,7 +185,7 @@ def _written(config: Mapping[str, Any]) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceWeights:
-    """The weights of a source under our names, with their configuration and what was stored with them."""
+    """Weights under vitkit's names of tensors, with their configuration and the data that was stored with them."""
 
     format: str
     config: Config
@@ -258,7 +258,7 @@ def read_model_folder(
 def _shapes(config: Config, folder: Path) -> Mapping[str, Any]:
     """Return the shapes of the model's tensors.
 
-    A network that cannot be built here is reported as such, and not as a damaged folder.
+    The error about a network that cannot be built names the folder, so that it is not reported as damage.
     """
     try:
         return shapes_of(config)
@@ -276,7 +276,7 @@ def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
     """Compare the order of the classes with class_indices.json, which training writes next to its model.
 
     Returns:
-        A note if the file has other names, as after classes were renamed; otherwise nothing.
+        A note if the file has other names, for example because classes were renamed; otherwise an empty tuple.
 
     Raises:
         VitkitError: the file has the same names in another order.
@@ -300,7 +300,7 @@ def _positive(description: Mapping[str, Any], name: str) -> float:
 
 
 def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return where the weights come from, after checking the types of its fields."""
+    """Return the stored provenance of the weights, after checking the types of its fields."""
     stored = description["provenance"]
     if not isinstance(stored, dict):
         raise VitkitError(f"provenance must be an object, not {stored!r:.80}")
@@ -401,7 +401,7 @@ def read_foreign(
 class _ClassNames:
     """Class names, with assumptions and notes about them.
 
-    `is_beside` says that they come from a class_indices.json next to the weights.
+    `is_beside` is whether they come from a class_indices.json next to the weights.
     """
 
     classes: tuple[str, ...] = ()
@@ -411,7 +411,7 @@ class _ClassNames:
 
 
 def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _ClassNames:
-    """Name the classes by the checkpoint, otherwise by a file next to it, otherwise by their numbers."""
+    """Return the class names of the checkpoint, or those of a file next to it, or those for their number."""
     if layout.classes and config.num_classes and len(layout.classes) != config.num_classes:
         raise VitkitError(
             f"{checkpoint.path} has {len(layout.classes)} class names for a head of {config.num_classes} classes"
@@ -429,10 +429,10 @@ def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, 
 
 
 def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
-    """Return the usual preprocessing of weights that nothing describes, and the reason for the choice.
+    """Return the usual preprocessing of weights without a description, and the reason for the choice.
 
     Some tutorials' scripts fine-tune ImageNet-21k weights, write class_indices.json, and preprocess images differently
-    from timm. Weights next to such a file were probably trained by one of them.
+    from timm. Weights next to such a file were probably trained by such a script.
     """
     if is_tutorials and layout.format == "timm" and layout.preprocess["mean"] == HALF:
         return (
@@ -473,13 +473,13 @@ def _glance(checkpoint: Checkpoint) -> str:
 
 
 def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
-    """Return an error that names the checkpoint's family, if the family is known but not supported; else `error`."""
+    """Return an error that names the checkpoint's unsupported family, or `error` if the family is unknown."""
     family = family_of(checkpoint)
     return error if family is None else VitkitError(f"{checkpoint.path}: this is {family}; it is not supported yet")
 
 
 def _fresh(config: ViTConfig, names: Sequence[str]) -> dict[str, Callable[[], Tensor]]:
-    """Return functions that give initial values for tensors that a partial checkpoint lacks."""
+    """Return functions that return initial values of the tensors `names`, which a partial checkpoint lacks."""
     if not names:
         return {}
     state = VisionTransformer(config).state_dict()

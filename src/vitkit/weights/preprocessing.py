@@ -1,4 +1,4 @@
-"""The preprocessing that a user states for weights without one, as a name, as settings, or as a file."""
+"""The preprocessing that a user states when loading weights: a publisher's name, settings, or a file."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
         base: the model's preprocessing. Its size is that of the model's input and cannot be changed.
 
     Raises:
-        VitkitError: the argument has none of these forms, a value is not allowed, or it is for another size.
+        VitkitError: the argument has none of these forms, a value is not allowed, or a stated size is not the model's.
     """
     return dataclasses.replace(base, **{"unknown": "", **settings_of(named, base)})
 
 
 def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
-    """Return the stated fields of `Preprocess`, checked. The size is not included, since it belongs to the model.
+    """Return the fields of `Preprocess` that a user states, after checking their values.
+
+    The size is not included, because it belongs to the model.
 
     Raises:
         VitkitError: as for `preprocess_of`.
@@ -66,7 +68,7 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
 
 
 def leaves_open(settings: Mapping[str, Any]) -> bool:
-    """Return whether settings lack fields, so that the model's predictions would depend on assumptions."""
+    """Return whether settings lack a field that predictions depend on, so that its value remains assumed."""
     needed = {"fit", "interpolation", "mean", "std"}
     if str(settings.get("fit", "")).endswith("crop"):
         needed.add("crop_pct")
@@ -163,7 +165,7 @@ def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _fields(named: Mapping[str, Any], base: Preprocess) -> dict[str, Any]:
-    """Convert settings to fields of `Preprocess`, with the types of these."""
+    """Convert settings to fields of `Preprocess` with the right types."""
     hints = hints_of(Preprocess)
     fields = {_known(name): value for name, value in named.items()}
     sides = {name: _sides(name, fields.pop(name)) for name in _SIDES if name in fields}
@@ -186,7 +188,10 @@ def _fields(named: Mapping[str, Any], base: Preprocess) -> dict[str, Any]:
 
 
 def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both: bool) -> dict[str, Any]:
-    """Return `fit` and `crop_pct` for torchvision's Resize to `resized` followed by CenterCrop to `size`."""
+    """Return `fit` and `crop_pct` for torchvision's Resize to `resized` followed by CenterCrop to `size`.
+
+    `is_both` is whether the user stated both sides of `resized`.
+    """
     if "crop_pct" in described:
         raise VitkitError("preprocess: resize and crop_pct both set the scale: leave one out")
     if not is_both and size[0] != size[1]:
@@ -213,7 +218,7 @@ def _sides(name: str, value: Any) -> Pair:
 
 
 def _of_channels(name: str, value: Any, channels: int) -> Any:
-    """Return a tuple with one number per channel, from a single number for all or from one for each."""
+    """Convert one number for all channels, or one for each, to a tuple with one number per channel."""
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     if not values or not all(map(is_number, values)) or max(values) > 1:
         raise VitkitError(

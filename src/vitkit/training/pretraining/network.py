@@ -1,8 +1,8 @@
-"""The network of a pre-training: an encoder, which is kept, and a task, which hides patches and predicts them.
+"""The network of a pre-training: the encoder, and a task that hides patches and predicts them.
 
-Every image comes with a key. It alone decides which patches are hidden, so that the choice is the same on every device
-and in every batch. `shuffled` and `corrupt` derive it. `patchify`, `unpatchify`, `colours` and `painted` convert
-between images, patches and their colours.
+Every image has a key, which alone determines the hidden patches. These are therefore the same on every device and in
+every batch. `shuffled` and `corrupt` derive the patches from the key. `patchify`, `unpatchify`, `colours` and `painted`
+convert between images, patches and colours.
 
 Shapes: B images with C channels, N patches in the order of the grid's rows.
 """
@@ -32,16 +32,18 @@ class Filled(NamedTuple):
 
 
 class PretrainingTask(Protocol):
-    """An objective: it hides patches and predicts them. It is a module with weights that are not part of the encoder.
+    """The interface of a task that hides patches and predicts them.
+
+    A task is a module. Its weights are not part of the encoder.
 
     Attributes:
-        has_hits: whether predictions can be right or wrong, as for colours, and not only close.
+        has_hits: whether predictions are right or wrong, as for colours; otherwise there is only an error.
     """
 
     has_hits: bool
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss of each image, (B,), and with `has_hits` the part of its predictions that is right, (B,)."""
+        """Return the loss of each image, (B,), and with `has_hits` the fraction of right predictions, (B,)."""
 
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
         """Return the images with their hidden patches replaced by the predictions."""
@@ -96,8 +98,9 @@ class Corruption(NamedTuple):
 
     Attributes:
         corrupted: (B, N) bool, the patches whose content is predicted.
-        masked: (B, N) bool, those of them that are replaced by the [mask] embedding.
-        source: (B, N), the index of the patch whose embedding is used; another one for patches that are replaced.
+        masked: (B, N) bool, the corrupted patches whose embedding is replaced by the [mask] embedding.
+        source: (B, N), the index of the patch whose embedding is used: another patch if the patch is replaced, else the
+            patch itself.
     """
 
     corrupted: Tensor
@@ -170,7 +173,7 @@ def colour_count(channels: int) -> int:
 
 
 def painted(numbers: Tensor, channels: int, patch: tuple[int, int], side: int, size: tuple[int, int]) -> Tensor:
-    """Return pixels from 0 to 1 with the mean of each colour's range: (B, N, side * side) -> (B, C, height, width)."""
+    """Invert `colours`, except for rounding: (B, N, side * side) -> pixels (B, C, height, width) from 0 to 1."""
     weights = _LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
     levels = numbers.unsqueeze(-1) // weights % _LEVELS  # (B, N, side * side, C)
     cells = (levels.flatten(2) + 0.5) / _LEVELS

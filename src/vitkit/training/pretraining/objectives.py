@@ -1,4 +1,4 @@
-"""What pre-training learns: the contents of patches that the encoder does not see, or sees corrupted.
+"""The objectives of pre-training: predict the contents of patches that the encoder does not see, or sees corrupted.
 
 `MaskedAutoencoding` (arXiv 2111.06377): the encoder sees only some patches, and a light decoder predicts the others.
 `MaskedPatchPrediction` (arXiv 2010.11929, sec. 4.6 and app. B.1.2): half of the patch embeddings are corrupted, and the
@@ -43,7 +43,7 @@ class MaskedAutoencoding(nn.Module):
         choices: the options, after `resolved`.
 
     Raises:
-        VitkitError: there are too few patches to hide some and to show some.
+        VitkitError: the fraction `mask` leaves no visible or no hidden patch.
     """
 
     positions: Tensor
@@ -79,7 +79,7 @@ class MaskedAutoencoding(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def encode(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """Encode the prefix tokens and the first n patches of each order: (B, P + n, D)."""
+        """Encode the prefix tokens and the first n patches in the order of each image: (B, P + n, D)."""
         x, P = encoder.embed(images), self.config.prefix_tokens  # (B, P + N, D), with positions
         visible = order[:, : self.visible, None].expand(-1, -1, x.shape[2]) + P
         x = torch.cat([x[:, :P], x.gather(1, visible)], dim=1)  # (B, P + n, D)
@@ -102,7 +102,7 @@ class MaskedAutoencoding(nn.Module):
         return (self.losses(encoder, images, shuffled(keys, self.config.patches)),)
 
     def losses(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """Return the mean squared errors for an order of the patches, (B, N), in which the visible ones come first."""
+        """Return the mean squared error of each image, (B,). `order`, (B, N), lists the visible patches first."""
         predicted = self.decode(self.encode(encoder, images, order), order)  # (B, N, p * q * C)
         error = (predicted - self._targets(images)).square().mean(dim=2)  # (B, N)
         return error.gather(1, order[:, self.visible :]).mean(dim=1)
@@ -165,7 +165,7 @@ class MaskedPatchPrediction(nn.Module):
         preprocess: the normalisation of images, which is undone to compute their colours.
 
     Raises:
-        VitkitError: there are too few patches, or patches cannot be divided.
+        VitkitError: the fraction `mask` corrupts no patch or all patches, or a patch cannot be divided into cells.
     """
 
     mean: Tensor
@@ -205,7 +205,7 @@ class MaskedPatchPrediction(nn.Module):
         return self.head(x).float()
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the mean loss over the corrupted patches of each image, and the part of right colours, (B,) each."""
+        """Return the mean loss over each image's corrupted patches, and for colours the fraction of hits, (B,)."""
         corruption = corrupt(keys, self.config.patches, self.number)
         predicted = self.predict(encoder, images, corruption)
         places = corruption.corrupted.nonzero()[:, 1].view(len(images), self.number)  # equally many for each image

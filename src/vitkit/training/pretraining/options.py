@@ -18,8 +18,8 @@ class ObjectiveDefaults:
     """The defaults of an objective.
 
     Attributes:
-        mask: the part of the patches that is hidden.
-        targets: the targets that it can predict, the default first.
+        mask: the fraction of the patches that is hidden.
+        targets: the targets that the objective supports, the default first.
         recipe: fields of the training recipe with other defaults.
     """
 
@@ -47,7 +47,7 @@ OBJECTIVES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """The patches that are hidden, and the target of their prediction. The objective decides fields that are None."""
+    """The options of a pre-training. Fields that are None get the default of the objective."""
 
     objective: Annotated[
         Literal["mae", "masked-patch"],
@@ -87,7 +87,7 @@ class Pretraining:
             )
 
     def resolved(self) -> Pretraining:
-        """Return the options with the objective's values for mask and target; the decoder depends on the encoder."""
+        """Return the options with the objective's default mask and target. The decoder's defaults need the encoder."""
         defaults = OBJECTIVES[self.objective]
         target = defaults.targets[0] if self.target == "auto" else self.target
         return dataclasses.replace(self, mask=defaults.mask if self.mask is None else self.mask, target=target)

@@ -1,11 +1,11 @@
 """Run a pre-training: read and split the images, train the network, and write the report.
 
-`pretrain` starts a pre-training and `resume` continues one; both end in `fit_and_report`. The folder is a run folder,
-and the model folder of the encoder, which has no head. Images in class folders are split as `vitkit train` splits them,
-and only the training images are used. A model that is fine-tuned from the encoder keeps this split, so that the encoder
-has never seen its test images (docs/decisions/0024-pre-training.md).
+`pretrain` starts a pre-training and `resume` continues one; both call `fit_and_report`. The run folder is also the
+model folder of the encoder, which has no head. Images in class folders are split as `vitkit train` splits them. The
+test images are not used. A fine-tuning of the encoder keeps this split, so that the encoder has not seen the test
+images (docs/decisions/0024-pre-training.md).
 
-For the training loop, `Reconstruction` is the objective, and the images of `KeyedImages` have keys instead of labels.
+The training loop gets `Reconstruction` as its objective, and `KeyedImages`, which have keys instead of labels.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from vitkit.weights import load
 
 
 def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
-    """Return the configuration of a model that supports the objective, and refuse others.
+    """Check that a model supports the objective, and return its configuration.
 
     Raises:
         VitkitError: the model could see hidden patches, or a part of it would not be trained.
@@ -96,7 +96,7 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
 
 
 def new_encoder(blueprint: Blueprint, choices: Pretraining, table: ImageTable, data_hash: str) -> Classifier:
-    """Create the encoder, a model without a head, before its pre-training. Equal seeds give equal weights."""
+    """Create the encoder, which is a model without a head, for a pre-training. Equal seeds give equal weights."""
     encoder = new_classifier(blueprint, replace(table, classes=(), sets=()), data_hash)
     encoder.provenance["pretraining"] = choices.to_dict()
     return encoder
@@ -127,10 +127,10 @@ _OF_TRAINING, _OF_VALIDATION = 1, 2  # seeds, so that training and validation ha
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The objective of the training loop: to predict the hidden patches of images, as their keys determine them.
+    """The objective for the training loop: predict the patches of an image that its key hides.
 
     Attributes:
-        has_hits: whether predictions can be right or wrong, as for colours, and not only close.
+        has_hits: whether predictions are right or wrong, as for colours; otherwise there is only an error.
     """
 
     has_hits: bool
@@ -146,7 +146,7 @@ class Reconstruction:
         raise NotImplementedError
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
-        """Return the network's figures of some images; `labels` are their keys."""
+        """Return the network's figures for some images; `labels` are the keys of the images."""
         return network(images, labels)
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class Reconstruction:
         return heads[0].mean()
 
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """Return the part of each image's predictions that is right, (B,); (0,) without `has_hits`."""
+        """Return the fraction of each image's predictions that is right, (B,); (0,) without `has_hits`."""
         return heads[1].detach() if self.has_hits else heads[0].new_zeros(0)
 
     judges_shares = True
@@ -165,7 +165,7 @@ class Reconstruction:
         labels: Tensor,  # of the protocol
         team: ProcessGroup = ALONE,
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Return the mean figures of the validation images, which cannot show a collapse."""
+        """Return the mean figures of the validation images, and no outcome, because they cannot show a collapse."""
         means = [team.mean_of(mean, len(answers)) for mean in answers.double().mean(dim=0).tolist()]
         return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
 
@@ -173,8 +173,8 @@ class Reconstruction:
 class KeyedImages(Images):
     """Images with keys instead of labels.
 
-    A key is a function of the seed and the index. A training image has another key in every epoch, and a validation
-    image always the same one.
+    A key is a function of the seed and the index. A training image has a different key in every epoch. A validation
+    image always has the same key.
 
     Args:
         images: the images.
@@ -209,7 +209,7 @@ class KeyedImages(Images):
 
 
 def mask_key(*seeds: int) -> int:
-    """Return a key that fits into 32 bits, from numbers that determine it."""
+    """Return a 32-bit key that is a hash of the arguments."""
     return mix_seeds(*seeds) % 2**32 - 2**31
 
 
@@ -228,7 +228,7 @@ _SHOWN = 8  # images in the report
 
 
 def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Blueprint | None = None) -> None:
-    """Train and report, from the files that the beginning of the run has written, as a resumed run does, too."""
+    """Train the network and write the report. All input is read from the run folder, so that a run can be resumed."""
     table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, ()))
@@ -286,7 +286,7 @@ def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -
 
 
 def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier, table: ImageTable) -> list[Strip]:
-    """Return some images, each with its visible part and the network's prediction."""
+    """Return some images for the report, each with its visible part and the network's prediction."""
     preprocess, model = encoder.preprocess, vit_of(encoder.model, "pre-training")
     config, network = model.config, network_of(model, preprocess, choices, recipe.seed)
     try:
@@ -323,7 +323,7 @@ def pretrain(
     """Pre-train an encoder, and return its run folder.
 
     Args:
-        fields: fields of `Pretraining`, and of a recipe except for those about labels; `data` is required.
+        fields: fields of `Pretraining` and of a recipe, except those about labels; `data` is required.
         out: the run folder; by default the next free `runs/NAME-OBJECTIVE-N`.
         force: overwrite the run in `out`.
         resume_if_there: continue the run in `out` if there is one.
@@ -332,7 +332,7 @@ def pretrain(
         say: called with each line of the run's log.
 
     Raises:
-        VitkitError: the data or the model cannot be used, `out` exists, or another process is working on it.
+        VitkitError: the data or the model cannot be used, `out` exists, or another process is working on the run.
         Interrupted: a signal stopped the run; the folder contains the best model so far.
         OSError: the folder cannot be written.
     """
@@ -397,7 +397,7 @@ def _prepare(
     observers: Observers,
     hold: ExitStack,
 ) -> Prepared:
-    """Write everything that the pre-training starts from into its run folder, which stays locked from then on."""
+    """Lock the run folder, and write everything that the pre-training starts from into it."""
     table = _read(choices, recipe)
     is_unlabelled = len(table.classes) == 1
     if is_unlabelled and "split" not in fields:
@@ -430,7 +430,7 @@ def _prepare(
 
 
 def _blueprint(recipe: Recipe, choices: Pretraining) -> Blueprint:
-    """Return the blueprint of the encoder. A network that cannot be built fails here, before the images are read."""
+    """Return the blueprint of the encoder. This fails if the network cannot be built, before images are read."""
     import torch
 
     from vitkit.model.vit import VisionTransformer
@@ -458,11 +458,11 @@ def resume(
     loggers: Sequence[Any] = (),
     say: Say = print,
 ) -> Path:
-    """Continue an interrupted pre-training; it ends with the same weights as without the interruption.
+    """Continue an interrupted pre-training. The final weights are those of an uninterrupted run.
 
     Args:
         folder: the run folder.
-        data_root: the folder that now contains its images; by default where they were.
+        data_root: the folder that now contains the images; None if they have not moved.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, in addition to the recipe's.
         say: called with each line of the run's log.
@@ -478,10 +478,10 @@ def resume(
 
 
 def choices_of_run(folder: Path) -> Pretraining:
-    """Return the options of a run.
+    """Return the options of the pre-training in a run folder.
 
     Raises:
-        VitkitError: the folder contains no pre-training, or its file is damaged.
+        VitkitError: the folder contains no pre-training, or the file with the options is damaged.
     """
     file = folder / PRETRAINING
     if not file.is_file():

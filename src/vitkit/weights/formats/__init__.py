@@ -1,1 +1,1 @@
-"""How each publisher names and shapes the tensors of a checkpoint: one module per publisher."""
+"""The names and shapes of tensors in published checkpoints, with one module per publisher."""

@@ -1,7 +1,8 @@
 """Checkpoints in the layouts of their authors: DINOv2, DINOv3, EVA-02 and Perception Encoder.
 
-Their papers are arXiv 2304.07193 and 2309.16588; 2508.10104; 2303.11331; 2504.13181. DINOv2's names are timm's except
-for registers, gated MLP and mask token. In DINOv2, the class token has a position embedding, and registers have none.
+The papers are arXiv 2304.07193 and 2309.16588 (DINOv2), 2508.10104 (DINOv3), 2303.11331 (EVA-02) and 2504.13181
+(Perception Encoder). DINOv2's names are timm's except for registers, gated MLP and mask token. In DINOv2, the class
+token has a position embedding, and registers have none.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
 
 
 def _base_of(checkpoint: Checkpoint) -> float:
-    """Return the base of rotary periods base ** (i / n), rounded to bfloat16 in the file.
+    """Compute the base of the rotary periods base ** (i / n), which the file stores rounded to bfloat16.
 
-    A single period is always 1, so the usual base is returned.
+    With fewer than two periods, the result is the usual base, because the first period is always 1.
 
     Raises:
         VitkitError: the periods are not powers of one base.
@@ -118,7 +119,7 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
 
 
 def _masked(bias: str, mask: str) -> Piece:
-    """Return the piece for the bias of q, k and v, which DINOv2's checkpoints multiply by a mask that is 0 for k."""
+    """Return the `Piece` for the bias of q, k and v, which is zero where DINOv3's mask is 0 (for k)."""
     return Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), lambda ours, _: (ours, _mask(ours)))
 
 
@@ -186,7 +187,7 @@ _POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
 
 
 def _unsplit(_ours: Tensor, _config: ViTConfig) -> tuple[None]:
-    """Write no tensor: a part alone does not determine the original tensor."""
+    """Return None for the stored tensor, because one part of it does not determine the whole."""
     return (None,)
 
 
@@ -227,9 +228,9 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
-    """Return the pieces, completed so that every block has the pieces of all blocks.
+    """Add to every block the pieces that only other blocks have.
 
-    Errors about missing tensors then have the authors' names.
+    Errors about missing tensors then state the authors' names.
     """
     matches = {match: piece for name, piece in pieces.items() if (match := _BLOCK.fullmatch(name))}
     layers, completed = {match[1] for match in matches}, dict(pieces)
@@ -284,7 +285,7 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _absent(names: Collection[str]) -> list[str]:
-    """Return the names of tensors that some blocks of the file have and others lack, and of missing registers."""
+    """Return the names of tensors that are missing in some blocks but not in all, and of missing registers."""
     matches = [match for name in names if (match := _BLOCK_DINO.fullmatch(name))]
     blocks, parts = ({match[group]: None for match in matches} for group in (1, 3))
     expected = ["register_tokens", *(block + part for block in blocks for part in parts)]

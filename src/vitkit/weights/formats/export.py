@@ -1,7 +1,7 @@
-"""What the writers of all formats share: refusals, renamed tensors, notes and folders.
+"""Functions that the writers of all formats share: refusals, renamed tensors, notes and folders.
 
-If a format cannot express a field of the configuration, the model is refused with an error that names the field:
-without it, other programs would compute something else.
+If a format cannot express a field of the configuration, the model is refused with an error that names the field.
+Otherwise other programs would compute different predictions.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
     Args:
         config: the configuration of the model.
         to: the name of the format.
-        allowed: the values of some fields that the format can express. Of other fields, it can express any value if
-            they are in `WRITTEN`; otherwise only the default, unless the registry of variants has a handler.
+        allowed: the values that the format can express, by field. A field that is not listed may have any value if it
+            is in `WRITTEN` or the registry of variants has a handler, and otherwise only its default.
 
     Raises:
         VitkitError: a field has another value; the message names the field and the value.
@@ -54,9 +54,9 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
 
 
 def settled(classifier: Classifier) -> dict[str, Tensor]:
-    """Return the tensors for formats without a temperature: the heads are divided by it.
+    """Return the model's tensors with the heads divided by the temperature.
 
-    At temperature 1, the probabilities are then the same.
+    Formats without a temperature then give the same probabilities.
     """
     tensors = classifier.model.state_dict()
     if classifier.temperature != 1:
@@ -69,7 +69,7 @@ def ours_of(classifier: Classifier) -> VisionTransformer:
     """Return the classifier's model if it is a Vision Transformer of vitkit.
 
     Raises:
-        VitkitError: the model is another library's network, whose tensors have that library's names already.
+        VitkitError: the model is a network of another library, which already has that library's tensor names.
     """
     return vit_of(classifier.model, "a checkpoint of another layout")
 
@@ -89,7 +89,7 @@ def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
 
 
 def said(classifier: Classifier) -> dict[str, Any]:
-    """Return the note that is stored with the tensors: what the tensors cannot express, as JSON types."""
+    """Return the note that is stored with the tensors: the facts that tensors do not determine, as JSON types."""
     config = ours_of(classifier).config
     fields = ("gelu", "position_resize", "heads", "pool", "in_channels")
     return {
@@ -109,7 +109,7 @@ def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: di
 
 
 def metadata(classifier: Classifier) -> dict[str, str]:
-    """Return the metadata of a safetensors file: what transformers needs, and the record of pictures."""
+    """Return the metadata of a safetensors file: the field that transformers requires, and the record of pictures."""
     pictures = {} if classifier.pictures is None else {PICTURES: to_text(classifier.pictures)}
     return {"format": "pt", **pictures}
 

@@ -1,8 +1,8 @@
 """The layout of the reference implementation (Flax, `.npz`) and of its successor big_vision.
 
 Published files number the sublayers of a block 0, 1, 2, 3; newly saved files count each kind separately. Kernels are
-(in, out), and convolutions HWIO. The tensors of q, k and v have an axis for heads, (D, H, D_h), which determines their
-number.
+(in, out), and convolutions HWIO. The tensors of q, k and v have an axis for heads, (D, H, D_h), so their shapes
+determine the number of heads.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _block(ours: str, theirs: str, sublayers: tuple[str, str, str]) -> dict[str,
 
 
 def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
-    """Return the pieces of a layer of ours that joins stored layers whose tensors have an axis for heads."""
+    """Return the `Piece`s of a layer of vitkit that joins stored layers with an axis for heads, such as q, k and v."""
     number = len(theirs)
     weight = Piece(
         tuple(f"{name}/kernel" for name in theirs),
@@ -144,7 +144,7 @@ def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
 
 
 def _out(ours: str, theirs: str) -> dict[str, Piece]:
-    """Return the pieces of the output projection of the attention, whose stored kernel has an axis for heads."""
+    """Return the `Piece`s of the output projection of the attention, whose stored kernel has an axis for heads."""
     weight = Piece(
         (f"{theirs}/kernel",),
         lambda kernel: kernel.flatten(0, 1).t(),  # (H, D_h, D)
@@ -154,7 +154,7 @@ def _out(ours: str, theirs: str) -> dict[str, Piece]:
 
 
 def _attention_pool() -> dict[str, Piece]:
-    """Return the pieces of SigLIP's attention pooling (arXiv 2303.15343)."""
+    """Return the `Piece`s of SigLIP's attention pooling (arXiv 2303.15343)."""
     attention, ours = "MAPHead_0/MultiHeadDotProductAttention_0", "attn_pool"
     return {
         f"{ours}.latent": same("MAPHead_0/probe"),
@@ -177,7 +177,7 @@ def _norm(ours: str, theirs: str) -> dict[str, Piece]:
 
 
 def _group_norm(ours: str, theirs: str) -> dict[str, Piece]:
-    """Return the pieces of a group norm, whose stored arrays may be (1, 1, 1, C)."""
+    """Return the `Piece`s of a group norm, whose stored arrays may be (1, 1, 1, C)."""
     return {
         f"{ours}.{part}": Piece((f"{theirs}/{array}",), Tensor.flatten, lambda ours, _: (ours,))
         for part, array in (("weight", "scale"), ("bias", "bias"))
@@ -208,9 +208,9 @@ def _stem(stages: Iterable[int]) -> dict[str, Piece]:
 
 
 def _slice(piece: Piece, layer: int, depth: int) -> Piece:
-    """Return the piece of one block, where big_vision stacks all blocks along the first axis.
+    """Return the `Piece` of one block from a file of big_vision, which stacks all blocks along the first axis.
 
-    Stacked files are read, not written; `split` only gives the shapes that are expected.
+    Such files are only read. `split` serves only to compute the expected shapes.
     """
 
     def split(ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
@@ -237,7 +237,7 @@ def _stages(names: Iterable[str]) -> list[int]:
 
 
 def _heads(tensors: Mapping[str, StoredTensor]) -> int | None:
-    """Return the number of heads in most kernels of query, key and value, since one may be damaged; None if unknown."""
+    """Return the most common number of heads in the kernels of query, key and value; None if there are none."""
     heads = [
         tensor.shape[-2]
         for name, tensor in tensors.items()
@@ -276,9 +276,9 @@ def write(classifier: Classifier, destination: Path) -> None:
 
 
 def _comment(classifier: Classifier) -> bytes:
-    """Return the note as a comment of the zip file, which other readers ignore.
+    """Encode the note of `said` as the comment of the zip file, which other programs ignore.
 
-    Class names are left out if the comment would be too long.
+    Class names are left out if the comment would otherwise be too long.
     """
     note = said(classifier)
     if len(to_json({"vitkit": note}).encode()) > _COMMENT:

@@ -1,8 +1,8 @@
 """Hugging Face's ViT, DeiT, Dinov2 and Dinov2WithRegisters, and the encoders of ViTMAE, ViTMSN and IJepa.
 
-config.json and preprocessor_config.json are read as well. Published files have q, k and v under
-`attention.attention.query`; version 5 of transformers has `attention.q_proj` in memory, so state dictionaries may have
-either. Models are written as a folder, as on the hub.
+config.json and preprocessor_config.json are read as well. In published files, the query is named
+`attention.attention.query`. In memory, transformers 5 names it `attention.q_proj`, so a state dict may have either
+name. Models are written as a folder, as on the hub.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ _CUSTOMARY: dict[str, dict[str, Any]] = {
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if it is one of these; None for any other."""
+    """Return the layout of a checkpoint of one of these models; None for any other.
+
+    Raises:
+        VitkitError: the model is not supported, or its register tokens are missing.
+    """
     names = checkpoint.tensors
     matches = [match for name in names if (match := _BLOCK.match(name))]
     if not matches:
@@ -117,7 +121,7 @@ def layout_for(config: ViTConfig) -> Layout:
 
 
 def family_of(config: ViTConfig) -> str:
-    """Return the transformers model that can express this configuration."""
+    """Return the model type of transformers that can express this configuration."""
     if config.registers:
         return "dinov2_with_registers"
     if config.layer_scale is not None or config.mlp_kind == "swiglu" or config.pool == "token+gap":
@@ -128,7 +132,7 @@ def family_of(config: ViTConfig) -> str:
 
 
 def _prefix(names: Iterable[str], of_blocks: str | None) -> str:
-    """Return the prefix of all names except those of blocks, since transformers saves ViTMSN's blocks without it."""
+    """Return the prefix of all names outside the blocks, because transformers saves ViTMSN's blocks without it."""
     ahead = (family for family in _CUSTOMARY if any(name.startswith(f"{family}.embeddings.") for name in names))
     prefix = next(ahead, of_blocks)
     return f"{prefix}." if prefix else ""
@@ -356,7 +360,8 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
 def _mlp_ratio(config: ViTConfig) -> int:
     """Return the MLP ratio that gives this MLP size in transformers.
 
-    Gated MLPs have 2/3 of this size, rounded to a multiple of eight. Raises VitkitError if there is no such ratio.
+    For gated MLPs, transformers multiplies the product of hidden size and ratio by 2/3 and rounds it up to a multiple
+    of eight. Raises VitkitError if there is no such ratio.
     """
     if config.mlp_kind == "mlp":
         if config.mlp_size % config.hidden_size == 0:

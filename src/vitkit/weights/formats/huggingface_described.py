@@ -17,7 +17,7 @@ def activation(name: str) -> str:
     """Return the value of the field `gelu` for transformers' `hidden_act`.
 
     Raises:
-        VitkitError: it is another activation function.
+        VitkitError: the activation function is not supported.
     """
     if name == "gelu":
         return "erf"
@@ -53,8 +53,8 @@ def pixels(written: Mapping[str, Any] | None, *, is_number_short_side: bool = Fa
 
     Args:
         written: the content of the file, or None.
-        is_number_short_side: whether a single number as `size` is the length of the short side (as in CLIP's
-            processor), or of both.
+        is_number_short_side: whether a single number as `size` is the length of the short side, as in CLIP's processor.
+            Otherwise it is the length of both sides.
 
     Raises:
         VitkitError: the file describes something that `Preprocess` cannot do.
@@ -104,7 +104,7 @@ def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
     """Return `image_size` as (height, width); None if it is not stated.
 
     Raises:
-        VitkitError: it is not one or two positive whole numbers.
+        VitkitError: `image_size` is not one or two positive whole numbers.
     """
     if written is None:
         return None
@@ -129,7 +129,7 @@ def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 
 def _side(size: Any, name: str) -> tuple[int, bool]:
-    """Return the side length of a square, and whether only the short side of a picture is resized to it."""
+    """Return a side length in pixels, and whether only the short side of a picture is resized to it."""
     is_short_side = isinstance(size, Mapping) and "shortest_edge" in size
     keys = ("shortest_edge",) if is_short_side else ("height", "width")
     sides = [size[key] for key in keys if key in size] if isinstance(size, Mapping) else [size]

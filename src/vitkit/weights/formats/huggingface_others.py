@@ -1,8 +1,8 @@
 """Hugging Face's BEiT, Data2VecVision and DINOv3.
 
 BEiT (arXiv 2106.08254) and Data2VecVision (2202.03555) add a bias for each offset between two patches to their
-attention. The names of BEiT's layers differ between files and the memory of transformers 5; both are read. DINOv3
-(2508.10104) has rotary positions, which have no tensors, and keys without a bias.
+attention. transformers 5 uses other names of BEiT's layers in memory than in files; both are read. DINOv3 (2508.10104)
+has rotary positions, which have no tensors, and no bias of the keys.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _shared(prefix: str) -> tuple[str, str]:
-    """Return the names of the table that all layers share: in files, and in memory."""
+    """Return the names of the table of biases that all layers share: in files, and in models in memory."""
     return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
 
 

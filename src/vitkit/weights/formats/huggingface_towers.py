@@ -1,8 +1,8 @@
 """The image encoders of Hugging Face's CLIP and SigLIP.
 
-Their papers are arXiv 2103.00020 (CLIP), 2303.15343 (SigLIP) and 2502.14786 (SigLIP 2, at a fixed size). An image
-encoder is read from a file of its own, or from a file that also contains the text encoder, which `vitkit.language`
-reads. Image encoders of both kinds can be written.
+The papers are arXiv 2103.00020 (CLIP), 2303.15343 (SigLIP) and 2502.14786 (SigLIP 2, at a fixed size). The file of an
+image encoder may also contain the text encoder, which `vitkit.language` reads. Image encoders of both kinds can be
+written.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return the part of config.json about the image encoder; None without a config.json.
 
     Raises:
-        VitkitError: it is not an object.
+        VitkitError: `vision_config` is not a JSON object.
     """
     described = None if config is None else config.get("vision_config", config)
     if described is not None and not isinstance(described, Mapping):
@@ -199,7 +199,7 @@ def _pieces(prefix: str, family: str, depth: int) -> dict[str, Piece]:
 
 
 def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
-    """Return the pieces of one layer; image and text encoders have the same names."""
+    """Return the `Piece`s of one layer, whose names are the same in image and text encoders."""
     qkv = [f"{theirs}.self_attn.{each}_proj" for each in "qkv"]
     return {
         **pair(f"{ours}.norm1", f"{theirs}.layer_norm1"),
@@ -212,7 +212,10 @@ def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
 
 
 def _pool(theirs: str) -> dict[str, Piece]:
-    """Return the pieces of attention pooling, whose q, k and v are stored as one tensor and are two of ours."""
+    """Return the `Piece`s of attention pooling.
+
+    Hugging Face stores q, k and v as one tensor. vitkit has one tensor for q, and one for k and v.
+    """
     pieces = {"attn_pool.latent": same(f"{theirs}.probe")}
     for part in ("weight", "bias"):
         whole = f"{theirs}.attention.in_proj_{part}"
@@ -228,7 +231,10 @@ def _pool(theirs: str) -> dict[str, Piece]:
 
 
 def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the concatenated projections of q, k and v by Hugging Face's names; `_pool` only renames tensors."""
+    """Concatenate the projections of q, k and v in attention pooling, under Hugging Face's names.
+
+    The pieces of `_pool` cannot write them, because each piece has only a part.
+    """
     return {
         f"head.attention.in_proj_{part}": torch.cat([tensors[f"attn_pool.q.{part}"], tensors[f"attn_pool.kv.{part}"]])
         for part in ("weight", "bias")

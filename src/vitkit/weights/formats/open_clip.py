@@ -1,7 +1,7 @@
 """OpenCLIP's files: an image encoder `visual.*`, and a text encoder that `vitkit.language` reads.
 
-The image encoder is OpenAI's ViT (arXiv 2103.00020, with the names of its code) or, as `visual.trunk`, timm's. The file
-open_clip_config.json next to the weights is read. OpenAI's files have the same names.
+The image encoder is either OpenAI's ViT (arXiv 2103.00020), with the names of OpenAI's code and files, or a model of
+timm under the name `visual.trunk`. The file open_clip_config.json next to the weights is read.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _of_timm(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of timm's image encoder, whose names have the prefix `visual.trunk`."""
+    """Return the layout of an image encoder of timm, whose tensor names have the prefix `visual.trunk.`."""
     tensors = {name.removeprefix(_TRUNK): each for name, each in checkpoint.tensors.items() if name.startswith(_TRUNK)}
     named = str(_of_images(checkpoint.config).get("timm_model_name") or "")
     config = None if not named else {"architecture": named}
@@ -116,7 +116,7 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of the image encoder in open_clip_config.json; missing ones have OpenCLIP's defaults."""
+    """Return the fields of the image encoder in open_clip_config.json, with OpenCLIP's defaults for missing ones."""
     described = (config or {}).get("model_cfg")
     if not isinstance(described, Mapping):
         return {}
@@ -139,7 +139,7 @@ def _size(config: Mapping[str, Any] | None) -> tuple[int, int] | None:
 
 
 def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return `preprocess_cfg` as fields of `Preprocess`, as OpenCLIP reads it; None if there is none."""
+    """Convert `preprocess_cfg` to fields of `Preprocess`, with OpenCLIP's defaults; return None if there is none."""
     described = (config or {}).get("preprocess_cfg")
     if not isinstance(described, Mapping):
         return None
@@ -170,7 +170,7 @@ def _pieces(depth: int) -> dict[str, Piece]:
 
 
 def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
-    """Return the pieces of one layer; image and text encoders have the same names."""
+    """Return the `Piece`s of one layer, whose names are the same in image and text encoders."""
     return {
         **pair(f"{ours}.norm1", f"{theirs}.ln_1"),
         **{f"{ours}.attn.qkv.{part}": same(f"{theirs}.attn.in_proj_{part}") for part in ("weight", "bias")},

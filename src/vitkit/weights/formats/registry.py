@@ -26,15 +26,16 @@ class CheckpointFormat:
 
     Attributes:
         name: the name of the format on the command line.
-        tells: a description in a few words; empty if the name suffices.
+        tells: a short description; empty if the name suffices.
         reader: `module:function` that recognises checkpoints of this format (without `:function`, it is `recognise`);
             empty if the format cannot be read.
         writer: the module with a function `write`; empty if the format cannot be written.
         suffixes: the suffixes of files that can be written.
         is_folder: whether folders can be written.
-        pixels: for each publisher of weights, the constant in the module of `reader` with its fields of `Preprocess`.
-        marks: texts, of which at least one occurs in a tensor name of every such checkpoint. The reader is imported
-            only for checkpoints that match; if this is empty, for all.
+        pixels: by publisher of weights, the name of a constant in the module of `reader`. The constant contains the
+            publisher's fields of `Preprocess`.
+        marks: substrings, of which every checkpoint of this format has at least one in a tensor name. The reader is
+            imported only for such checkpoints, or for all if this is empty.
     """
 
     name: str
@@ -59,7 +60,7 @@ class CheckpointFormat:
         return recognises(checkpoint)
 
     def write(self, classifier: Classifier, destination: Path) -> None:
-        """Write a classifier. Other formats than vitkit's have no temperature; the head is divided by it.
+        """Write a classifier in this format, with the head divided by the temperature, which the format cannot store.
 
         Raises:
             VitkitError: the layout cannot express the model; the message names the field.
@@ -100,7 +101,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def kind_of(destination: Path) -> str:
-    """Return the format to convert to, judging by the suffix of the destination."""
+    """Return the name of the format that a destination has by its suffix; vitkit's model folder by default."""
     return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
 
 
@@ -110,7 +111,7 @@ def file_suffixes() -> tuple[str, ...]:
 
 
 def pixel_owners() -> tuple[str, ...]:
-    """Return the publishers whose names stand for a preprocessing."""
+    """Return the names of publishers that can be stated as a preprocessing."""
     return tuple(owner for form in CHECKPOINT_FORMATS.values() for owner in form.pixels)
 
 

@@ -1,7 +1,7 @@
-"""timm's layout, whose names are also vitkit's. DeiT, DeiT III, MAE, DINO and files derived from them share it.
+"""timm's layout, with the same tensor names as vitkit. DeiT, DeiT III, MAE, DINO and files derived from them use it.
 
-Models are written as a folder, as on the hub, or as a state dictionary. Of the files, only .safetensors can contain a
-note about what the tensors do not show.
+Models are written as a folder, as on the hub, or as a file with a state dict. Only .safetensors files can contain a
+note about facts that the tensors do not determine.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _pieces(names: Collection[str], variant: Mapping[str, Any]) -> dict[str, Piece]:
-    """Return a piece for each tensor by our name; a variant of the blocks may define pieces of its own."""
+    """Return the `Piece`s of all tensors by vitkit's names, including those from the handlers of variants."""
     pieces = {_our_name(name): Piece((name,)) for name in names}
     for handler in handlers_of(ViTConfig(**variant), TIMM):
         renamed = handler.read(names)
@@ -93,7 +93,7 @@ def _pieces(names: Collection[str], variant: Mapping[str, Any]) -> dict[str, Pie
 
 
 def _unsplit(parts: int) -> Split:
-    """Return a split that writes nothing: the variant's handler writes these tensors itself, from several of ours."""
+    """Return a split that writes no tensor, because the handler of the variant writes these tensors itself."""
     return lambda _ours, _config: (None,) * parts
 
 
@@ -129,7 +129,7 @@ def _is_beit3(checkpoint: Checkpoint) -> bool:
 def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return `last_norm` False for RADIO's and InternViT's encoders, which have no norm after the last layer.
 
-    Return nothing for other models. Raises VitkitError if registers or the norm seem to be missing.
+    The result is empty for other models. Raises VitkitError if registers or the norm seem to be missing.
     """
     names = checkpoint.tensors
     if any(re.match(r"(norm|fc_norm)\.", name) for name in names) or "cls_token" not in names:
@@ -149,7 +149,7 @@ def beside(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def written(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the fields that `model_args` and `architecture` in timm's config.json determine, and no tensor shows."""
+    """Return the fields that timm's config.json determines by `model_args` and `architecture`, but no tensor does."""
     arguments = (checkpoint.config or {}).get("model_args") or {}
     activation = arguments.get("act_layer", "gelu")
     fields: dict[str, Any] = {}
@@ -176,7 +176,10 @@ def written(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _written_bare(checkpoint: Checkpoint) -> dict[str, bool]:
-    """Return the fields that are False according to `model_args`: otherwise missing tensors could be damage."""
+    """Return `qkv_bias` and `prefix_positions` as False if `model_args` says so.
+
+    This shows that the tensors are absent on purpose, and not lost.
+    """
     arguments = (checkpoint.config or {}).get("model_args") or {}
     lacks_bias, lacks_prefix = arguments.get("qkv_bias") is False, arguments.get("no_embed_class") is True
     return {**({"qkv_bias": False} if lacks_bias else {}), **({"prefix_positions": False} if lacks_prefix else {})}
@@ -217,7 +220,7 @@ def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:
-    """Return the usual preprocessing of such files, if nothing describes it."""
+    """Return the usual preprocessing of files in this layout, for weights without a description."""
     if _is_clip(checkpoint):
         return CLIP
     if has_layer_scale or _is_beit3(checkpoint):  # DeiT III, DINOv2
@@ -302,7 +305,7 @@ def _files(classifier: Classifier) -> Files:
 
 
 def _architecture(config: ViTConfig) -> str:
-    """Return the name of a timm model of the right class. `model_args` state the differences."""
+    """Return the name of a timm model of the same class; `model_args` contain the differences."""
     if config.stem is not None:
         return _HYBRIDS[config.stem]
     if config.distill_token:

@@ -1,15 +1,15 @@
-"""timm's `Eva`, BEiT and NaFlexViT families.
+"""The layouts of timm's `Eva`, BEiT and NaFlexViT families.
 
-The class `Eva` contains EVA, EVA-02, Perception Encoder, DINOv3 and the rotary ViTs, which share names of tensors;
-AIMv2 has some of these names, too. Rotary positions have no tensors (except "mixed"), so their kind follows from the
-family, and the load report says so.
+The class `Eva` of timm implements EVA, EVA-02, Perception Encoder, DINOv3 and the rotary ViTs, with the same tensor
+names. AIMv2 has some of these names, too. Rotary positions have no tensors (except "mixed"), so their kind is assumed
+by the family, and the load report says so.
 
 BEiT, BEiTv2 and the ViTs with relative positions add a bias for each offset between two patches to the attention
 logits.
 
-The grid of a NaFlexViT depends on the image. It is loaded at one size, at which it is a ViT with a square grid: SigLIP
-2's NaFlex (arXiv 2502.14786) and NVIDIA's C-RADIO (2412.07679), among others. Its linear layer on the pixels of a patch
-is a convolution with a reordered kernel.
+A NaFlexViT adapts its patch grid to the size of each image. vitkit loads it for one image size, at which it is an
+ordinary ViT. Examples are SigLIP 2's NaFlex (arXiv 2502.14786) and NVIDIA's C-RADIO (2412.07679). Their patch embedding
+is stored as a linear layer, whose weight is reordered to a convolution kernel.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class EvaFamily:
         name: the usual name.
         fields: the fields of the configuration that no tensor determines.
         pixels: the preprocessing, as fields of `Preprocess`.
-        assumed: the assumptions, by field, and how to state otherwise.
+        assumed: messages about assumed values, by field, and how to change them.
         needs: tensors that all models of the family have.
         side: the side of square images in pixels, if nothing else states it.
     """
@@ -121,7 +121,7 @@ def _family(names: Names, architecture: str) -> EvaFamily | None:
 
 
 def _aimv2(names: Names) -> EvaFamily:
-    """Return the family AIMv2 (arXiv 2411.14402), whose heads have 128 features, which no tensor shows."""
+    """Return the family AIMv2 (arXiv 2411.14402). Its heads have 128 features, which no tensor determines."""
     fields = {
         "norm_kind": "rms", "norm_eps": 1e-5, "proj_bias": False, "class_token": False, "pool": "gap",
         "heads": max(_sizes(names)[1] // 128, 1),
@@ -244,7 +244,7 @@ def _sizes(names: Names) -> tuple[int, int]:
 
 
 def _grid_of_table(names: Names) -> tuple[int, int] | None:
-    """Return the square patch grid of the position embeddings; None if it is not square."""
+    """Return the square patch grid of the position embeddings; None if there are none or the grid is not square."""
     shape = names["pos_embed"].shape if "pos_embed" in names else ()
     patches = shape[1] - ("cls_token" in names) if len(shape) == 3 else 0
     side = math.isqrt(max(patches, 0))
@@ -255,9 +255,9 @@ def _grid_of_table(names: Names) -> tuple[int, int] | None:
 
 
 def pieces_of(names: Names) -> dict[str, Piece]:
-    """Return the pieces of Eva's tensors, for each way in which they may be stored.
+    """Return the `Piece`s of the tensors of an `Eva` model, which may be stored in several ways.
 
-    Our model has q, k and v in one layer, gate and value in one layer, and LayerScale as a layer.
+    vitkit's model has one layer for q, k and v, one layer for gate and value, and LayerScale layers.
     """
     pieces = {name: same(name) for name in names}
     blocks = {match[1] for name in names if (match := re.match(r"(blocks\.\d+)\.", name))}
@@ -277,7 +277,7 @@ def pieces_of(names: Names) -> dict[str, Piece]:
 
 
 def _parts(block: str) -> list[tuple[str, Piece]]:
-    """Return all ways in which parts of a block may be stored that differ from ours."""
+    """Return the `Piece`s, with vitkit's names, for all ways in which timm stores parts of a block differently."""
     table = block.replace("blocks", "rel_pos")
     q, k, v, gate, value = (
         f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
@@ -365,7 +365,7 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _family_naflex(names: Mapping[str, StoredTensor], architecture: str) -> NaFlexFamily:
-    """Return the family, judging by the last layers of the model."""
+    """Return the family of a NaFlexViT, which the last layers of the model determine."""
     plain = {"class_token": False, "prefix_positions": False}
     if any(name.startswith("attn_pool.") for name in names):
         fields = plain | {"pool": "map", "gelu": "tanh", "position_resize": "siglip2"}
@@ -444,7 +444,7 @@ _SIDE = 224  # of images, if neither a tensor nor a file next to the weights det
 
 
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if its positions are biases by offset; None for any other.
+    """Return the layout of a checkpoint with relative positions as attention biases (BEiT, ...); None for any other.
 
     Raises:
         VitkitError: the checkpoint lacks tensors that determine its sizes.
@@ -537,7 +537,7 @@ def _size_of_tables(names: Names) -> tuple[int, int]:
 
 
 def _pieces_beit(names: Names) -> dict[str, Piece]:
-    """Return the pieces of `pieces_of`, and those of a table or MLP that all blocks share."""
+    """Return the `Piece`s of all tensors, including a position table or MLP that all blocks share."""
     pieces = pieces_of(names)
     shared = (
         {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in MLP_PARTS} if has(names, r"shared_.*mlp") else {}

@@ -68,7 +68,10 @@ def _pieces(depth: int, mlp: tuple[str, str]) -> dict[str, Piece]:
 
 
 def _customary(tensors: Mapping[str, StoredTensor], last_layer: int) -> dict[str, Any]:
-    """Return torchvision's preprocessing. Models above 224 px, or with patches of 14 px, are SWAG's and use no crop."""
+    """Return the preprocessing of torchvision's weights, which depends on the size of the model.
+
+    Models above 224 pixels, or with patches of 14 pixels, are those of SWAG, which are evaluated without a crop.
+    """
     positions, kernel = (
         tensors[n].shape if n in tensors else () for n in ("encoder.pos_embedding", "conv_proj.weight")
     )
