@@ -282,3 +282,13 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     """pytest takes the second for the first, and collects neither in some orders."""
     names = sorted(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert [name for name, other in itertools.pairwise(names) if name == other] == []
+
+
+def test_the_start_of_a_training_leaves_torchmetrics_alone() -> None:
+    """Fabric would import it to look at its version, and with it transformers and torchvision."""
+    pytest.importorskip("torchmetrics")
+    loaded = loaded_after("from vitkit.training import fabric_of; fabric_of('float32', 'cpu')")
+    assert "lightning_fabric" in loaded
+    assert not loaded & {"torchmetrics", "transformers", "torchvision"}
+    later = "\nimport torchmetrics\nassert torchmetrics.Metric"
+    assert "torchmetrics" in loaded_after(f"from vitkit.training import fabric_of; fabric_of('float32', 'cpu'){later}")

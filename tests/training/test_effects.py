@@ -170,6 +170,15 @@ def test_what_is_named_is_refused_at_its_default_too_and_what_a_file_lists_is_sa
     assert not any("beta2" in line for line in said)
 
 
+def test_a_time_limit_that_the_chosen_method_does_not_need_is_no_error() -> None:
+    fields = {"time": "10m"}
+    recipe = Recipe(method="probe", **fields)  # type: ignore[arg-type]
+    (line,) = check_effects(recipe, fields, named=fields)
+    assert line.startswith("time acts on training steps") and "method auto chose it" in line
+    with pytest.raises(VitkitError, match=r"time acts on training steps, .* without any: leave it out"):
+        check_effects(recipe, {**fields, "method": "probe"}, named=fields)
+
+
 def test_a_divided_folder_is_not_divided_again(tmp_path: Path) -> None:
     for part, images in (("train", 6), ("val", 3)):
         runs.photos(tmp_path / "photos" / part, images=images)

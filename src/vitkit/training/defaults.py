@@ -280,7 +280,8 @@ def check_effects(
         table: the images, if they are known.
 
     Returns:
-        Lines about the other fields without effect, one for each reason.
+        Lines about the other fields without effect, one for each reason, and about a time limit that `auto` does not
+            need.
 
     Raises:
         VitkitError: a field of `named` has no effect; the message names it and the reason.
@@ -290,15 +291,18 @@ def check_effects(
             if name in named:
                 raise VitkitError(f"{name} splits the images, but {table.name} is already split: leave it out")
     reasons = without_effect(recipe, fields, named)
-    for name in fields:
-        if name in reasons and name in named:
-            by_number = fields.get("method", "auto") == "auto" and recipe.method in ("probe", "full")
-            chosen = " (method auto chose it by the number of images)" if by_number else ""
-            raise VitkitError(f"{name} {reasons[name]}{chosen}: leave it out")
+    by_number = fields.get("method", "auto") == "auto" and recipe.method in ("probe", "full")
+    chosen = " (method auto chose it by the number of images)" if by_number else ""
+    lines: list[str] = []
     grouped: dict[str, list[str]] = {}
     for name in (name for name in fields if name in reasons):
-        grouped.setdefault(reasons[name], []).append(name)
-    return [
+        if name == "time" and by_number:  # whoever did not choose the method may still limit its time
+            lines.append(f"{name} {reasons[name]}{chosen}")
+        elif name in named:
+            raise VitkitError(f"{name} {reasons[name]}{chosen}: leave it out")
+        else:
+            grouped.setdefault(reasons[name], []).append(name)
+    return lines + [
         f"of the recipe, {', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect ({reason})"
         for reason, names in grouped.items()
     ]

@@ -12,11 +12,14 @@ import gc
 import logging
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -39,7 +42,7 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric  # importing takes a second, and longer if torchmetrics is installed
+    from lightning_fabric import Fabric  # importing takes a second
 
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -308,6 +311,7 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
         accelerator: auto, cpu, cuda or mps.
         team: the processes that train together; with `ALONE`, the Fabric ignores other processes.
     """
+    _import_fabric()
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from lightning_fabric.plugins.precision import MixedPrecision
@@ -325,6 +329,27 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
         fabric = Fabric(devices=team.size // team.machines, num_nodes=team.machines, strategy="ddp", **options)
         fabric.launch()  # connects the processes if they exist already
     return fabric
+
+
+def _import_fabric() -> None:
+    """Import lightning_fabric without torchmetrics, which takes three seconds if transformers is installed.
+
+    lightning_fabric imports torchmetrics only to compare its version. A module with nothing but the version takes its
+    place for that time.
+    """
+    name = "torchmetrics"
+    if "lightning_fabric" in sys.modules or name in sys.modules:
+        return
+    stand_in = ModuleType(name)
+    try:
+        stand_in.__version__ = version(name)  # type: ignore[attr-defined]
+    except PackageNotFoundError:
+        return
+    sys.modules[name] = stand_in
+    try:
+        import lightning_fabric  # noqa: F401
+    finally:
+        del sys.modules[name]
 
 
 @contextmanager
@@ -346,6 +371,7 @@ def _part() -> None:
 
 def _started() -> tuple[int, int] | None:
     """Return the number of processes per machine and the number of machines of a launcher; None without launcher."""
+    _import_fabric()
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
