@@ -295,7 +295,7 @@ def _arguments(
     fractions: str | float | Sequence[float],
     budget: str | None,
 ) -> dict[str, Any]:
-    """Return the arguments of a comparison in plain JSON types, as they are stored in its plan."""
+    """Return the arguments in plain JSON types, as the plan stores them."""
     from vitkit.experiments.comparison_request import fractions_of, names_of
 
     return {
@@ -437,7 +437,7 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     """Measure the size, the operations and the prediction speed of each model.
 
     Each model is loaded from its first run on the largest fraction of the data. Speeds are measured once per
-    comparison, in one process that alternates between the models.
+    comparison, alternating between the models.
 
     Args:
         plan: the plan of the comparison.

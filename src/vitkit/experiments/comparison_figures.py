@@ -211,7 +211,7 @@ _MEANS = ("accuracy", "loss", "ece")
 def of_model(
     name: str, plan: Plan, out: Path, families: Sequence[JudgedFamily], costs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the figures of a model, averaged over the seeds of its runs on the largest fraction of the data.
+    """Return the figures of a model, summarised over its seeds on the largest fraction of the data.
 
     The accuracies on the other fractions are in `by_fraction`.
 
@@ -285,7 +285,7 @@ def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
 
 
 def numbers_of(difference: Difference) -> dict[str, Any]:
-    """Return the interval, the p-values and the significant size of a difference, in plain JSON types."""
+    """Return the interval, the p-values and the smallest significant size of a difference, in JSON types."""
     return {
         "interval": list(difference.interval),
         "p": difference.p,
@@ -395,7 +395,7 @@ def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) 
 
 
 def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
-    """Return sentences about limitations of the figures, and about models that are not better than chance."""
+    """Return sentences about limitations of the figures and models no better than chance."""
     return [*judging.findings(), *_no_better_than_chance(models, judged)]
 
 

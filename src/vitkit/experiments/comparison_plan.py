@@ -81,7 +81,7 @@ class ComparisonJob:
 
     @property
     def described(self) -> str:
-        """A short description of the training, with model, seed and fraction of the images."""
+        """The training in words: model, seed, and fraction of the images."""
         part = "" if self.fraction == _WHOLE else f", {self.fraction:.3g} of the images"
         return f"{self.model}, seed {self.seed}{part}"
 
@@ -304,7 +304,7 @@ def _jobs(
     for fraction in fractions:
         for place, entry in enumerate(entries):
             fields, images = dict(entry.fields), _count(entry.images, fraction)
-            fields |= {"method": entry.start.recipe.method}  # that for all data, for every fraction
+            fields |= {"method": entry.start.recipe.method}  # chosen for all data, used for every fraction
             if images < entry.images:
                 fields["max_images"] = images
             if budget is not None and budget[0] == "flops":

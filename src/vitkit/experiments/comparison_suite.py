@@ -1,7 +1,7 @@
 """Compare models on several data sets, as in Table 2 of the paper.
 
-For each data set there is an ordinary comparison in its own folder. A table for all data sets contains the accuracy of
-each model on each data set with its interval, the means over the data sets, mean ranks, and the cost of the trainings.
+For each data set there is an ordinary comparison in its own folder. A table contains the accuracy of each model on each
+data set with its interval. It also contains means over the data sets, mean ranks, and the cost of the trainings.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _of_fused_attention() -> dict[Any, Callable[..., int]]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the total size of all elements of tensors in bytes."""
+    """Return the total size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -167,8 +167,7 @@ class Footprint:
         activations: size of the tensors that the forward pass keeps for the backward pass, including the images.
         peak: the largest total at any moment of the step. It is less than the sum of the parts, because activations
             are freed while gradients are computed.
-        moving: the largest total of all other tensors than weights, moments, average, teacher and accumulated
-            gradients.
+        moving: the largest total of all tensors except weights, moments, average, teacher and accumulated gradients.
         block, around: size of the weights of the largest block of a Vision Transformer, and of everything outside the
             blocks.
     """
@@ -283,7 +282,7 @@ def _stepped(
     loop.check = _Unasked(state.guard, lambda *_: {})
     ledger.mark()
     before = ledger.now
-    loop.take_step(0, loop.batches(min(recipe.grad_accum, 2)))  # a third would add nothing new
+    loop.take_step(0, loop.batches(min(recipe.grad_accum, 2)))  # a third would repeat the second
     parts = min(recipe.grad_accum, 2)
     trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
     moments = [

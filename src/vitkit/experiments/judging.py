@@ -62,7 +62,7 @@ class JudgingImages:
         return images_in_words(self.left, self.split)
 
     def findings(self) -> list[str]:
-        """Return sentences about limitations: images that are left out, and choices made on the same images."""
+        """Return sentences about limitations: images left out, and choices made on these images."""
         notes = []
         if self.seen:
             who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
@@ -83,7 +83,7 @@ class JudgingImages:
         """Check that enough images remain.
 
         Raises:
-            VitkitError: the weights had seen images, and fewer than `FEWEST` and fewer than half of the images remain.
+            VitkitError: the weights had seen so many images that fewer than `FEWEST` and fewer than half remain.
         """
         if not self.seen or self.left >= max(min(FEWEST, self.held_out / 2), 1):
             return

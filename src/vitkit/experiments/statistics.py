@@ -1,22 +1,22 @@
 """Test whether one configuration is better than another, by the predictions of their trainings on the same images.
 
-An accuracy depends on chance in two ways: by the images on which it was measured, and by the seed of the training.
-Hence there are two questions. *Are these trained models better on such images?* concerns only the images. *Is the
-recipe better, with other seeds, too?* concerns both: images and seeds are crossed random factors.
+An accuracy depends on chance in two ways: on the test images, and on the seed of the training. Hence there are two
+questions. *Is this trained model better on other images, too?* concerns only the images. *Is the recipe better with
+other seeds, too?* concerns images and seeds, which are crossed random factors.
 
-The variance between images is known well, because there are many images. The variance between seeds is not: three
-trainings of one model say almost nothing about it. Therefore it is pooled over all models (and fractions of the data)
-by a hierarchical model, `SeedSpread.pooled`. The more similarly the models vary between seeds, the more the trainings
-of the others count for each model; if they vary differently, mostly its own trainings count. The remaining uncertainty
-of the variance is integrated out. The result is Student's t if only the seeds matter and all models vary alike, and a
-normal distribution if only the images matter.
+The variance between images is known well, because there are many images. The variance between seeds is not known well,
+because each model has only a few trainings. Therefore the variance between seeds is pooled over all models (and
+fractions of the data) by a hierarchical model, `SeedSpread.pooled`. If all models vary similarly between seeds, the
+estimate for each model uses all trainings. If the models vary differently, the estimate uses mostly the model's own
+trainings. The remaining uncertainty of the variance is integrated out. The result is Student's t distribution if only
+the seeds matter and all models vary alike, and a normal distribution if only the images matter.
 
-Several pairs are tested jointly. Errors of all models are drawn from their joint distribution, and a pair counts as
-different if at most 5 % of the draws have a pair that looks as different (max-t, step-down: Westfall and Young 1993).
-The same draws show by how much the best of several models is overestimated because it was selected.
+Several pairs are tested jointly. Errors of all models are drawn from their joint distribution. A pair counts as
+different if at most 5 % of these draws contain a standardised difference as large as that of the pair (max-t,
+step-down: Westfall and Young 1993). The same draws show by how much selection overestimates the best of several models.
 
-Two imaginary images, one that only the first model classifies correctly and one that only the second does, keep an
-interval from being empty if no prediction differs (Agresti and Min 2005).
+Two imaginary images are added to each pair: one that only the first model classifies correctly, and one that only the
+second model does. They prevent an interval of length 0 if no prediction differs (Agresti and Min 2005).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from vitkit.evaluation.intervals import TAIL, Interval, Units, mean_interval
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 LEVEL = 2 * TAIL
-DRAWS = 20_000  # random draws of errors; the resolution of p-values is one in this number
+DRAWS = 20_000  # random draws of errors; the resolution of p-values is 1 / DRAWS
 _QUANTILES = 200  # quantiles that represent all draws of a variance
 _STEPS = 8  # iterations that find the ends of an accuracy's interval
 _CLOSE = 1e-10  # tolerance of the p-value at the end of an interval
 _MOST_VARIANCE = 0.25  # the largest possible variance of a value between 0 and 1
-# How differently the models may vary between seeds: the standard deviation of the logarithms of their standard
-# deviations, with the prior probability of each value. 0 means complete pooling.
+# Heterogeneity of the models: possible values of the standard deviation of the logarithms of their standard deviations
+# between seeds, and the prior probability of each value. The value 0 means complete pooling.
 _UNLIKE = np.array([0.0, 0.3, 0.6, 1.0, 1.5])
 _PRIOR = np.array([0.5, 0.2, 0.15, 0.1, 0.05])
 _UNSURE = 1.2  # factor of variances if models vary differently, since their logarithms need not be normal
@@ -50,16 +50,15 @@ _WEIGHTS = np.exp(-(_NODES**2) / 2)
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """The variation of accuracies between seeds, over M configurations.
+    """The variance of accuracies between seeds, for each of M configurations.
 
     Attributes:
         variance: sample variance of each configuration's accuracies between seeds, (M,).
-        scale: values to which the variances are proportional if all configurations vary alike, (M,). They are p (1 - p)
-            for accuracy p, since a model that is nearly always right varies less than one that is right half of the
-            time.
+        scale: values to which the variances are proportional if all configurations vary alike, (M,). The value is
+            p (1 - p) for accuracy p, because accuracies near 1 vary less than accuracies near 0.5.
         freedom: degrees of freedom of each variance; 0 with one seed.
-        images: the part of each variance that is due to the finite number of images, (M,). Trainings differ on single
-            images by chance, which averages out with more images.
+        images: the part of each variance that is due to the finite number of images, (M,). Trainings differ by chance
+            on single images, and these differences average out over more images.
     """
 
     variance: Floats
@@ -75,7 +74,7 @@ class SeedSpread:
             right: whether each training of each configuration classifies each image correctly, (M, S, n).
             units: the independent units: images, or groups of images.
             is_shared: whether a seed affects all configurations alike, for example because it also draws the subset of
-                training images. The common part is then removed from the variance, since it does not affect
+                training images. The common part is then removed from the variance, because it does not affect
                 differences.
         """
         M, S, n = right.shape
@@ -94,7 +93,7 @@ class SeedSpread:
 
     @property
     def p_alike(self) -> float | None:
-        """The p-value of the hypothesis that all configurations vary alike relative to `scale` (Bartlett 1937).
+        """The p-value of equal variances relative to `scale` in all configurations (Bartlett 1937).
 
         None if there is only one seed or configuration.
         """
@@ -105,14 +104,14 @@ class SeedSpread:
         return float(chdtrc(M - 1, ratio / (1 + (M + 1) / (3 * M * self.freedom))))
 
     def pooled(self, others: Sequence[SeedSpread], rng: np.random.Generator) -> Floats:
-        """Draw plausible values of each configuration's variance between seeds, (draws, M).
+        """Draw values of each configuration's variance between seeds from their posterior, (draws, M).
 
-        They are drawn from the posterior of a hierarchical model. In it, the logarithms of the variances, relative to
-        `scale`, are normally distributed around a common value with a flat prior. Their spread around it has the prior
-        `_PRIOR` and is inferred from the trainings, so the model itself decides how far pooling is justified.
+        In this hierarchical model, the logarithms of the variances relative to `scale` are normally distributed around
+        a common value with a flat prior. The standard deviation around this value has the prior `_PRIOR` and is
+        inferred from the trainings. Therefore the data determine how strongly the variances are pooled.
 
         Args:
-            others: the estimates at other fractions of the data, which inform the common value, too.
+            others: the estimates at other fractions of the data, which also inform the common value.
             rng: random generator.
         """
         M = len(self.variance)
@@ -193,9 +192,9 @@ class Winner:
 
     Attributes:
         index: index of the model.
-        measured: its measured accuracy.
-        corrected: its accuracy without the part that the best of such models owes to chance.
-        interval: 95 % interval of its true accuracy.
+        measured: the measured accuracy of the model.
+        corrected: the accuracy after correction for the selection.
+        interval: 95 % interval of the model's true accuracy.
     """
 
     index: int
@@ -210,11 +209,11 @@ class Family:
     Args:
         right: whether each training of each model classifies each image correctly, (M, S, n).
         units: the independent units: images, or groups of images.
-        spread: the spread of the models between seeds; None computes it.
-        others: the spread of these models between seeds at other fractions of the data.
+        spread: the variance of the models between seeds; None estimates it from `right`.
+        others: the variance of these models between seeds at other fractions of the data.
 
     Attributes:
-        models, seeds, images: their numbers M, S and n.
+        models, seeds, images: the numbers M, S and n of models, seeds and images.
         accuracy: the accuracy of each model, averaged over its seeds, (M,).
     """
 
@@ -228,7 +227,7 @@ class Family:
 
     @cached_property
     def luck(self) -> Floats:
-        """The standard deviation of each model's accuracy between seeds, (M,): the median of its posterior."""
+        """The posterior median of the standard deviation of each model's accuracy between seeds, (M,)."""
         return np.sqrt(np.median(self._seed_variances, axis=0) * self.seeds)
 
     @cached_property
@@ -242,7 +241,7 @@ class Family:
 
     @cached_property
     def _seed_variances(self) -> Floats:
-        """Draws of the variance of each model's mean accuracy that is due to its seeds, (draws, M)."""
+        """Draws of the part of the variance of each model's mean accuracy that is due to seeds, (draws, M)."""
         return self.spread.pooled(self._others, np.random.default_rng(0)) / self.seeds
 
     @cached_property
@@ -266,12 +265,12 @@ class Family:
         return drawn
 
     def differences(self, pairs: Sequence[tuple[int, int]], *, of_recipes: bool = True) -> list[Difference]:
-        """Compare the models of each pair, adjusted for testing several pairs.
+        """Compare the models of each pair, with p-values that are adjusted for all pairs.
 
         Args:
             pairs: pairs of model indices.
-            of_recipes: compare the recipes, including what other seeds would change; otherwise only the trained models.
-                With one seed, the variation between seeds is unknown and counts as 0.
+            of_recipes: True compares the recipes, which includes the variance between seeds. False compares only these
+                trained models. With one seed, the variance between seeds is unknown and counts as 0.
         """
         if not pairs:
             return []
@@ -283,7 +282,7 @@ class Family:
             variances += self._seed_variances[:, first] + self._seed_variances[:, second]
         mean = self.accuracy[first] - self.accuracy[second]
         errors = self._errors(of_recipes=of_recipes)
-        size = np.median(variances, axis=0) ** 0.5  # what makes pairs comparable
+        size = np.median(variances, axis=0) ** 0.5  # standardises the differences of all pairs
         drawn, seen = np.abs(errors[:, first] - errors[:, second]) / size, np.abs(mean) / size
         summary = _summary(variances)
         alone, margin = _p_of(mean, summary), _margin(summary)
@@ -301,11 +300,11 @@ class Family:
         ]
 
     def interval(self, model: int, *, of_recipe: bool = True) -> Interval:
-        """Return the 95 % interval of the accuracy of such trainings on such images.
+        """Return the 95 % interval of a model's accuracy on other images and with other seeds.
 
-        With one seed, it includes only the images (Clopper and Pearson). With several, each end is moved outwards by
-        the variance between seeds at an accuracy equal to that end (`SeedSpread.scale`). Therefore a model that is
-        mostly right has a longer interval below its accuracy than above.
+        With one seed, the interval includes only the uncertainty from the images (Clopper and Pearson). With several
+        seeds, each end is moved outwards by the variance between seeds at an accuracy equal to this end
+        (`SeedSpread.scale`). Therefore the interval of a high accuracy is longer below the accuracy than above.
 
         Args:
             model: index of the model.
@@ -324,11 +323,11 @@ class Family:
         return float(bounds[0]), float(bounds[1])
 
     def winner(self) -> Winner:
-        """Return the best model, corrected for having been selected as the best.
+        """Return the best model, with its accuracy corrected for the selection.
 
-        Chance drives measured accuracies apart, so the true ones are assumed to lie closer together: every gap to the
-        best is reduced by what chance alone contributes to it. Evaluations are then simulated around these accuracies,
-        and the correction is the median overestimate of their best model.
+        Chance drives measured accuracies apart. Therefore the gap between each model and the best one is first reduced
+        by the contribution of chance. Evaluations are then simulated around the resulting accuracies. The correction
+        is the median overestimate of the best model in these simulations.
         """
         best = int(self.accuracy.argmax())
         low, high = self.interval(best)
@@ -348,7 +347,7 @@ class Family:
 
 
 def _step_down(drawn: Floats, seen: Floats) -> Floats:
-    """Return the joint p-value of each pair (Westfall and Young 1993, free step-down).
+    """Return the p-value of each pair, adjusted for all pairs (Westfall and Young 1993, free step-down).
 
     Args:
         drawn: standardised differences of the pairs that are due to chance alone, (draws, pairs).
@@ -362,16 +361,16 @@ def _step_down(drawn: Floats, seen: Floats) -> Floats:
 
 
 def _summary(variances: Floats) -> Floats:
-    """Return quantiles of standard errors, (quantiles, m), whose squares were drawn at random, (draws, m)."""
+    """Convert random draws of variances (draws, m) to quantiles of standard errors (quantiles, m)."""
     step = len(variances) // _QUANTILES
     return np.sqrt(np.sort(variances, axis=0)[step // 2 :: step])
 
 
 def _p_of(mean: Floats, errors: Floats) -> Floats:
-    """Return the two-sided p-value of each mean for the hypothesis that it is 0, (m,).
+    """Return the two-sided p-value of each mean for the hypothesis that the true mean is 0, (m,).
 
     Args:
-        mean: (m,).
+        mean: the measured means, (m,).
         errors: possible standard errors of each mean, (quantiles, m).
     """
     return 2 * ndtr(-np.abs(mean) / np.maximum(errors, 1e-30)).mean(axis=0)

@@ -1,11 +1,11 @@
-"""Make pictures harder, step by step, and measure how the accuracy of each model falls.
+"""Measure how the accuracy of each model falls as pictures are corrupted with increasing strength.
 
-The change is made to the picture, not to a model's input: the picture is resized to the same size for all models and
-changed, and then each model preprocesses it as any picture. Therefore all models see the same pictures, whatever their
-input size. The grid of patches covers the whole picture, so a model that crops may not see all of its cells.
+Each picture is resized to one size for all models, and then corrupted. Afterwards, each model preprocesses it like any
+other picture. Therefore all models classify the same pictures, whatever their input size. The grid of patches covers
+the whole picture, so that a model which crops pictures may not see all cells of the grid.
 
-Dropped and shuffled patches are those of Naseer et al. (arXiv 2105.10497, sec. 3.1 and 3.3): cells of a grid that are
-turned black, or put in another order.
+Dropped and shuffled patches follow Naseer et al. (arXiv 2105.10497, sec. 3.1 and 3.3): cells of a grid are blackened,
+or permuted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _drop(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.
 
 
 def _shuffle(picture: Image.Image, side: float, rng: np.random.Generator) -> Image.Image:
-    """Permute the cells of a grid; pixels that do not fill a cell, at the right and lower edge, stay in place."""
+    """Permute the cells of a grid. Remaining pixels at the right and lower edges stay in place."""
     pixels, k = np.array(picture), int(side)
     h, w = (length // k for length in pixels.shape[:2])
     whole = pixels[: h * k, : w * k]
@@ -60,12 +60,12 @@ def _shuffle(picture: Image.Image, side: float, rng: np.random.Generator) -> Ima
 
 
 def _smooth(picture: Image.Image, width: float, _: np.random.Generator) -> Image.Image:
-    reach = max(round(width / 200 * min(picture.size)), round(width / 2))  # of small pictures at least 1, 2, 3 pixels
+    reach = max(round(width / 200 * min(picture.size)), round(width / 2))  # at least 1, 2, 3 pixels in small pictures
     return picture.filter(ImageFilter.MedianFilter(2 * reach + 1))
 
 
 def _paste(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.Image:
-    """Cover a rectangle at a random place with random colours; it has the aspect ratio of the picture."""
+    """Fill a rectangle at a random position with random colours. It has the picture's aspect ratio."""
     pixels = np.array(picture)
     height, width = (max(round(side * part**0.5), 1) for side in pixels.shape[:2])
     top, left = (int(rng.integers(0, s - length + 1)) for s, length in zip(pixels.shape, (height, width), strict=False))
@@ -102,14 +102,14 @@ def at_one_size(picture: Image.Image, short_side: int) -> Image.Image:
 
 
 def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image.Image:
-    """Change a picture by a stress. The same key always gives the same result.
+    """Corrupt a picture by a stress. The same key always gives the same result.
 
     Args:
-        picture: RGB.
+        picture: an RGB picture.
         name: the name of the stress.
         strength: one of the stress's strengths; the first leaves the picture unchanged.
-        key: determines the random numbers; it consists of a seed and the image's path. All strengths use the same
-            numbers.
+        key: the text that seeds the random numbers, such as a seed and the image's path. All strengths use the same
+            random numbers.
     """
     stress = STRESSES[name]
     if strength == stress.strengths[0]:
@@ -177,7 +177,7 @@ def _short_side(run: Path) -> int:
 def _answers(
     out: Path, folder: str, paths: Sequence[str], names: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return which of the n images a run classifies correctly, unchanged and under each stress; results are cached.
+    """Return whether a run classifies each of n images correctly, unchanged and under each stress; cached in a file.
 
     Returns:
         Arrays (n,) by key: the empty string for unchanged pictures, otherwise stress and strength, such as `blur 2`.
@@ -185,7 +185,7 @@ def _answers(
     file = out / ANSWERS / f"{Path(folder).name}.json"
     keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
     stored: dict[str, Any] = {}
-    with suppress(OSError, VitkitError):  # then they are computed again
+    with suppress(OSError, VitkitError):  # then the answers are computed again
         stored = read_json(file)
     if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):
         stored = _ask(out / folder, paths, names, keys, side, seed, device)
@@ -197,10 +197,10 @@ def _answers(
 def _ask(
     run: Path, paths: Sequence[str], names: Sequence[str], keys: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, str]:
-    """Classify all images in all variants.
+    """Classify every variant of every image.
 
     Returns:
-        A string for each key, with a character for each image: `1` if it is classified correctly, otherwise `0`.
+        A string for each key, with one character per image: `1` for a correct prediction, otherwise `0`.
     """
     from vitkit.data.split_file import images_of_run, refuse_changed
     from vitkit.system.run_files import SPLIT
@@ -223,7 +223,7 @@ def _ask(
 def _of_image(
     classifier: Classifier, table: ImageTable, i: int, names: Sequence[str], side: int, key: str
 ) -> npt.NDArray[np.bool_]:
-    """Return for each of the V variants of an image whether it is classified correctly, (V,)."""
+    """Return whether each of the V variants of an image is classified correctly, (V,)."""
     import torch
 
     from vitkit.data.decode import picture_of

@@ -1,4 +1,4 @@
-"""The kinds of stress, without the functions of `stress` that apply them. Nothing here imports torch."""
+"""The kinds of stress and their strengths. `stress` has the functions that apply them; this module needs no torch."""
 
 from __future__ import annotations
 

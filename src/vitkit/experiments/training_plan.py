@@ -1,7 +1,7 @@
 """`vitkit.plan`: predict the time and memory of a training before anything is allocated.
 
-The request is resolved as for a training, but of the data only the size is known. `footprint` simulates a step on one
-device. This module computes the memory of each of several devices, which hold whole models or shards of them.
+The request is resolved as for a training, except that only the size of the data is known. `footprint` simulates a
+training step on one device. From its result, this module computes the memory of each device in distributed training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from vitkit.experiments.footprint import Footprint
 
-    AcceleratorName: TypeAlias = str  # choices are known when the table has been read
+    AcceleratorName: TypeAlias = str  # the choices are read from a table at run time
 else:
     AcceleratorName = Literal[accelerator_names()]
 
@@ -44,19 +44,19 @@ class DeviceMemory:
     """The memory of one device in training, in bytes.
 
     The peak is less than the sum of the parts, because activations are freed while gradients are computed. Only tensors
-    are counted: a GPU also needs memory for its driver, for the workspaces of libraries, and for gaps between allocated
+    are counted. A GPU also needs memory for its driver, for the workspaces of libraries, and for gaps between allocated
     blocks.
 
     Attributes:
         checkpointing: see `Recipe`.
         strategy: `alone` for a single device, `ddp` for a whole model on each device, or `fsdp` for a shard on each.
-        weights, gradients, optimizer, average, teacher: see `Footprint`; the share of one device.
-        activations: size of what a forward pass keeps for the backward pass.
+        weights, gradients, optimizer, average, teacher: the share of one device in the sizes of `Footprint`.
+        activations: size of the tensors that a forward pass keeps for the backward pass.
         exchange: memory for the communication of devices: a buffer with all gradients (ddp), or whole blocks (fsdp).
         peak: the largest total at any moment of a step.
         fits: whether the accelerator has enough memory.
-        images: the largest number of images that fit at a time, but at most a batch. If a batch does not fit, training
-            computes it in pieces of this size.
+        images: the largest number of images that fit into memory at a time, up to the device's batch. Training splits
+            a batch that does not fit into pieces of this size.
     """
 
     checkpointing: str
@@ -89,7 +89,7 @@ class TrainingPlan(Result):
         parameters, trained: the number of the model's parameters, and of those that are trained.
         images, images_seen: the number of images in an epoch, and in the whole training.
         steps: the number of optimiser steps; 0 if only a head is fitted in closed form.
-        batch_of_device: the number of images of a batch on one device, which is split further if memory is short.
+        batch_of_device: the number of images of a batch on one device, which is split further if it does not fit.
         tokens_per_image, tokens: the number of tokens that pass through the layers, per image and in the whole
             training; 0 for a network without tokens.
         forward_flops: FLOPs of the forward pass for one image, including a teacher's.
@@ -103,7 +103,7 @@ class TrainingPlan(Result):
             each.
         price: the price of a device hour; None if unknown.
         cost: the cost of the device hours.
-        memory: the memory of a device for several strategies, the recipe's first.
+        memory: the memory of a device for several strategies, beginning with the recipe's strategy.
         notes: assumptions, and costs that are not included.
         others: the plans of the other recipes.
     """
@@ -183,7 +183,7 @@ class TrainingPlan(Result):
         return plain | {"others": [other.to_dict() for other in self.others]}
 
     def lines(self) -> list[str]:
-        """Return size, amount of data, time and a table of memory; for several recipes, a table with a row for each."""
+        """Return lines with size, data, FLOPs, time and memory; for several recipes, a table with a row for each."""
         if self.others:
             return _side_by_side([self, *self.others])
         recipe = self.recipe
@@ -286,7 +286,7 @@ def _hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
-DECODE_RATE = 200.0  # of photographs with a short side of 256 pixels (benchmarks/planning.py)
+DECODE_RATE = 200.0  # images/s on one core, for a short side of 256 pixels (benchmarks/planning.py)
 
 
 @check_arguments
@@ -359,7 +359,7 @@ def _planned(
     precision = recipe_of_job.precision
     if precision == "auto":
         precision = "float32" if accelerator.bfloat16 is None else "bfloat16"
-    accelerator.peak(precision)  # refuses a precision that it does not support
+    accelerator.peak(precision)  # refuses an unsupported precision
     devices, notes = (recipe_of_job.devices or 1) * (recipe_of_job.nodes or 1), job.notes
     check_team(recipe_of_job, ProcessGroup(size=devices))
     if recipe_of_job.method == "probe" and devices > 1:
@@ -428,13 +428,13 @@ def _published_data(recipe: str) -> tuple[str, int, int] | None:
 
 
 def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, classes: int | None) -> PlannedTraining:
-    """Resolve a recipe as for a training, with data of which only the size is known.
+    """Resolve a recipe as for a training, but without reading data.
 
     Args:
         recipe: a TOML file, the name of a bundled recipe, or the name of a model.
         fields: fields that take precedence over those of the recipe.
-        images: the number of training images; None for that of the recipe's data, if it is known.
-        classes: the number of classes; None for that of the data, or otherwise of the named model.
+        images: the number of training images; None uses the size of the recipe's data, if it is known.
+        classes: the number of classes; None uses that of the recipe's data, or otherwise of the named model.
 
     Raises:
         VitkitError: the recipe or model does not exist, or the number of images is not known.
@@ -501,7 +501,7 @@ def _classes_of(recipe: Recipe) -> int:
 
 
 def _model_name(recipe: Recipe) -> str | None:
-    """Return the name of the recipe's model, or of the published weights it starts from."""
+    """Return the name of the recipe's model, or of the model of its published weights; None without either."""
     name = recipe.model or recipe.weights.split(".")[0]
     return name if is_model_name(name) else None
 
@@ -539,9 +539,9 @@ def _left_out(recipe: Recipe) -> list[str]:
 
 
 def passes(recipe: Recipe, images: int) -> tuple[int, int]:
-    """Return how many images a training processes in total, and its number of steps.
+    """Return the number of images that a training processes in total, and its number of steps.
 
-    A head that is fitted in closed form has no steps.
+    There are no steps if a head is fitted in closed form.
     """
     if recipe.method == "probe":
         return images * (1 + recipe.views), 0
@@ -583,13 +583,15 @@ def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
 def memories(
     job: PlannedTraining, images: int, devices: int, room: int, precision: str
 ) -> tuple[Footprint, tuple[DeviceMemory, ...]]:
-    """Return the cost of a training step, and the memory of a device for several strategies, the recipe's first.
+    """Return the cost of a training step, and the memory of a device for several strategies.
+
+    The recipe's strategy and checkpointing come first.
 
     Args:
         job: the training.
-        images: the number of images that each device computes in a batch.
+        images: the number of images of a batch that each device computes.
         devices: the number of devices.
-        room: memory of a device in bytes.
+        room: available memory of a device in bytes.
         precision: float32 or bfloat16.
     """
     from vitkit.experiments.footprint import rehearse_step
@@ -607,7 +609,7 @@ def memories(
         return rehearse_step(job.config, settled, count, precision=precision, on_gpu=True, teacher=teacher)
 
     sharding: Strategy = "fsdp" if recipe.strategy == "fsdp" else "ddp"
-    may_share = is_vit and recipe.method != "lora" and not recipe.ema and not recipe.swa  # as `check_team` has it
+    may_share = is_vit and recipe.method != "lora" and not recipe.ema and not recipe.swa  # as in `check_team`
     others: tuple[Strategy, ...] = ("ddp", "fsdp") if may_share else ("ddp",)
     strategies: tuple[Strategy, ...] = (sharding, *others) if devices > 1 else ("alone",)
     rows = []
@@ -620,7 +622,7 @@ def memories(
                     step = rehearsed(way, count)
                     return memory_of(step, way, strategy, devices=devices, images=count, room=room).peak
 
-                left = room - (row.peak - row.activations)  # apart from memory that does not grow with the images
+                left = room - (row.peak - row.activations)  # without the memory that does not grow with images
                 guess = int(left / (max(row.activations, 1) / images))
                 row = replace(row, images=most_that_fit(peak, guess, images, row.peak, room))
             rows.append(row)
@@ -630,12 +632,12 @@ def memories(
 def most_that_fit(peak: Callable[[int], int], guess: int, too_many: int, above: int, room: int) -> int:
     """Find the largest number of images that fits into memory, with few simulations.
 
-    The peak of a step is a convex function of the number of images: it grows along a line, or along several of
-    increasing slope. Therefore the line between the nearest number that fits and the nearest that does not never
-    promises too many images. If this line hardly narrows the range, the range is halved instead.
+    The peak memory of a step is a convex, piecewise linear function of the number of images. Therefore linear
+    interpolation between a number that fits and a number that does not fit never yields too many images. If
+    interpolation hardly narrows the range, the range is halved instead.
 
     Args:
-        peak: function that returns the peak in bytes for a number of images.
+        peak: function that returns the peak memory in bytes for a number of images.
         guess: the number to try first.
         too_many: a number of images that does not fit.
         above: the peak of `too_many` images.
@@ -660,18 +662,18 @@ def memory_of(
 ) -> DeviceMemory:
     """Compute the memory of each device from the cost of a step.
 
-    With FSDP2 (`training.distributed`), each device has its shard of weights, gradients, moments and the average of the
-    weights. Two blocks are complete at a time, the current one and the next one, which is being gathered; so is
-    everything outside the blocks. In the backward pass, the gradients of one block are complete as well. A teacher is
-    always complete.
+    With FSDP2 (`training.distributed`), each device stores its shard of the weights, gradients, moments and averaged
+    weights. At any time, the complete weights of two blocks are in memory: those of the current block, and those of
+    the next block, which is being gathered. The weights outside the blocks are complete, too. The backward pass adds
+    the complete gradients of one block. A teacher is not sharded.
 
     Args:
-        step: the cost of a step on one device alone, with its share of the images.
-        checkpointing: the checkpointing of that step.
+        step: the cost of a step on a single device that computes its share of the images.
+        checkpointing: the checkpointing in this step.
         strategy: how the training is distributed.
         devices: the number of devices.
-        images: the number of images that each device computes in a batch.
-        room: memory of a device in bytes.
+        images: the number of images of a batch that each device computes.
+        room: available memory of a device in bytes.
     """
     parts = devices if strategy == "fsdp" else 1
     weights, gradients, optimizer, average = (
@@ -680,10 +682,10 @@ def memory_of(
     standing = step.weights + step.optimizer + step.average + step.teacher
     peak, exchange = step.peak, 0
     if strategy == "ddp":
-        exchange = step.gradients  # the buckets of `GradientSums`, which stay
+        exchange = step.gradients  # the buckets of `GradientSums`, which are kept between steps
         peak = max(peak, standing + step.gradients) + exchange
     if strategy == "fsdp":
-        whole = step.gradients / step.weights  # the part of a block that is trained
+        whole = step.gradients / step.weights  # the trained fraction of a block
         exchange = step.around + int((2 + whole) * step.block)
         peak = weights + gradients + optimizer + average + step.teacher + step.moving + exchange
     return DeviceMemory(

@@ -1,13 +1,13 @@
 """Convert texts to token ids, with the tokenizer files that are stored next to the weights.
 
-Three kinds of files are supported:
+Three kinds of files give the same ids as in transformers and open_clip:
 
-- `tokenizer.json`, or CLIP's `vocab.json` and `merges.txt`. They are read with the library tokenizers.
-- `spiece.model`. It is read with the library sentencepiece.
-- OpenAI's merges `bpe_simple_vocab_16e6.txt.gz` (CLIP, arXiv 2103.00020, sec. 2.4), which OpenCLIP uses. The file is
-  next to the weights or in the installed package open_clip.
+- `tokenizer.json`, or CLIP's `vocab.json` and `merges.txt`, read with the library tokenizers
+- `spiece.model`, read with the library sentencepiece
+- OpenAI's merges `bpe_simple_vocab_16e6.txt.gz` (CLIP, arXiv 2103.00020, sec. 2.4), which OpenCLIP uses, next to the
+  weights or in the installed package open_clip
 
-The results are those of transformers and open_clip. The extra `text` installs the libraries.
+The extra `text` installs the libraries.
 
 Tokenizer files are not trusted. The steps of a `tokenizer.json` can enlarge a text without limit: if each of forty
 steps triples the text, the result does not fit into any memory. Therefore the growth of all steps is multiplied before
@@ -191,7 +191,7 @@ def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -
 
 
 def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
-    """Check that a tokenizer.json has the parts that the text encoder was trained with.
+    """Check that a tokenizer.json produces tokens as in the training of the text encoder.
 
     Raises:
         VitkitError: the start or end token is not added to texts, or texts are not split into words as CLIP does.

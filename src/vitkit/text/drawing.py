@@ -66,7 +66,7 @@ def onto(figure: FigureBase | None) -> Iterator[None]:
 
 
 def whole_numbers(axis: Axis) -> None:
-    """Place the ticks of an axis at whole numbers only, even if the axis contains only one."""
+    """Place the ticks of an axis at whole numbers only, even if it contains only one whole number."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

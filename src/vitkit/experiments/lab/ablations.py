@@ -1,9 +1,8 @@
-"""The experiments of the lab, one row each, and how each varies or measures. Importing this module does not import
-torch.
+"""The table of all experiments of the lab, and the functions that vary or measure models for them.
 
-To add an experiment, add a function and a row: the command line, its help and the documentation follow the table. The
-experiments are from the paper (app. B.1, D.2, D.3, D.4, D.7; sec. 3.1, 3.2, 4.1, 4.5, 4.6) and from later articles;
-each row names its source.
+To add an experiment, add a function and a row to `EXPERIMENTS`. The command line, its help and the documentation are
+made from this table. The experiments are from the paper (app. B.1, D.2, D.3, D.4, D.7; sec. 3.1, 3.2, 4.1, 4.5, 4.6)
+and from later articles. Each row names its source. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ HEAD = Ablation(
 
 _ROOT, _STAGE, _RESNET = "the ResNet's root", "root and one stage", "ResNet"
 _SHORT = "a third of the epochs"
-_DEEP = 12  # number of layers from which the ResNet has 50 layers instead of 18
+_DEEP = 12  # with at least this number of layers, the ViT is compared with a ResNet-50, otherwise with a ResNet-18
 
 
 def _variants_hybrid(base: ViTConfig) -> tuple[AblationVariant, ...]:
@@ -274,7 +273,7 @@ _EPOCHS = 20
 
 
 def _first(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
-    from vitkit.training.defaults import PRESETS  # it loads torch, which the list of experiments does not need
+    from vitkit.training.defaults import PRESETS  # imports torch, which the list of experiments does not need
 
     from_scratch = {name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in TUNING}
     return AblationVariant(label, TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=from_scratch)
@@ -327,13 +326,14 @@ FEW_SHOT = Measurement(
 
 
 def measure_few_shot(subject: Subject) -> Measured:
-    """Measure held-out accuracy for several numbers of training images per class, with a new draw for each seed.
+    """Measure the few-shot accuracy on held-out images, for several numbers of training images per class.
 
-    The intervals include other draws of training images and other test images. The penalty is chosen by leave-one-out
-    on the drawn training images.
+    Each seed draws other training images. The intervals include the uncertainty from the draws and from the test
+    images. The penalty of least squares is chosen by leave-one-out on the drawn training images.
 
     Raises:
-        VitkitError: too few test images are left, because the weights had seen the others.
+        VitkitError: too few test images are left, because the weights had seen the others, or a class has no training
+            image.
     """
     import numpy as np
 
@@ -393,7 +393,7 @@ def fit_on(
 ) -> npt.NDArray[np.integer]:
     """Fit least squares to features (n, D) and their labels (n,), and return the predicted labels of other features.
 
-    The targets are 1 for the class and -1 for all others (sec. 4.1).
+    The targets are 1 for the correct class and -1 for all other classes (sec. 4.1).
     """
     from vitkit.evaluation.linear_models import choose_least_squares, one_or_minus_one
 
@@ -418,7 +418,7 @@ def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[
 MOST_IMAGES = 128  # the number of images that the paper averages over
 LEAST_LAYERS = 5  # with fewer layers, the smallest possible p-value exceeds 5 %
 _LEVEL = 0.05
-_FAR = 0.5  # relative to the distance of a head that attends to all patches equally
+_FAR = 0.5  # threshold relative to the distance of a head that attends to all patches equally
 
 ATTENTION_DISTANCE = Measurement(
     name="attention-distance",
@@ -436,7 +436,7 @@ ATTENTION_DISTANCE = Measurement(
 
 
 def measure_attention_distance(subject: Subject) -> Measured:
-    """Measure the mean attention distance of each layer, and of its heads with the smallest and largest distance."""
+    """Measure the attention distance of each layer: the mean over its heads, the smallest and the largest."""
     import numpy as np
 
     from vitkit.experiments.lab.measure import Measured
@@ -482,11 +482,11 @@ def measure_attention_distance(subject: Subject) -> Measured:
 def attention_pictures(
     figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[np.floating]]
 ) -> dict[str, Callable[[], Figure]]:
-    """Return the functions that draw the panels of Figure 7 for which the model has data, by caption.
+    """Return the functions that draw the panels of Figure 7, by caption. Panels without data are omitted.
 
     Args:
         figures: the content of lab.json.
-        arrays: `filters` (n, height, width, C) and `positions` (h, w, h, w).
+        arrays: `filters` (n, height, width, C) and `positions` (h, w, h, w), if the model has them.
     """
     import numpy as np
 
@@ -508,7 +508,7 @@ def attention_pictures(
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
-    """Describe whether a distance grows or falls with depth, by Kendall's test for a trend over all layers.
+    """Say whether the attention distance changes significantly with depth, by Kendall's test for a trend.
 
     Args:
         distance: the distance of each layer, (L,).
@@ -526,7 +526,8 @@ def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
     return f"no significant change of the distance with depth {figures}"
 
 
-# Table 5: the same accuracy after pre-training on ImageNet, on ImageNet-21k and on JFT-300M; ViT-H/14 lacks the first.
+# Table 5: accuracy on ImageNet after pre-training on ImageNet, ImageNet-21k and JFT-300M. For ViT-H/14 it has no number
+# for pre-training on ImageNet.
 _IMAGES = {"ImageNet": 1.3e6, "ImageNet-21k": 14e6, "JFT-300M": 303e6}
 _OF_DATA = {
     "ViT-B/32": (73.38, 81.28, 80.73),

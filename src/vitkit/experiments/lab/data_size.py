@@ -1,8 +1,8 @@
 """Pre-train models on a part of one source of images and transfer them to another (sec. 4.3, Figures 3 and 4).
 
-Every model is pre-trained, with labels, on 1/9, 1/3 and all images of the source, and then evaluated on other images in
-two ways: fine-tuned, and by least squares on the frozen features of a few images of each class. Seeds are paired: with
-one seed, all models are pre-trained on the same part.
+Every model is pre-trained with labels on 1/9, 1/3 and all images of the first source. It is then evaluated on the other
+source in two ways: by fine-tuning, and by least squares on the frozen features of a few images of each class. Seeds are
+paired: with the same seed, all models are pre-trained on the same images.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from vitkit.training.architecture import without_fields_of_vits
 from vitkit.training.lineage import SplitImages, contents_of
 from vitkit.training.start import Start, resolve
 
-SIZES = (1 / 9, 1 / 3, 1.0)  # of the images of the pre-training
+SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
 SHOTS = 5  # images of each class, as in Figure 4
 RESNET = "torchvision:resnet18"
-HALVES = ("upstream.csv", "downstream.csv")  # lists of the images of either half of the classes
-_FEWEST_CLASSES = 4  # that can be halved, with two classes in each half
-_PRETRAINING = ", pre-training"  # behind a model's name, in the label of its pre-training
-_LESS = {"epochs": 1 / 3, "lr": 1 / 3}  # of a fine-tuning, relative to the pre-training
+HALVES = ("upstream.csv", "downstream.csv")  # lists of the images in each half of the classes
+_FEWEST_CLASSES = 4  # minimum for two classes in each half
+_PRETRAINING = ", pre-training"  # suffix of a model's name in the label of its pre-training
+_LESS = {"epochs": 1 / 3, "lr": 1 / 3}  # factors for a fine-tuning, relative to the pre-training
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,12 @@ class Transfer:
 
 
 def halve(data: str, folder: Path) -> Transfer:
-    """Write a list of the images of every second class, and one of the others, so that they are two sources.
+    """Split a source by class into two sources, and write a list of the images of each.
+
+    Every second class goes into the source for the pre-training.
 
     Raises:
-        VitkitError: there are fewer than four classes, images have several, or the images are not files.
+        VitkitError: there are fewer than four classes, images have several classes, or the images are in an archive.
     """
     table = read_source(data)
     table.task.require_single(f"{data}: images with several classes each cannot be halved by class; set --upstream")
@@ -87,21 +89,22 @@ def plan_sizes(
     seeds: int,
     here: str,
 ) -> tuple[Plan, list[dict[str, Any]], list[int]]:
-    """Plan all pre-trainings and fine-tunings before anything is trained.
+    """Plan all pre-trainings and fine-tunings, without training anything.
 
     Args:
-        transfer: the two sources.
+        transfer: the two sources of images.
         models: the names of the models, separated by commas.
         base: the recipe that all trainings share, without a model.
-        fields_of: a function (base, variant) -> recipe of a variant, which refuses fields that the experiment varies.
+        fields_of: a function (base, variant) that returns the recipe of a variant. It refuses fields that both the user
+            sets and the experiment varies.
         seeds: the number of trainings of each model on each part.
-        here: stands for the folder of the experiment in the paths of weights.
+        here: the placeholder for the folder of the experiment in the paths of weights.
 
     Returns:
         The plan, a description of each model, and the number of images of each part.
 
     Raises:
-        VitkitError: a model cannot be built or trained on these images, or pictures are in both sources.
+        VitkitError: a model cannot be built or trained on these images, or some pictures are in both sources.
     """
     names, seed = names_of(models), base.get("seed", 0)
     if len(set(names)) < len(names):
@@ -190,7 +193,7 @@ def _described(name: str, start: Start) -> dict[str, Any]:
 
 
 def _check_apart(upstream: SplitImages, downstream: SplitImages, transfer: Transfer) -> None:
-    """Refuse pictures that are in both sources: a model would be evaluated on what it was pre-trained on."""
+    """Refuse sources that share pictures, because models would be evaluated on pictures of their pre-training."""
     known = set(contents_of(upstream.images).values())
     if shared := sum(content in known for content in contents_of(downstream.images).values()):
         raise VitkitError(
@@ -202,7 +205,7 @@ def _check_apart(upstream: SplitImages, downstream: SplitImages, transfer: Trans
 
 
 def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any], out: Path) -> LabResult:
-    """Return the result of the finished trainings."""
+    """Compute the result of the experiment from its finished trainings."""
     tuning = replace(plan, jobs=tuple(job for job in plan.jobs if job.model in plan.models))
     judging = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
     judging.check()
@@ -252,7 +255,7 @@ def _measured(family: Family, place: int) -> dict[str, Any]:
 
 
 def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
-    """Evaluate the frozen features of each pre-trained model with a few images of each class, drawn for each seed."""
+    """Evaluate the frozen features of each pre-trained model by least squares on a few images of each class."""
     right = [
         [
             _few_shot(out / f"{job.folder}-pretrained", split_from_file(out / job.folder / SPLIT), judged, job.seed)
@@ -265,7 +268,7 @@ def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
 
 
 def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.NDArray[np.bool_]:
-    """Return which of the test images are classified correctly from a few training images of each class."""
+    """Return whether each test image is classified correctly by least squares on a run's frozen features."""
     from vitkit.weights import load
 
     classifier = load(run)
@@ -288,7 +291,7 @@ def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.ND
 
 
 def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily], judged: Sequence[Judged]) -> str:
-    """Return which model is best with the fewest and with all images, and what more images change, if significant."""
+    """Say which model is best with the fewest and with all images, and which accuracies change significantly."""
     of_recipes = len(plan.seeds) > 1
     best = [f"pre-trained on {counts[i]} images, {_best(families[i], plan, of_recipes)}" for i in (0, -1)]
     changes = {}
@@ -301,10 +304,10 @@ def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily
 
 
 def changes_in_words(changes: Mapping[str, float], fewest: int) -> str:
-    """Say what pre-training on all images changes.
+    """Say how accuracies change if models are pre-trained on all images instead of the smallest part.
 
     Args:
-        changes: the significant changes of accuracy from the fewest images to all, by the name of the model.
+        changes: the significant changes in accuracy, by the name of the model.
         fewest: the number of images of the smallest part.
     """
     if not changes:
@@ -354,7 +357,7 @@ _USED = 0.4  # utilisation of a TPU core, as assumed by `vitkit plan`
 
 
 def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
-    """Return the cost of the paper's pre-trainings on parts of JFT, with the same number of steps for each part."""
+    """Predict the cost of the paper's pre-trainings on parts of JFT, with the same number of steps for each part."""
     from vitkit.experiments.training_plan import passes
     from vitkit.profiling.accelerators import find_accelerator
     from vitkit.profiling.model_info import describe

@@ -1,8 +1,8 @@
-"""Experiments and their results.
+"""The types of experiments and their results.
 
-An experiment consists of a question, the configurations that are compared or the quantity that is measured, and the
-paper's result. Its result is a table that shows the paper's figures as well, with remarks and the differences from the
-paper's experiment. Importing this module does not import torch.
+An experiment has a question, and compares configurations (`Ablation`, `PretrainingSizes`) or measures a quantity
+(`Measurement`). A `LabResult` has a table with the paper's figures, remarks, and the differences from the paper's
+experiment. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPER = "arXiv 2010.11929"
-# Fine-tuning of all weights alike, so that it differs from a training from scratch only in its initial weights.
+# Fields for fine-tuning that differs from training from scratch only in the initial weights.
 TUNING: dict[str, Any] = {"method": "full", "lp_ft": False, "patch_dropout": 0.0, "layer_decay": 1.0}
 
 
@@ -34,14 +34,15 @@ class AblationVariant:
     """One of the configurations that an ablation trains.
 
     Attributes:
-        label: the name in tables.
+        label: the name of the variant in tables.
         fields: the fields of the recipe that differ from the base; fields of the model are in `model_fields`.
-        paper: the paper's figure for this variant, as it is printed there.
+        paper: the paper's figure for this variant, as printed; None if there is none.
         times: factors for numeric fields of the recipe, such as lr and epochs.
-        after: the label of an earlier variant whose run with the same seed provides the initial weights; None for none.
-        pretraining: fields of a `vitkit pretrain` on the training images with the same seed, which comes first; empty
-            for no pre-training.
-        usual: values for fields of the recipe that the user leaves unset, instead of the defaults of the method.
+        after: the label of an earlier variant, whose run with the same seed provides the initial weights; None if the
+            variant does not start from another.
+        pretraining: the fields of a preceding `vitkit pretrain` on the training images, with the same seed; empty
+            without pre-training.
+        usual: default values for fields of the recipe that the user leaves unset, instead of the method's defaults.
     """
 
     label: str
@@ -54,19 +55,19 @@ class AblationVariant:
 
 
 def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
-    """Return a variant in which fields of the model differ from the base."""
+    """Create a variant whose model differs from the base in these fields."""
     return AblationVariant(label, {"model_fields": fields} if fields else {}, paper)
 
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """Numbers that the paper prints for an experiment, to be drawn next to ours.
+    """A figure of the paper, which is drawn next to the result of an experiment.
 
     Attributes:
-        caption: the numbers of the paper's figure and table.
+        caption: the caption, which names the paper's figure and table.
         x, y: the labels of the axes.
-        lines: points of x and percent, by the name of the line, in the order of x.
-        ticks: the names of values of x; empty for numbers.
+        lines: for each line, by name, its points (x, percent) in the order of x.
+        ticks: positions on the x axis by label; empty for numeric labels.
     """
 
     caption: str
@@ -81,16 +82,16 @@ class Experiment:
     """A question, and the answer of the paper or of another source.
 
     Attributes:
-        name: the name by which it is requested.
+        name: the name by which users request the experiment.
         question: the question in one line.
-        source: where the question is treated.
+        source: the section or article that treats the question.
         says: the result of the source.
         differs: how the `small` preset differs from the source's experiment.
         recipe: the bundled recipe with the published hyper-parameters for the `paper` preset; None if the source
             publishes none.
         picture: the kind of picture that shows the result.
         drawn_lines: for `computation`, the labels of the variants that a line connects, by the name of the line.
-        printed: the paper's numbers, which are drawn next to ours; None if it prints none, or in the table.
+        printed: the paper's figure, which is drawn next to the result; None for no such figure.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Ablation(Experiment):
     Attributes:
         variants: function that returns the variants of a base configuration.
         against: the label of the variant that the others are compared with.
-        better: labels of the variants that are better according to the source.
+        better: labels of the variants that are better than `against` according to the source.
         column: the heading of the figures in `AblationVariant.paper`.
     """
 
@@ -126,7 +127,7 @@ class Measurement(Experiment):
     """A quantity that is measured on an existing model.
 
     Attributes:
-        module, function: the function that measures it, which maps a `Subject` to a `Measured`, and its module.
+        module, function: the names of a function from a `Subject` to a `Measured`, and of its module.
     """
 
     module: str
@@ -157,6 +158,7 @@ class LabResult(Result):
         headings, cells: the headings of the table, and the text in each row.
         remarks: conclusions from the table, one line each.
         folder: the folder of lab.json, the page and the runs; None if nothing was written.
+        arrays: measured arrays for the pictures.
     """
 
     experiment: Experiment
@@ -169,11 +171,11 @@ class LabResult(Result):
 
     @property
     def page(self) -> Path | None:
-        """The path of the page; None if nothing was written."""
+        """The path of the HTML page; None if nothing was written."""
         return None if self.folder is None else self.folder / PAGE
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the table as text by heading; the first heading is `variant`."""
+        """Return the text of each row of the table by heading; an empty heading becomes `variant`."""
         keys = [heading or "variant" for heading in self.headings]
         return [dict(zip(keys, row, strict=True)) for row in self.cells]
 
@@ -182,7 +184,7 @@ class LabResult(Result):
         return self.figures
 
     def lines(self) -> list[str]:
-        """Return the question, the table, and the remarks."""
+        """Return the lines for the terminal: question, table, remarks, the source's result, and paths."""
         experiment = self.experiment
         differs = [] if self.figures.get("preset") == "paper" else [f"what differs: {experiment.differs}"]
         where = [] if self.folder is None else [f"everything: {self.folder / LAB}, {self.folder / PAGE}"]
@@ -197,7 +199,7 @@ class LabResult(Result):
         ]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw the result as in the paper, by caption; none if nothing was measured."""
+        """Return the functions that draw the result as in the paper, by caption; empty without measurements."""
         if self.figures.get("preset") == "paper" and self.folder is None:
             return {}
         if isinstance(self.experiment, Measurement) and self.experiment.picture == "attention":
@@ -252,7 +254,7 @@ def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ..
 
 
 def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
-    """Return the verdicts on pairs and on the source's claims, one line each."""
+    """Return the remarks on an ablation: summary, test images, findings, verdicts and the source's claims."""
     seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
     images = images_in_words(figures["test_images"], figures["split"])
     judged = f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {chance:.1f} %"

@@ -1,8 +1,8 @@
 """`vitkit.lab`: repeat an experiment of the paper, or of a later article, on your own images.
 
 An ablation trains its variants in the same way with paired seeds, and tests them on the same images. The preset `small`
-takes minutes on two cores. With `--preset paper`, nothing is trained: the models are built at their published size, and
-the steps are counted.
+takes minutes on two cores. The preset `paper` uses the published hyper-parameters. Without data, it only computes the
+cost of the trainings.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Preset = Literal["small", "paper"]
 EPOCHS = 15
 _SMALL: dict[str, Any] = {"weights": "none", "epochs": EPOCHS, "batch_size": 32}
 _MODEL = "vit_micro_patch4_32"  # for photographs, at 32 px; data with its own recipe uses the model of that recipe
-_SIDES = {True: 16, False: 32}  # image size of the models of `data-size`, for data with its own recipe and without
+_SIDES = {True: 16, False: 32}  # image size of the models of `data-size`; True: the data has its own recipe
 
 
 def base_fields(
@@ -56,8 +56,8 @@ def base_fields(
     """Return the recipe that all variants share.
 
     Args:
-        ablation: the ablation, whose published recipe is used with `paper`.
-        data: folder or name.
+        ablation: the ablation. The preset `paper` uses its published recipe.
+        data: folder or name of the data.
         preset: the preset.
         fields: the fields that the user sets, which override those of the preset.
 
@@ -99,7 +99,7 @@ def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: 
 
     Args:
         base: the recipe that all variants share.
-        shared: the fields of it that the user has set.
+        shared: the fields that the user has set.
         variant: the variant.
 
     Raises:
@@ -143,7 +143,7 @@ _OF_BOTH = (  # fields that a pre-training shares with the training: model, prep
 
 
 def pretraining_fields(fields: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
-    """Return the recipe of the pre-training before a variant's training.
+    """Return the recipe of the pre-training that precedes a variant's training.
 
     The pre-training uses all training images, even if `max_images` limits those of the training.
 
@@ -171,7 +171,7 @@ DATA = "digits"
 
 @dataclass(frozen=True, repr=False)
 class LabList(Result):
-    """The available experiments."""
+    """The list of all experiments."""
 
     experiments: tuple[Experiment, ...]
 
@@ -219,7 +219,7 @@ def lab(
     On the command line: `vitkit lab position --epochs 5`.
 
     Args:
-        name: the name of the experiment; None: a list of them.
+        name: the name of the experiment; None returns a list of all experiments.
         data: folder of class folders, or a name; by default digits.
         model: for an ablation, the model whose variants are compared; for a measurement, the model to measure:
             a run or model folder, a checkpoint, or a published name. For `data-size`, several models, separated by
@@ -230,14 +230,15 @@ def lab(
             only computes the cost.
         seeds: number of trainings of each variant, or of draws of images, with consecutive seeds from `seed` on.
         out: folder of the experiment; by default the next runs/lab-NAME-N.
-        resume: continue the experiment in `out`, with its arguments.
+        resume: continue the experiment in `out` with its original arguments.
         say: called with each line of output.
         progress: called with the current task, the number of finished items and their total.
-        fields: the fields of the recipe that all variants share, see below; not those that the experiment varies.
+        fields: the fields of the recipe that all variants share, see below. Fields that the experiment varies are
+            refused.
 
     Raises:
         VitkitError: there is no such experiment, it does not support these images or this model, or `out` is not free.
-        Interrupted: a signal stopped it; `resume` continues it.
+        Interrupted: a signal stopped the experiment; `resume` continues it.
         OSError: the folder cannot be written.
     """
     check_choice("--preset", preset, Preset)
@@ -329,7 +330,7 @@ def _transfer(
 
 
 def _begin(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[str, Any], say: Say) -> LabResult:
-    """Write the plan, and carry it out."""
+    """Write the plan, and run its trainings."""
     begun = {"vitkit": vitkit.__version__, "experiment": experiment.name, **described}
     write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
     say(f"{len(plan.runs())} runs, in {folder}")
@@ -454,14 +455,14 @@ def _word(value: Any) -> str:
 add_recipe_fields(lab, NOT_COMPARED)
 
 
-HERE = "{folder}"  # stands for the experiment's folder, which may move
+HERE = "{folder}"  # placeholder for the experiment's folder, which may be moved
 _HELD, _NOT_SHOWN, _REVERSED = "held", "not shown", "the other way round"
 
 
 def plan_ablation(
     ablation: Ablation, data: str, preset: Preset, seeds: int, shared: Mapping[str, Any]
 ) -> tuple[Plan, list[dict[str, Any]]]:
-    """Plan all trainings and variants before anything is trained.
+    """Plan the trainings of an ablation, and return the plan and a description of each variant.
 
     Raises:
         VitkitError: a variant cannot be built or trained on these images, or the user has set a field that it varies.
@@ -531,7 +532,7 @@ def plan_ablation(
 
 
 def in_folder(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with the paths of the runs that other runs start from."""
+    """Replace the placeholder `HERE` in the paths of initial weights by the folder of the experiment."""
     jobs = []
     for job in plan.jobs:
         weights = str(job.fields["weights"])
@@ -545,7 +546,7 @@ def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[
 
 
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
-    """Return the results of the finished runs, as plain JSON types."""
+    """Compute the figures of an ablation from its finished runs, in plain JSON types."""
     from vitkit.experiments.comparison_figures import of_run, read_judged
     from vitkit.experiments.judging import after_training
 
@@ -578,7 +579,7 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
 
 
 def family_of(labels: Sequence[str], judged: Judged) -> Family:
-    """Return the variants for joint statistics."""
+    """Prepare the variants for joint statistics."""
     import numpy as np
 
     from vitkit.experiments.statistics import Family
@@ -587,7 +588,7 @@ def family_of(labels: Sequence[str], judged: Judged) -> Family:
 
 
 def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
-    """Compare each variant with one of them, jointly with the other variants."""
+    """Compare each variant with the variant `against`, with p-values that are adjusted for all pairs."""
     from vitkit.experiments.comparison_figures import numbers_of, verdict
 
     family, last = family_of(labels, judged), labels.index(against)
@@ -613,7 +614,7 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
 
 
 def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return whether each of the source's claims holds here, so that the interval of the difference is above 0."""
+    """Judge each claim of the source. A claim holds if the interval of the difference is above 0."""
     claims = []
     for pair in pairs:
         if pair["a"] not in ablation.better:
@@ -632,7 +633,7 @@ class Corpus(NamedTuple):
     classes: int
 
 
-CORPORA = {  # by the last part of a recipe's name
+CORPORA = {  # by the last part of the name of a bundled recipe
     "jft": Corpus("JFT-300M", 303_000_000, 18_291),
     "imagenet21k": Corpus("ImageNet-21k", 14_197_122, 21_843),
     "imagenet": Corpus("ImageNet-1k", 1_281_167, 1000),
@@ -640,7 +641,7 @@ CORPORA = {  # by the last part of a recipe's name
 
 
 def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
-    """Return the variants of an ablation with the published hyper-parameters, and the cost of each training.
+    """Predict the cost of each variant of an ablation with the published hyper-parameters, without training.
 
     Args:
         ablation: the ablation.
@@ -648,7 +649,7 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
 
     Raises:
         VitkitError: a variant cannot be built, the user has set a field that it varies, or there is no published
-        recipe.
+            recipe.
     """
     from vitkit.experiments.comparison_plan import passes_of
     from vitkit.experiments.training_plan import passes, tokens_of

@@ -1,4 +1,4 @@
-"""The input and output of a measurement: a model with images that are split as for training, and a table."""
+"""The input of a measurement, a model with split images (`Subject`), and its output, a table (`Measured`)."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Subject:
 
     Attributes:
         classifier: the model.
-        table: the readable images, with splits. Held-out images that the weights had seen are left out, unless they had
-            seen all of them.
+        table: the readable images, with splits. Held-out images that the weights had seen are left out, unless the
+            weights had seen all held-out images.
         judging: the test images.
         units: the independent units of the test images.
-        seeds: seeds for random draws.
+        seeds: the seeds for random draws.
         findings: notes about the model and the images.
     """
 
@@ -57,7 +57,7 @@ class Subject:
 
         Args:
             images: the images.
-            what: description of the images, for the progress.
+            what: a description of the images, for the progress bar.
 
         Raises:
             VitkitError: an image can no longer be read.
@@ -94,9 +94,10 @@ class Measured:
     """The result of a measurement.
 
     Attributes:
-        headings, rows: the headings and the rows of its table.
+        headings, rows: the headings and the rows of the table.
         numbers: entries of lab.json.
         lines: remarks, one line each.
+        arrays: arrays for the pictures, by name.
     """
 
     headings: Sequence[str]
@@ -107,7 +108,7 @@ class Measured:
 
 
 def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
-    """Open a model and split images so that its weights have not seen the test images.
+    """Load a model, and split images so that the model's weights have not seen the test images.
 
     Raises:
         VitkitError: the model or the data cannot be read, or images have several classes.
