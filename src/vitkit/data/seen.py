@@ -39,7 +39,7 @@ _PIXELS = THUMBNAIL**2
 _TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]], np.float32)
 _FINEST = np.array([1.0, 8.0, 8.0], np.float32)  # grey levels; smaller steps do not help to distinguish pictures
 _LARGE, _MOST_RATIO = 2**30, 200  # unpacked bytes, and their ratio to the packed bytes; one may be exceeded
-_AT_ONCE = 4096  # thumbnails
+_AT_ONCE = 1024  # thumbnails
 _ROWS = 64  # coefficients: what a line of a processor's cache holds
 _MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in its header
 

@@ -273,12 +273,12 @@ def locate(table: ImageTable) -> ImageTable:
 def read_contents(split_file: Path) -> dict[str, str]:
     """Return the digests of a run's images by path. Images whose digest the run did not record are missing."""
     try:
-        contents = from_json(read_text(split_file)).get("contents", {})
+        contents: dict[str, str] = from_json(read_text(split_file)).get("contents", {})
         for digest in contents.values():
             bytes.fromhex(digest)
     except (AttributeError, TypeError, ValueError) as error:
         raise VitkitError(f"{split_file} is damaged: its contents cannot be read ({error})") from error
-    return dict(contents)
+    return contents
 
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:

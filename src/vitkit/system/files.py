@@ -19,6 +19,7 @@ import stat
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path, PurePath
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -476,12 +477,23 @@ def to_json(value: Any, indent: int | None = None) -> str:
     Characters beyond ASCII are not escaped, unless the text contains control characters or bytes of a file name that
     are not UTF-8.
     """
-    value = _finite(value)
-    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        text = _dump(value, indent)
+    except (TypeError, ValueError):  # a number is not finite, or a mapping is no dictionary
+        value = _finite(value)
+        text = _dump(value, indent)
     is_plain = text.isascii() and "\x7f" not in text
     if is_plain or not any("\ud800" <= character <= "\udfff" or "\x7f" <= character <= "\x9f" for character in text):
         return text
     return json.dumps(value, indent=indent, allow_nan=False)
+
+
+def _dump(value: Any, indent: int | None) -> str:
+    if indent is None:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    buffer = StringIO()  # json.dumps would collect millions of short strings before it joins them
+    json.dump(value, buffer, indent=indent, ensure_ascii=False, allow_nan=False)
+    return buffer.getvalue()
 
 
 def from_json(text: str | bytes) -> Any:
