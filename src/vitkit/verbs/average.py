@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Average(Result):
-    """A model whose weights are the mean of those of several runs.
+    """A model whose weights are the mean of the weights of several runs.
 
         import vitkit
 
@@ -40,9 +40,9 @@ class Average(Result):
         out: the model folder.
         used: the runs that were averaged.
         left: the runs that a greedy average left out.
-        figures: the content of evaluation.json, with the entry `average`: the accuracy of each run on the same images,
-            and what the average gains. None if there is no image that tests the average.
-        notes: what is known about the calibration, and why there are no figures.
+        figures: the content of evaluation.json; None if no image tests the average. The entry `average` has the
+            accuracy of each run on the same images, and the gain of the average over the run.
+        notes: remarks on the calibration, on changed images and on the figures, or the reason why there are no figures.
     """
 
     out: Path
@@ -57,7 +57,7 @@ class Average(Result):
         return None if self.figures is None else headline_of(self.figures)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the accuracy of each run, and the gain of the average with its interval; empty without figures."""
+        """Return a row for each run: its accuracy, and the gain of the average with an interval; empty if untested."""
         if self.figures is None:
             return []
         return [
@@ -106,8 +106,8 @@ def average(
 ) -> Average:
     """Average the weights of runs that started from the same weights into one model (a model soup).
 
-    Runs that were fine-tuned from the same weights often have a mean that is more accurate than each of them
-    (arXiv 2203.05482). They may differ in seed, learning rate, augmentation and the like.
+    The average of runs that were fine-tuned from the same weights is often more accurate than each of the runs (arXiv
+    2203.05482). The runs may differ in seed, learning rate, augmentation and the like.
 
         import vitkit
 
@@ -119,8 +119,8 @@ def average(
     Args:
         runs: the folders of the runs; a cross-validation stands for all of its folds.
         out: the model folder to write.
-        greedy: start with the run that is best on the validation images that all runs share, and add the others only
-            if they do not make the average worse. Otherwise all runs are averaged.
+        greedy: start with the run that is best on the validation images that all runs share, and add another run only
+            if the average does not become less accurate. By default, all runs are averaged.
         data: labelled images to measure the average on; by default the test images that all runs share.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite `out`.
@@ -128,8 +128,8 @@ def average(
         progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: the runs do not share start, architecture, classes, preprocessing and data; a greedy average has no
-            validation images; or `out` is not empty.
+        VitkitError: the runs differ in initial weights, architecture, classes, preprocessing or data; there are no
+            validation images for a greedy average; or `out` is not empty.
         OSError: `out` cannot be written.
     """
     from vitkit.training.soup import average as mean_of
@@ -164,7 +164,7 @@ _FILES = ("model.json", "model.safetensors", "pictures.npz", "trust.safetensors"
 
 
 def _check_replaceable(out: Path, runs: Sequence[Ingredient]) -> None:
-    """Refuse to overwrite anything but an average."""
+    """Raise an error if `out` contains one of the runs, or files that do not belong to an average."""
     if any(run.folder.resolve().is_relative_to(out.resolve()) for run in runs):
         raise VitkitError(f"--out {out} would overwrite one of the runs: choose a new name")
     if others := sorted(path.name for path in out.iterdir() if path.name not in (*_FILES, LOCK)):
@@ -194,7 +194,7 @@ def _finish(
     note: Say,
     steps: Sequence[TriedRun],
 ) -> dict[str, Any] | None:
-    """Write the model folder, calibrate the model, and return the figures; None if no image tests it."""
+    """Write the model folder, calibrate the model, and return the figures; None if no image tests the model."""
     from vitkit.data.split_file import groups_to_list, look_over, roles_in_run, split_to_dict
     from vitkit.evaluation.figures import chosen_of_model, seen_of
     from vitkit.training.finalize import ValidationFacts
@@ -233,7 +233,7 @@ def _compare(
     images: SharedImages,
     device: str,
 ) -> list[dict[str, Any]]:
-    """Evaluate each run on the images that test the average; no rows if there are none."""
+    """Compare each run with the average on the images that test the average; return no rows without such images."""
     from vitkit.data.corrections import read_corrected
     from vitkit.evaluation.evaluator import evaluate
     from vitkit.evaluation.figures import counted_part
@@ -257,7 +257,7 @@ def _compare(
 
 
 def _replace(folder: Path, out: Path) -> None:
-    """Move the files of a finished model into its folder, instead of those of an earlier average."""
+    """Move the files of a finished model into `out`, and delete the other files of an earlier average."""
     for name in _FILES:
         if (folder / name).is_file():
             (folder / name).replace(out / name)

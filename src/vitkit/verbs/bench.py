@@ -59,7 +59,7 @@ class Benchmark(Result):
         machine: processor, cores, gpu, threads and torch version.
         rounds: the number of timings of each backend.
         results: a row for each backend, precision and batch size, as in `bench.csv`.
-        missing: the reasons why other backends were left out, by backend.
+        missing: the reason why a backend was left out, by backend and precision, such as `onnx bfloat16`.
         out: the folder with the table and the picture, if they were written.
         notes: assumptions about the model, and the backends that were left out.
     """
@@ -118,7 +118,7 @@ class Benchmark(Result):
         ]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw the images per second of each backend and precision."""
+        """Return the function that draws bar charts of the speeds, by caption."""
         return {"Images per second": lambda: chart(_panels(self.model, self.results))}
 
     def lines(self) -> list[str]:
@@ -155,9 +155,9 @@ def bench(
 ) -> Benchmark:
     """Measure the speed of each backend and precision in images per second, in alternating rounds.
 
-    The table shows four things for each of them: the speed relative to eager float32; the speed as a fraction of the
-    ceiling, which is that of the model's matrix products alone; the largest difference of the logits from float32, with
-    the fraction of equal predictions; and the memory for opening and running it.
+    The table shows the speed relative to eager float32, and the speed as a fraction of the ceiling. The ceiling is the
+    speed of the model's matrix products alone. The table also shows the largest difference of the logits from float32,
+    the fraction of equal predictions, and the memory of each backend.
 
         import vitkit
 
@@ -174,7 +174,7 @@ def bench(
         precisions: float32, bfloat16, or both.
         rounds: the number of timings of each backend.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
-        out: the folder to write a table (bench.csv) and a picture (bench.png) to.
+        out: write a table (bench.csv) and a picture (bench.png) into this folder.
         force: overwrite files in `out`.
         note: called with each of the result's notes as it arises.
         progress: called with the current task, the number of finished items and their total.
@@ -214,7 +214,7 @@ def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
 
 @contextmanager
 def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Lock the output folder for this process, and refuse it if it contains a table; other files do not matter."""
+    """Lock the output folder; raise an error if it contains a table or picture and `force` is False."""
     if out is None:
         yield
         return
@@ -258,7 +258,7 @@ def _open(
     batch: int,
     device: str,
 ) -> Opened:
-    """Open eager float32, which the others are compared with, and then the requested backends."""
+    """Open the reference, eager float32, and then the requested backends."""
     from vitkit.inference.backends.registry import BACKENDS
     from vitkit.profiling.speed import Opened, open_backends
 
@@ -274,7 +274,7 @@ def _open(
 
 
 def _images(model: Model, batch: int) -> Tensor:
-    """Return at least 16 random images, in whole batches."""
+    """Return random images (B, C, height, width): 16 images, rounded down to whole batches, and at least one batch."""
     import torch
 
     config, count = model.config, batch * max(16 // batch, 1)
@@ -308,7 +308,7 @@ def _write(out: Path, model: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _panels(model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the rows of each batch size, by the title of its panel."""
+    """Group the rows by batch size; the keys are the titles of the panels."""
     batches = dict.fromkeys(row["batch"] for row in rows)
     return {f"{model}, batch {batch}": [row for row in rows if row["batch"] == batch] for batch in batches}
 
@@ -330,11 +330,11 @@ _BAR, _HEAD = 0.24, 0.9  # inches
 def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw bar charts of images per second, one panel for each title.
 
-    Bars of vitkit are blue and others orange; float32 is hatched. The line at the end of a bar spans the quartiles.
-    Grey bars are the ceilings of the precisions.
+    Bars of vitkit's backends are blue, and bars of other libraries are orange. Bars of float32 are hatched. The line at
+    the end of a bar spans the quartiles. Grey bars are the ceilings of the precisions.
 
     Args:
-        panels: rows as returned by `vitkit.profiling.speed.row`, by the title of the panel.
+        panels: the rows of each panel, as returned by `vitkit.profiling.speed.row`, by the title of the panel.
     """
     from vitkit.text.drawing import new_figure
 

@@ -1,9 +1,9 @@
-"""Write the parts of a command by several processes: on this machine, or on the machines of a Ray cluster.
+"""Divide a command among several processes on this machine, or on the machines of a Ray cluster.
 
-Each process opens the model once, and writes one part after another (`parts.write_part`). Parts that are complete are
-kept, so a command that was interrupted continues when it is repeated. A process that dies is replaced, and its part
-continues after the last image that was written. On this machine, processes are `system.workers`; between machines, Ray
-starts, places, restarts and retries everything.
+Each process opens the model once, and writes one part after another (`parts.write_part`). Complete parts are kept, so
+an interrupted command continues when it is repeated. A process that dies is replaced, and the new process continues the
+part after the last image that was written. On this machine, the processes are those of `system.workers`. On a cluster,
+Ray starts, places, restarts and retries the processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAME = re.compile(rf"\d+-of-(\d+)\{SUFFIX}")
 _ATTEMPTS = 3  # times that a part is tried if the process that writes it dies
 _PER_PART = 5_000  # images of a part, unless the command says how many parts there are
 _PARTS_PER_WORKER = 4  # at least, so that no worker waits long for the last part of another
-Answer = tuple[Part, str | None]  # a part, and why it was not written
+Answer = tuple[Part, str | None]  # a part, and the reason if it was not written
 Write = Callable[[Sequence[Part]], Iterator[Answer]]
 
 _RAY = "--cluster ray requires Ray: pip install 'vitkit[ray]'"
@@ -52,10 +52,10 @@ def check_cluster(
     workers: int | None = None,
     parts: int | None = None,
 ) -> bool:
-    """Check the flags that divide a command into parts, and return whether there is one of them.
+    """Check the flags that divide a command into parts, and return whether one of them is set.
 
     Raises:
-        VitkitError: flags exclude one another, or need one that is missing.
+        VitkitError: a flag is invalid, excludes another one, or requires a flag that is missing.
     """
     if cluster is not None:
         check_choice("--cluster", cluster, ClusterName)
@@ -77,7 +77,7 @@ def check_model(model: str | Path | Classifier, flag: str) -> None:
     """Refuse a classifier in memory, which another process cannot open.
 
     Raises:
-        VitkitError: the model is one.
+        VitkitError: the model is a classifier in memory.
     """
     if not isinstance(model, (str, Path)):
         raise VitkitError(f"{flag} requires a model that other processes can open: pass its folder or name")
@@ -94,15 +94,17 @@ def parts_of_cluster(
     parts: int | None,
     force: bool,
 ) -> Iterator[Parts]:
-    """Write all parts of a command, and yield them; they are deleted after the block if it succeeds.
+    """Write all parts of a command, and yield them. If the block succeeds, the parts are deleted afterwards.
 
     Args:
-        request: the command, which other processes are sent.
-        images: the number of its images.
+        request: the arguments of the command, which are sent to the processes.
+        images: the number of images of the command.
         out: the output of the command.
         cluster: `local` for processes on this machine, `ray` for those of a Ray cluster.
-        workers: the number of processes.
-        parts: the number of parts.
+        workers: the number of processes; None for one per GPU. Without GPUs, None is one process, or with Ray one per
+            machine.
+        parts: the number of parts; None for the number of parts of an interrupted command, or else for a number that
+            depends on `images` and the number of processes.
         force: whether to replace parts of another command.
 
     Raises:
@@ -122,12 +124,12 @@ def parts_of_cluster(
         yield find_parts([part.file(out) for part in every])
     for part in every:
         part.file(out).unlink(missing_ok=True)
-    with suppress(OSError):  # it may contain files of others, such as parts of another command
+    with suppress(OSError):  # the folder may contain other files, such as parts of another command
         folder.rmdir()
 
 
 def _earlier(folder: Path) -> int | None:
-    """Return the number of parts of an interrupted command, so that its parts are used."""
+    """Return how many parts an interrupted command has; None if there are no parts, or parts of different commands."""
     counts = {int(match[1]) for file in folder.iterdir() if (match := _NAME.match(file.name))}
     return counts.pop() if len(counts) == 1 else None
 
@@ -139,7 +141,7 @@ class _WorkerTask:
     Attributes:
         request: the command.
         out: the output of the command.
-        folder: the folder to work in, to which paths are relative.
+        folder: the working directory, to which relative paths refer.
         cores: the number of cores to use.
         force: whether to replace parts of another command.
     """
@@ -152,14 +154,14 @@ class _WorkerTask:
 
 
 class _Writer:
-    """A worker, which opens the command once and writes parts of it."""
+    """The writer of parts in a worker process, which opens the command only once."""
 
     def __init__(self, task: _WorkerTask) -> None:
         self._task = task
-        self._opened: DividedJob | None = None  # opened with the first part, which can say why that is impossible
+        self._opened: DividedJob | None = None  # opened by the first `write`, which returns the error if this fails
 
     def write(self, part: Part) -> Answer:
-        """Write a part, and return it with the reason if that is impossible."""
+        """Write a part, and return the part with an error message, or with None if it was written."""
         try:
             if self._opened is None:
                 self._opened = self._open()
@@ -214,7 +216,7 @@ def _by_processes(request: JobRequest, out: Path, workers: int | None, *, force:
 
 
 class _Process:
-    """A worker process of this machine, which is started when it gets its first part, and again if it dies."""
+    """A worker process on this machine. It is started for its first part, and restarted if it dies."""
 
     def __init__(self, task: _WorkerTask, environment: dict[str, str]) -> None:
         self._task, self._environment = task, environment
@@ -222,7 +224,7 @@ class _Process:
         self._is_closed = False
 
     def write(self, part: Part) -> Answer:
-        """Write a part, and return it with the reason if that is impossible."""
+        """Write a part, and return the part with an error message, or with None if it was written."""
         for _ in range(_ATTEMPTS):
             if self._is_closed:
                 break
@@ -237,13 +239,13 @@ class _Process:
         return part, f"its process died {_ATTEMPTS} times, perhaps for lack of memory: use fewer --workers"
 
     def close(self) -> None:
-        """Stop the process, and start no other."""
+        """End the process after its current part, and do not start another one."""
         self._is_closed = True
         if self._worker is not None:
             self._worker.close()
 
     def wait(self) -> None:
-        """Wait until the process has ended."""
+        """End the process after its current part, and wait until it has ended."""
         if self._worker is not None:
             self._worker.close()
             self._worker.wait()
@@ -260,7 +262,7 @@ def _gpus() -> list[str]:
 
 
 def serve() -> None:
-    """Write the parts that the parent process asks for; its first question is the command."""
+    """Answer the parent process: receive the command as the first message, and write each requested part."""
     writers: list[_Writer] = []
 
     def answer(question: _WorkerTask | Part) -> Answer | None:
@@ -276,10 +278,10 @@ def serve() -> None:
 
 
 def share_of_nodes(nodes: Sequence[tuple[int, int]], workers: int) -> tuple[float, float]:
-    """Return the most cores, and GPUs, that each worker can have if all are to find a place at the same time.
+    """Return the most cores and GPUs per worker with which all workers fit on the machines at the same time.
 
-    Ray starts a worker only where its whole share is free, and would wait without end for a place that there is not. If
-    there are more workers than GPUs or cores, several share one.
+    Ray starts a worker only on a machine where this share is free. With a larger share, it would wait forever for such
+    a machine. If there are more workers than GPUs or cores, several workers share one.
 
         >>> share_of_nodes([(16, 4), (16, 4)], workers=8), share_of_nodes([(2, 0)], workers=4)
         ((4.0, 1.0), (0.5, 0.0))
@@ -301,7 +303,7 @@ def share_of_nodes(nodes: Sequence[tuple[int, int]], workers: int) -> tuple[floa
 
 
 def _part_of_one(workers: int) -> float:
-    """Return the share of a core or GPU for each of several workers, in the ten-thousandths that Ray counts."""
+    """Return the fraction of a core or GPU for each of several workers, rounded down to Ray's unit of 1/10,000."""
     return 10_000 // workers / 10_000
 
 
@@ -319,7 +321,7 @@ def _by_ray(request: JobRequest, out: Path, workers: int | None, *, force: bool)
         # The cluster of RAY_ADDRESS, or the one that runs on this machine, or a new one.
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray's would end with another exit code, and print its stack
+            signal.signal(signal.SIGTERM, handler)  # Ray's handler exits with another code, and prints a stack trace
     try:
         may_use_gpus = request.device in ("auto", "cuda")
         nodes = [

@@ -41,7 +41,8 @@ class Conversion(Result):
         destination: the file or folder that was written.
         to: its layout: folder (vitkit's), npz (Google's), timm or hf.
         report: the report on every tensor.
-        temperature: the temperature by which the head was divided, because the layout cannot store it; otherwise None.
+        temperature: the temperature by which the head was divided because the layout cannot store it; None if the head
+            was not divided.
     """
 
     destination: Path
@@ -101,7 +102,7 @@ def convert(
         to: the layout: folder (vitkit's), npz (Google's), timm or hf; by default according to the destination's suffix.
         num_classes: the number of classes of a new head with zero weights, or 0 for no head; by default the existing
             head is kept.
-        image_size: another image size, in pixels; position embeddings are resized in the way of the source.
+        image_size: another image size, in pixels; position embeddings are resized by the method of their publisher.
         heads: the number of attention heads, if the checkpoint does not determine it.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
@@ -111,7 +112,7 @@ def convert(
         progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: the source cannot be loaded, the layout cannot represent it, or the destination exists.
+        VitkitError: the source cannot be loaded, the layout cannot represent the model, or the destination exists.
     """
     if to is not None:
         check_choice("--to", to, Kind)
@@ -150,7 +151,7 @@ def _check_free(destination: Path, *, force: bool) -> None:
 
 
 def _is_model(folder: Path) -> bool:
-    """Return whether a folder contains a model and nothing else, so that it may be overwritten."""
+    """Return whether a folder contains only files of a model, and may therefore be overwritten."""
     known = {
         "model.json",
         "model.safetensors",

@@ -1,6 +1,6 @@
 """`vitkit.doctor`: check a data set for problems before training, or review the suspected label errors of a run.
 
-`doctor` is the verb. For a data set its result is a `Checkup`, and for a run's label_errors.csv `SuspectedLabels`.
+The verb is `doctor`. It returns a `Checkup` of a data set, or the `SuspectedLabels` in the label_errors.csv of a run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Checkup(Result):
         return self.diagnosis.to_dict()
 
     def lines(self) -> list[str]:
-        """Return the images per class, kinds of files, sizes, and problems, the worst first."""
+        """Return the number of images per class, formats, colours, sizes, and findings, the worst first."""
         table, figures = self.diagnosis.table, self.to_dict()
         about = f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.place}"
         sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
@@ -96,7 +96,7 @@ class Checkup(Result):
         ]
 
     def _repr_html_(self) -> str:
-        """Return the findings, the images of each class, and a picture of them, for a notebook."""
+        """Return the findings, and the number of images of each class as a chart and a table, for a notebook."""
         from vitkit.text.html import finding, image, table, to_png
 
         content = self.diagnosis.table
@@ -123,9 +123,9 @@ def doctor(
 ) -> Checkup | SuspectedLabels | PartFile:
     """Check a data set for problems: broken files, copies across splits, copies with different labels, tiny classes.
 
-    Every file is decoded once; files that were checked before are recognised by their content. If a picture is in two
-    splits or has two labels, results cannot be trusted, and the command exits with 1. For a run's label_errors.csv, the
-    suspected label errors are listed instead.
+    Every file is decoded only once: later calls recognise files by their content. If a picture is in two splits or has
+    two labels, results cannot be trusted, and the command exits with 1. For a run's label_errors.csv, the suspected
+    label errors are listed instead.
 
         >>> import vitkit
         >>> vitkit.doctor("digits").lines()[-1]
@@ -136,15 +136,16 @@ def doctor(
     Args:
         data: a folder, a CSV file, or the name of a data set; or the label_errors.csv of a run.
         out: also write an HTML page with pictures.
-        labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data. A suspected
-            label error counts as decided if a row was added for it since the run, or confirms its label.
+        labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data. For
+            label_errors.csv, a suspected label error is decided if the label file has a row for its image that was
+            added since the run, or that confirms the label.
         data_root: the folder that now contains the run's images, under the same or other names; only for
             label_errors.csv.
         fit: how training will fit pictures to the input of the model.
-        crop_pct: the part of the short side that a crop keeps, from 0 to 1.
+        crop_pct: the fraction of the shorter side that a crop keeps, from 0 to 1.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         force: overwrite `out`.
-        shard: examine one part of the images, such as 2/8, and write what was seen into the folder `out`.parts;
+        shard: examine one part of the images, such as 2/8, and write the facts about them into the folder `out`.parts;
             `vitkit gather` joins the parts, compares all images, and reports.
         progress: called with the current task, the number of finished items and their total.
 
@@ -178,7 +179,7 @@ def doctor(
 
 @dataclass(frozen=True)
 class _DoctorRequest:
-    """The arguments of `doctor` that decide about its findings."""
+    """The arguments of `doctor` that affect the findings."""
 
     data: str
     labels: str | None
@@ -187,13 +188,13 @@ class _DoctorRequest:
     crop_pct: float
 
     def table(self) -> ImageTable:
-        """Return the images."""
+        """Read the images and their labels."""
         from vitkit.data.corrections import read_corrected
 
         return read_corrected(self.data, self.labels, self.layout)
 
     def examine(self, table: ImageTable, out: Path | None, known: Sequence[Facts] | None = None) -> Checkup:
-        """Examine the images, or use what is known about them, and write the page."""
+        """Examine the images, or use their `known` facts, and write the page if `out` is not None."""
         from vitkit.data.doctor.examine import examine
         from vitkit.data.preprocess import Preprocess
         from vitkit.reporting.dataset_report import write_checkup
@@ -204,7 +205,7 @@ class _DoctorRequest:
         return Checkup(diagnosis, out)
 
     def job(self, table: ImageTable) -> DividedJob:
-        """Return the images, and what is computed for each."""
+        """Return the examination of the images as a job that can be divided into parts."""
         shards = (table.storage, table.paths) if isinstance(table.storage, ShardFolder) else None
         about, folders = {"flags": asdict(self)}, list(map(str, table.folders))
         return DividedJob("doctor", table.paths, about, lambda: ({}, partial(_facts, table)), shards, folders)
@@ -229,10 +230,10 @@ def _decoded(cell: Any) -> Any:
 
 
 def join_parts(parts: Parts, out: Path | None) -> Checkup:
-    """Report on all images from the facts that the parts have.
+    """Combine the facts in all parts, and report on all images.
 
     Raises:
-        VitkitError: a part is damaged, or the images are no longer those of the parts.
+        VitkitError: a part is damaged, or the images have changed since the parts were written.
     """
     from vitkit.data.file_facts import Facts
 
@@ -266,20 +267,20 @@ _LISTED = 20  # suspects in the printed table
 
 @dataclass(frozen=True, repr=False)
 class SuspectedLabels(Result):
-    """Suspected label errors of a run on which nobody has decided yet.
+    """The undecided suspected label errors of a run.
 
     Attributes:
-        file: the list, label_errors.csv.
+        file: the path of the list, label_errors.csv.
         run: the folder of the run.
         data: the data that the run was trained on.
         images: the number of the run's images.
         suspects: the undecided rows of the list, the most suspicious first.
-        decided: the number of the other rows: those whose image has a row in the label file that the run has not read
-            or that confirms the label, and those whose label in the list was corrected.
+        decided: the number of rows that are decided. A row is decided if its label in the list was corrected, or if the
+            label file has a row for its image that was added since the run, or that confirms the label.
         held_out: the number of suspects in the split that the run was tested on.
         notes: lines about rows of the label file that match no image, and about test labels that models proposed.
         out: the page with pictures, if one was written.
-        changed: a description of the images whose content has changed since; empty if there are none.
+        changed: a description of the images whose content has changed since the run; empty if there are none.
     """
 
     file: Path
@@ -295,11 +296,11 @@ class SuspectedLabels(Result):
 
     @property
     def is_trustworthy(self) -> bool:
-        """True, because a suspected label may be right and the image only difficult."""
+        """Always True, because suspected labels may be right and the images only difficult."""
         return True
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the suspects and their numbers in plain JSON types."""
+        """Return the suspects and the counts in plain JSON types."""
         from vitkit.data.labels import expected_by_chance
 
         return {
@@ -336,7 +337,7 @@ class SuspectedLabels(Result):
         ]
 
     def advice(self, data: str, run: str) -> str:
-        """Return advice on what to do with the suspects, with these names for the data and the run."""
+        """Return instructions for correcting labels, with these names for the data and the run."""
         if (self.run / LABELS).is_file():
             how = f"add rows with path and correct label (empty to leave the picture out) to a copy of {run}/{LABELS}"
         else:
@@ -366,7 +367,7 @@ def _review_labels(
     *,
     force: bool,
 ) -> SuspectedLabels:
-    """Return the undecided suspects of a label_errors.csv, and write a page with their pictures.
+    """Return the undecided suspects of a label_errors.csv; write a page with their pictures if `out` is not None.
 
     Raises:
         VitkitError: there is no run next to the list, its images are missing, or `out` cannot be written.
@@ -424,7 +425,7 @@ def _changed(images: Collection[int], table: ImageTable, split: Path, data_root:
 
 
 def _proposed(run: Path) -> Iterator[str]:
-    """Yield a sentence on the labels of test images that models proposed, if the figures of the run have them."""
+    """Yield a sentence on test labels that models proposed, if the figures of the run mention such labels."""
     with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
         sentence = describe_proposals(from_json(read_text(run / EVALUATION)))
         if sentence is not None:
@@ -432,10 +433,10 @@ def _proposed(run: Path) -> Iterator[str]:
 
 
 def _is_decided(suspect: Suspect, images: list[int], table: ImageTable, decided: set[int]) -> bool:
-    """Return whether somebody has decided on a suspect.
+    """Return whether a person has decided on a suspected label error.
 
-    This is the case if a row of the label file decides about its image (`data.labels.decisions_since`), or if the label
-    in the list is not that of the run.
+    The suspect is decided if the label file has a decision about its image (`data.labels.decisions_since`), or if its
+    label in the list differs from the label in the run.
     """
     return any(i in decided or table.name_of(i) != suspect.label for i in images)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Embeddings(Result):
-    """The features of images.
+    """The feature vectors of images.
 
         import vitkit
 
@@ -60,7 +60,8 @@ class Embeddings(Result):
         nearest: the images most similar to `near` and their cosine similarities, the most similar first.
         out: the file with the features; None if none was written.
         notes: assumptions about the model, and places that could not be searched for images.
-        labels: the label of each of `paths` in the label file, empty if it has none; None without a label file.
+        labels: the label of each image in `paths`, empty if the label file has no row for it; None without a label
+            file.
     """
 
     paths: tuple[str, ...]
@@ -125,7 +126,7 @@ def embed(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Embeddings:
-    """Compute the features of images, to save them in an .npz file or to find the images most similar to one.
+    """Compute the features of images, to save them in an .npz file or to find the images most similar to a given one.
 
     Images are decoded and preprocessed as for predictions.
 
@@ -141,13 +142,13 @@ def embed(
             is accepted, too.
         sources: images, folders (including their sub-folders), or patterns. One or several pictures in memory are
             accepted, too, as for `vitkit.predict`.
-        out: write to this .npz file. Its arrays are paths, features, what, unreadable and errors, and with `labels`
-            also labels.
+        out: write the features to this .npz file. Its arrays are paths, features, what, unreadable and errors. With
+            `labels`, it also contains the array labels.
         what: the kind of features: `head` is the input of the head, `class` the class token, `mean` the mean of the
             patches, and `patches` every patch.
         near: find the images most similar to this one.
-        labels: a label file (CSV: path, label). Images that it excludes are left out, and the labels of the others are
-            part of the result.
+        labels: a label file (CSV: path, label). Images that the file excludes are left out, and the labels of the
+            others are part of the result.
         top: with `near`, the number of images to list.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
@@ -155,12 +156,14 @@ def embed(
         batch_size: the number of images in a batch.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite `out`.
-        shard: handle one part of the images, such as 2/8, and write it into the folder `out`.parts; `vitkit gather`
-            joins the parts. The parts of a folder of shards are whole shards.
-        cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. If the
-            command is interrupted, repeat it: it continues.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or one.
-        parts: with `cluster`, the number of parts; by default one for 5,000 images, and at least four for each process.
+        shard: compute one part of the images, such as 2/8, and write its features into the folder `out`.parts;
+            `vitkit gather` joins the parts. In a folder of shards, each part consists of whole shards.
+        cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. An
+            interrupted command continues when it is repeated.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or a single one without GPUs.
+            With Ray, the default without GPUs is one for each machine.
+        parts: with `cluster`, the number of parts; by default one for every 5,000 images, but at least four for each
+            process.
         note: called with each of the result's notes as it arises.
         progress: called with the current task, the number of finished items and their total.
 
@@ -231,7 +234,7 @@ def _embeddings(
 
 @dataclass(frozen=True)
 class _EmbedRequest:
-    """The arguments of `embed` that decide about the features, which other processes can be sent."""
+    """The arguments of `embed` that affect the features. They can be sent to other processes."""
 
     model: str | Path | Classifier
     names: tuple[str, ...]
@@ -242,7 +245,7 @@ class _EmbedRequest:
     device: DeviceName
 
     def images(self, note: Say) -> tuple[list[str], dict[str, str] | None]:
-        """Return the images, and their labels if there is a label file."""
+        """Return the images, and the label of each image by path; None without a label file."""
         paths = find_pictures(self.names, note)[0]
         label_of = None if self.labels is None else labels_by_path(paths, self.labels, source_folders(self.names), note)
         paths = paths if label_of is None else list(label_of)
@@ -251,7 +254,7 @@ class _EmbedRequest:
         return paths, label_of
 
     def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model and list the images."""
+        """Open the model, and return the listed images as a job that can be divided into parts."""
         paths, label_of = self.images(ignore)
         classifier = open_model(self.model, note, self.device, self.preprocess)
         classifier.preprocess.check_known()
@@ -295,11 +298,11 @@ def _collect(values: Iterable[Value], images: int) -> tuple[_FeatureCollector, t
 
 
 class _FeatureCollector:
-    """Collect the features of images in one array, which is allocated when the first image's features are added.
+    """A collector of features in one array, which is allocated when the first features are added.
 
     Attributes:
         paths: the images that could be read.
-        errors: path and reason of each image that could not be read.
+        errors: the path of each image that could not be read, with the reason.
     """
 
     def __init__(self, images: int) -> None:

@@ -1,6 +1,7 @@
 """`vitkit.evaluate`: evaluate a classifier on labelled images.
 
-`evaluate` is the verb. Its result, `EvaluationResult`, has the figures for Python, as lines of text, and as a report.
+The verb is `evaluate`. It returns an `EvaluationResult`, which contains the figures. The result also provides the
+figures as lines of text, and the path of the HTML report.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class EvaluationResult(Result):
 
     Attributes:
         evaluation: every image with its label and probabilities.
-        figures: the content of evaluation.json, with the accuracy (0 to 1) first. It does not count images that the
-            weights have seen in training.
+        figures: the content of evaluation.json, with the accuracy (0 to 1) first. Images that the weights have seen in
+            training are not counted.
         root: the folder of the images.
         computed: the backend and precision that computed the predictions, in words.
         report: the HTML report, or None if none was requested.
@@ -108,7 +109,7 @@ class EvaluationResult(Result):
         return [{"class": name, **row} for name, row in self.figures["per_class"].items()]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw confusions, reliability and ROC, by caption; none for several classes."""
+        """Return the functions that draw confusions, reliability and ROC, by caption; empty for a multi-label model."""
         from vitkit.reporting.evaluation_report import pictures_of
 
         return pictures_of(self.evaluation, None)
@@ -135,7 +136,7 @@ class EvaluationResult(Result):
 
     @property
     def evaluated(self) -> str:
-        """The images that the figures count, in words."""
+        """A description of the images that the figures count."""
         headline, every = self.headline, len(self.evaluation.paths)
         split, counted = headline.split, headline.images
         if counted == every:
@@ -220,7 +221,7 @@ def evaluate(
     parts: Annotated[int | None, Between(1)] = None,
     note: Say = ignore,
     progress: Progress = silent,
-) -> EvaluationResult | Any:  # a `PartFile` with `shard`; nobody else shall have to ask which
+) -> EvaluationResult | Any:  # a `PartFile` with `shard`; `Any` spares other callers a type check
     """Evaluate a classifier on labelled images, overall and for each class.
 
     The result has the accuracy and related figures, most with a 95 % interval. Images that the weights have seen in
@@ -241,40 +242,42 @@ def evaluate(
         split: `train`, `val`, `test` or `all`; by default the first of test, val and all that exists.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         out: write report.html, evaluation.json and predictions.csv into this folder.
-        classes: names of the data's classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists
-            them. The model needs no training for them. A list is accepted, too; the file is a .txt, .csv, .tsv or .json
-            file.
+        classes: the names of the data's classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that
+            lists the names. The model needs no training for these classes. A list is accepted, too. The file is a .txt,
+            .csv, .tsv or .json file.
         templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
             averaged.
         coverage: measure how often the sets of `vitkit predict --coverage` contain the true class; by default for 0.9
-            and 0.95. Promises are measured on test images or on other data, because they are based on the validation
-            images.
+            and 0.95. The sets are measured only on test images or on other data, because they are based on the
+            validation images.
         set_score: how classes are chosen for a set, as for `vitkit predict`: `lac`, `aps` or `raps`.
         set_by_class: make the coverage hold for each class, not only for all images together.
         accuracy: measure how often the predictions of `vitkit predict --accuracy` are right; by default for 0.95 and
             0.99.
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
-            (its centre and four corners), or `flip,crops` (all ten). The images are also evaluated as usual, and the
-            difference is reported with its interval and its cost. Promises are not measured then, because they are
-            based on single views of the validation images.
+            (its centre and four corners), or `flip,crops` (all ten). The images are also evaluated without these views,
+            and the difference is reported with its interval and its cost. `coverage` and `accuracy` are not measured
+            then, because they are based on single views of the validation images.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
         backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
         precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers, else float32;
             `float16` is for GPUs without bfloat16.
-        plan: how the backend eager computes on a CPU; `auto` is the fastest, which is measured once per machine.
+        plan: how the backend eager computes on a CPU; `auto` is the fastest plan, which is measured once per machine.
         merge: the number of patches to merge with similar ones in every layer, which is faster and slightly less
             accurate (token merging, arXiv 2210.09461).
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite files in `out`.
-        shard: run the model on one part of the images, such as 2/8, and write its outcomes into the folder `out`.parts;
-            `vitkit gather` joins the parts. The parts of a folder of shards are whole shards. The function returns the
-            `PartFile` then.
-        cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. If the
-            command is interrupted, repeat it: it continues.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or one.
-        parts: with `cluster`, the number of parts; by default one for 5,000 images, and at least four for each process.
+        shard: run the model on one part of the images, such as 2/8, and write the outcomes into the folder `out`.parts;
+            `vitkit gather` joins the parts. In a folder of shards, each part consists of whole shards. With `shard`,
+            the function returns a `PartFile`.
+        cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. An
+            interrupted command continues when it is repeated.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or a single one without GPUs.
+            With Ray, the default without GPUs is one for each machine.
+        parts: with `cluster`, the number of parts; by default one for every 5,000 images, but at least four for each
+            process.
         note: called with each of the result's notes as it arises.
         progress: called with the current task, the number of finished items and their total.
 
@@ -320,7 +323,7 @@ def evaluate(
         return write_part(request.job(notes), Part.of(shard), out, force=force)
     job = request.job(notes)
     with exclusive_out_folder("--out", out, job.folders, _OR_FORCE, may_hold=force):
-        pass  # which refuses before anything is computed
+        pass  # only to check the folder before anything is computed
     counts = {"workers": workers, "parts": parts}
     with parts_of_cluster(request, len(job.images), out, cluster=cluster, force=force, **counts) as every:
         return join_parts(every, out, notes, force=force)
@@ -328,7 +331,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _EvaluationRequest:
-    """The arguments of `evaluate` that decide about its figures, which other processes can be sent."""
+    """The arguments of `evaluate` that affect the figures. They can be sent to other processes."""
 
     model: str | Path | Classifier
     data: str | Path | None
@@ -356,7 +359,7 @@ class _EvaluationRequest:
         return Path(self.model) if isinstance(self.model, (str, Path)) else None
 
     def open(self, note: Say) -> tuple[Classifier, ImageTable, ImageTable | None]:
-        """Open the model and the images, and return both with the images that the run has recorded."""
+        """Return the model, the images to evaluate, and the images that the run recorded (None with `data`)."""
         opened = open_for_labels(self.model, self.classes, self.templates, note, self.preprocess)
         run_table = _of_run(self.folder, self.data, self.layout, self.data_root)
         table = _table(run_table, self.data, self.labels, self.layout, note)
@@ -367,7 +370,7 @@ class _EvaluationRequest:
         return classifier, table, run_table
 
     def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model and list the images."""
+        """Open the model, and return the listed images as a job that can be divided into parts."""
         from vitkit.data.splits import held_out_split
         from vitkit.evaluation.evaluator import evaluated_images
 
@@ -393,7 +396,7 @@ class _EvaluationRequest:
     def evaluate(
         self, out: Path | None, notes: Notes, *, force: bool, outcomes: Outcomes | None = None
     ) -> EvaluationResult:
-        """Evaluate the images, or use the outcomes that were computed for them."""
+        """Compute the figures, from `outcomes` if the model was already run on the images."""
         from vitkit.data.splits import held_out_split
         from vitkit.evaluation.paired import tta_figures
         from vitkit.evaluation.promises import trust_figures
@@ -464,10 +467,10 @@ def _outcomes(classifier: Classifier, rows: ImageTable, positions: Sequence[int]
 
 
 def join_parts(parts: Parts, out: Path, notes: Notes, *, force: bool) -> EvaluationResult:
-    """Evaluate with the outcomes of all parts; the model is opened, but not run.
+    """Compute the figures from the outcomes of all parts. The model is opened, but not run.
 
     Raises:
-        VitkitError: a part is damaged, or the model or the images are no longer those of the parts.
+        VitkitError: a part is damaged, or the model or the images have changed since the parts were written.
     """
     computation = parts.head["computed"]
     known = {**parts.flags, **computation, "plan": computation["plan"] or "auto"}
@@ -485,7 +488,7 @@ def join_parts(parts: Parts, out: Path, notes: Notes, *, force: bool) -> Evaluat
 
 
 def _outcomes_of(parts: Parts) -> Outcomes:
-    """Return the outcome of each image by its path; the numbers of many classes are rows of a temporary file."""
+    """Return the outcome of each image by path. A large array of outcomes is stored in a temporary file."""
     outcomes, rows = dict[str, Any](), None
     for i, (value, error) in enumerate(parts.values()):
         if error is not None:
@@ -522,9 +525,9 @@ def _prepared(
     *,
     is_timed: bool,
 ) -> Classifier:
-    """Return the classifier with its backend, precision, plan, merging and device.
+    """Return the classifier with the requested backend, precision, plan, merging and device.
 
-    If evaluations are timed, it predicts an image, since the first one takes longer.
+    If the evaluation is timed, one image is predicted first, because the first prediction takes longer.
     """
     backend, precision, plan, merge, device = settings
     rows = table if split == "all" else table.of_split(split)
@@ -544,7 +547,7 @@ def _evaluated(
     run_table: ImageTable | None,
     outcomes: Outcomes | None,
 ) -> tuple[ProposalEvaluation, float]:
-    """Return the evaluation, with what the run has recorded about its images, and the seconds that it took."""
+    """Return the evaluation, with the run's records of the images, and the seconds that the evaluation took."""
     from vitkit.evaluation.evaluator import evaluate_before
 
     began = time.monotonic()
@@ -558,7 +561,7 @@ def _evaluated(
 def _proposals(
     run: Path | None, run_table: ImageTable | None, table: ImageTable, split: str | None
 ) -> tuple[Proposal, ...]:
-    """Return the labels that models proposed, according to the label file and to the suggestions of the run."""
+    """Return the labels that models proposed, according to the label file and the suggestions of the run."""
     from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
     from vitkit.data.seen import read_digests
     from vitkit.data.splits import held_out_split
@@ -576,7 +579,7 @@ def _proposals(
 def _with_run_facts(
     judged: ProposalEvaluation, classifier: Classifier, run: Path, table: ImageTable
 ) -> ProposalEvaluation:
-    """Add what a run has recorded about its images: groups that belong together, and what was chosen on them."""
+    """Add the groups of images, and the settings that were chosen on these images, from the records of a run."""
     from vitkit.data.split_file import groups_of_run
     from vitkit.data.task import task_of
     from vitkit.evaluation.figures import chosen_of_model
@@ -590,7 +593,7 @@ def _with_run_facts(
 def _seen(
     classifier: Classifier, source: object, table: ImageTable, split: str, *, is_of_run: bool
 ) -> tuple[dict[str, str] | None, str]:
-    """Return the images that the weights have seen (None without a record), and why there may be more of them."""
+    """Return the images that the weights have seen, and why there may be more; None and "" without a record."""
     from vitkit.data.seen import PictureRecord
     from vitkit.evaluation.figures import find_seen
 
@@ -618,7 +621,7 @@ def _figures(
 def _look_over(
     folder: Path, table: ImageTable, split: str | None, root: Path | None, note: Say
 ) -> tuple[ImageTable, Changes]:
-    """Leave out images of the run whose content has changed since, with a note.
+    """Leave out the images of the run that have changed or are missing, with a note.
 
     Raises:
         VitkitError: every image has changed or is missing.
@@ -637,7 +640,7 @@ def _look_over(
 
 
 def _note_folds(folder: Path, note: Say) -> None:
-    """Note the figures of a cross-validation, whose final model was trained on all images of the run."""
+    """Note the cross-validated figures, because the final model of a cross-validation was trained on all images."""
     from vitkit.evaluation.registry import read_figures
     from vitkit.system.run_files import EVALUATION, FOLDS
 
@@ -686,7 +689,7 @@ def _table(
     layout: LayoutName,
     note: Say,
 ) -> ImageTable:
-    """Return the images to evaluate, of the run or of `data`, with the labels of the label file."""
+    """Return the images of the run or of `data`, with labels from the label file if there is one."""
     from vitkit.data.corrections import correct, read_corrected
     from vitkit.data.labels import read_labels
 
@@ -705,7 +708,7 @@ def _exclusive_out(out: Path | None, table: ImageTable, *, force: bool) -> Abstr
 
 
 def _folders_of(table: ImageTable) -> list[str]:
-    """Return the folders of the images, in which nothing is written."""
+    """Return the folders of the images, into which no output may be written."""
     from vitkit.data.sources import kind_of_file
 
     folders = set(table.folders)
@@ -720,7 +723,7 @@ _SHOWN = 10  # names of absent classes
 
 
 def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
-    """Return sentences that readers of the figures should know, for example about classes without images."""
+    """Return remarks on the figures as sentences, for example about classes without images."""
     from vitkit.evaluation.figures import counted_part, describe
     from vitkit.evaluation.headline import describe_proposals
 
@@ -743,7 +746,7 @@ def _absent(outcome: Evaluation) -> list[str]:
 
 
 def _operating_lines(numbers: dict[str, Any]) -> list[str]:
-    """Return a line for each class prior with its accuracies; empty if they hardly differ."""
+    """Return a line with the accuracies for each class prior; empty if the figures have no operating points."""
     from vitkit.evaluation.figures import SHARES
 
     points = numbers.get("operating_points", {})

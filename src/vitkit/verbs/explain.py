@@ -1,7 +1,7 @@
-"""`vitkit.explain`: show which parts of photographs predictions rest on, and what a model has learned.
+"""`vitkit.explain`: show which parts of photographs predictions are based on, and what a model has learned.
 
-`explain` is the verb, and `Explanations` its result. With `anatomy` it draws figures of the model itself, as in the
-paper: filters, positions and attention distances; the result is an `Anatomy`.
+The verb is `explain`, which returns `Explanations`. With `anatomy`, it draws figures of the model itself, as in the
+paper (filters, positions and attention distances), and returns an `Anatomy`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MOST_IMAGES = 128  # for attention distances, as in the paper (app. D.7)
 
 @dataclass(frozen=True, repr=False)
 class Explanations(Result):
-    """Explanations of the predictions for photographs, as maps.
+    """Maps that explain the predictions for photographs.
 
         import vitkit
 
@@ -65,8 +65,8 @@ class Explanations(Result):
 
     Attributes:
         method: the method of the explanations.
-        explained: the folder of each image, with its page, overlays and `maps.npz`.
-        unreadable: the reasons why other images have no explanation.
+        explained: the folder of each explained image, by path. It contains a page, overlays and `maps.npz`.
+        unreadable: the reasons why other images have no explanation, by path.
         page: the page with all explanations, or None if there are none.
         notes: assumptions about the model, and places that could not be searched for images.
         sheet: the sheet of the style `paper`, as PNG; SVG and PDF are next to it.
@@ -95,12 +95,12 @@ class Explanations(Result):
         }
 
     def lines(self) -> list[str]:
-        """Return the images that could not be read with the reasons, and a line on the others."""
+        """Return a line for each image without an explanation, with the reason, and a line on all images."""
         return [*(f"{path}: {reason}" for path, reason in self.unreadable.items()), self._outcome]
 
     @property
     def count(self) -> str:
-        """The number of images, in words."""
+        """The number of images, and the number of unreadable ones, in words."""
         images = plural(len(self.explained) + len(self.unreadable), "image", "images")
         return f"{images} ({len(self.unreadable)} unreadable)"
 
@@ -122,10 +122,10 @@ class Anatomy(Result):
         print(anatomy.page, {name: array.shape for name, array in anatomy.arrays.items()})
 
     Attributes:
-        page: the page with all figures. The same folder has each figure as a PNG file, and their numbers in
-            `anatomy.npz`.
-        arrays: the numbers of each figure, by its name.
-        remarks: lines about the images, about figures that this model lacks, and about its positions.
+        page: the page with all figures. Its folder also contains each figure as a PNG file, and the values of the
+            figures in `anatomy.npz`.
+        arrays: the values of each figure, by the figure's name.
+        remarks: lines about the images, about figures that this model lacks, and about its position embeddings.
         notes: assumptions about the model, and places that could not be searched for images.
     """
 
@@ -135,7 +135,7 @@ class Anatomy(Result):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the page, the names of the figures and the remarks in plain JSON types, without the numbers."""
+        """Return the page, the names of the figures and the remarks in plain JSON types, without `arrays`."""
         return {"page": str(self.page), "figures": list(self.arrays), "told": list(self.remarks)}
 
     def lines(self) -> list[str]:
@@ -167,7 +167,7 @@ def explain(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Explanations | Anatomy:
-    """Show which parts of a photograph a prediction rests on, or, with `anatomy`, what the model itself has learned.
+    """Show which parts of a photograph a prediction is based on, or, with `anatomy`, what the model has learned.
 
         import vitkit
 
@@ -183,8 +183,8 @@ def explain(
         sources: images, folders (including their sub-folders), or patterns.
         out: the folder to write to. It is required.
         method: the method of explanation; by default `gradient`, and `rollout` for the style `paper`.
-        style: `paper` adds a sheet of all images, each with its map multiplied by the photograph, as in the paper's
-            Figure 6.
+        style: `paper` adds a sheet of up to 30 images, each next to its product with the map, as in the paper's Figure
+            6.
         target: the class to explain: its name, its number, or `top` for the most probable one.
         layer: the layer to explain, for methods that explain one layer; -1 is the last.
         anatomy: draw filters, positions and attention distances of the model, as in the paper, instead of maps.
@@ -249,7 +249,7 @@ def _explain_images(
     choices: tuple[Method, str | int, int | None],
     style: Style,
 ) -> Explanations:
-    """Explain each image in a folder of its own, whose path below `out` is the image's path below `root`."""
+    """Write the explanation of each image to a separate folder."""
     from vitkit.data.decode import UnreadableImageError
     from vitkit.text.html import write_page
 
@@ -291,7 +291,7 @@ def _explain_images(
 
 
 def _pair(explanation: Explanation, method: Method) -> tuple[Image.Image, Image.Image]:
-    """Return the part of the photograph that the model saw, and the same multiplied by the map."""
+    """Return the crop of the photograph that the model sees, and the same crop multiplied by the map."""
     from vitkit.explanation.draw import fit, masked
 
     photograph, box = fit(explanation.photograph, explanation.box, _SIDE_IN_SHEET)
@@ -302,13 +302,13 @@ def _pair(explanation: Explanation, method: Method) -> tuple[Image.Image, Image.
 
 
 def _pixels(low: float, high: float, size: int) -> tuple[int, int]:
-    """Return the ends of a region within a side, at least one pixel apart, also of a photograph that is a line."""
+    """Round the ends of a region to pixels from 0 to `size`, at least one pixel apart."""
     first = min(max(round(low), 0), size - 1)
     return first, max(min(round(high), size), first + 1)
 
 
 def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tuple[Path, str]:
-    """Write attention.png, .svg and .pdf, and return the first with its HTML."""
+    """Write attention.png, .svg and .pdf, and return the path and the HTML of attention.png."""
     from vitkit.explanation.draw import paper_sheet, to_png
     from vitkit.text.drawing import as_file
     from vitkit.text.html import image
@@ -322,7 +322,7 @@ def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tupl
 
 
 def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
-    """Return the folder that contains all images and folders, so that equal names in two folders do not collide."""
+    """Return the common parent of all images and folders. Paths relative to it are unique."""
     roots = {os.path.abspath(folder) for folder in folders}  # noqa: PTH100
     return common_folder(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
 
@@ -352,7 +352,7 @@ def _link(place: Path) -> str:
 
 
 def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatomy:
-    """Draw the figures that the model has into the folder `out`; some of them require images.
+    """Draw the figures that the model supports into the folder `out`. Some figures require images.
 
     Raises:
         VitkitError: there is no figure that can be drawn, or none of the images can be read.
@@ -388,7 +388,7 @@ def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatom
 
 
 def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | None, list[str]]:
-    """Return the images as the model reads them, (B, C, height, width), and remarks on them."""
+    """Return at most `_MOST_IMAGES` preprocessed images, (B, C, height, width), and remarks; None without paths."""
     import torch
 
     from vitkit.data.decode import UnreadableImageError
@@ -412,7 +412,7 @@ def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | Non
 
 
 class _AnatomyPart(NamedTuple):
-    """A figure of the model: its description, and functions that compute its numbers and draw them."""
+    """A figure of the model: its description, and functions that compute and draw its values."""
 
     description: str
     compute: Callable[[], Any]

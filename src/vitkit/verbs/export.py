@@ -33,12 +33,12 @@ else:
 _SUFFIXES = {name: form.suffix for name, form in FORMATS.items()} | {
     name: package.suffix for name, package in PACKAGES.items()
 }
-_PACKAGE_RUNTIME = FORMATS["onnx"].runtime  # which computes the model inside
+_PACKAGE_RUNTIME = FORMATS["onnx"].runtime  # the runtime inside packages
 
 
 @dataclass(frozen=True, repr=False)
 class Export(Result):
-    """A file for another runtime, or a package with one, which was read back and compared with the model.
+    """An exported file or package, which was read back and compared with the model.
 
         import vitkit
 
@@ -47,7 +47,7 @@ class Export(Result):
 
     Attributes:
         file: the file that was written.
-        to: the runtime that it is for, or the kind of package.
+        to: the runtime of the file, or the kind of package.
         compared_on: a description of the images that the comparison used.
         outcome: the difference between the file and the model, and the size and duration of the export.
         precision: the precision of the stored weights.
@@ -70,7 +70,7 @@ class Export(Result):
         return {"file": str(self.file), "compared_on": self.compared_on, **dataclasses.asdict(self.outcome)}
 
     def lines(self) -> list[str]:
-        """Return the comparison, and a line on the file."""
+        """Return the figures of the comparison, and a line about the file."""
         outcome, runtime = self.outcome, FORMATS[self.to].runtime if self.to in FORMATS else _PACKAGE_RUNTIME
         lines = [
             f"compared on {self.compared_on} with the model in float32:",
@@ -119,11 +119,12 @@ def export(
 ) -> Export:
     """Export a model for ONNX Runtime, OpenVINO or torch.export, or as a page or archive for people without vitkit.
 
-    The file includes everything that prediction requires. The runtime reads it back, and its outputs are compared with
-    those of the model. If they differ, no file is left, and the command exits with 1.
+    The file includes everything that prediction requires. The runtime reads the file back, and the outputs of the file
+    are compared with those of the model. If the outputs differ, no file is left, and the command exits with 1.
 
-    An .html file is a page that classifies photographs in a browser without a network. Its runtime is downloaded once
-    (33 MB). A .zip file contains the model, its card, its labels and instructions for Windows, macOS and Linux.
+    An .html file is a page that classifies photographs in a browser without a network. The first export of a page
+    downloads the runtime (33 MB). A .zip file contains the model, its card, its labels and instructions for Windows,
+    macOS and Linux.
 
         import vitkit
 
@@ -195,7 +196,7 @@ def _runtime() -> Path:
 
 
 def _card(classifier: Classifier, place: Path | None, out: Path) -> str:
-    """Return the model card; its figures are those of the run, if the model is one."""
+    """Return the model card, with the figures of the run if the model is one."""
     import vitkit
     from vitkit.model_folder import DESCRIPTION, version_of
     from vitkit.reporting.model_card import model_card

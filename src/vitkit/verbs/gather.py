@@ -1,4 +1,4 @@
-"""`vitkit.gather`: join the parts that `--shard` has written into what the command would have written without it."""
+"""`vitkit.gather`: join parts that were written with `--shard` into the output of the undivided command."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Gathered(Result):
         unreadable: the number of images that could not be read.
         out: the file or folder that was written.
         notes: remarks on the parts and on the result.
-        result: the result of `eval` (`EvaluationResult`), `doctor` (`Checkup`) or `embed` (`Embeddings`); None for the
-            rows of `predict`, which may be too many for the memory.
+        result: the result of `eval` (`EvaluationResult`), `doctor` (`Checkup`) or `embed` (`Embeddings`). It is None
+            for `predict`, whose rows may not fit into the memory.
     """
 
     verb: str
@@ -52,13 +52,13 @@ class Gathered(Result):
         return not isinstance(self.result, doctor.Checkup) or self.result.is_trustworthy
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the counts, and the result of the command if there is one, in plain JSON types."""
+        """Return the counts in plain JSON types, and the result of `eval` or `doctor`."""
         counts = {"verb": self.verb, "parts": self.parts, "images": self.images, "unreadable": self.unreadable}
         result = {} if self.result is None or self.verb == "embed" else {"result": self.result.to_dict()}
         return {**counts, "out": str(self.out), "notes": list(self.notes), **result}
 
     def lines(self) -> list[str]:
-        """Return the counts and the output, and the lines of the command itself."""
+        """Return a line with the counts and the output, and the lines of the command's result."""
         images, parts = plural(self.images, "image", "images"), plural(self.parts, "part", "parts")
         first = f"{images} ({self.unreadable} unreadable) of {parts} of vitkit {self.verb}: {self.out}"
         return [first, *(() if self.result is None else self.result.lines())]
@@ -73,10 +73,10 @@ def gather(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Gathered:
-    """Join the parts of a command into what it would have written in one piece.
+    """Join the parts of a command into the output of the undivided command.
 
-    Parts are written with `--shard`. The numbers and their order are those of one command without it. Nothing is
-    written if a part is missing or there twice, or if parts differ in the model, the images, the flags or the version.
+    Parts are written with `--shard`. The output has the same numbers in the same order as without `--shard`. Nothing is
+    written if a part is missing or duplicated, or if parts differ in the model, the images, the flags or the version.
 
         import vitkit
 

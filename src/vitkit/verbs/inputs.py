@@ -1,8 +1,8 @@
-"""The inputs and outputs that verbs have in common: models, images, label files, output files, and choices.
+"""The inputs and outputs that verbs share: models, images, label files, output files, and choices.
 
-Models are opened by path, by name or from memory, and images are found by files, folders and patterns. Outputs are
+Models are opened by path, by name or from memory. Images are found in files, in folders and by patterns. Outputs are
 never written next to the photographs, are locked while they are written, and replace existing files only with `force`.
-The command line checks choices itself; `check_choice` and `split_choices` check them for callers from Python.
+The command line checks choices itself; `check_choice` and `split_choices` check the choices of callers from Python.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def open_model(
         model: a run or model folder, a checkpoint of any published layout, an exported file, a published name, or a
             classifier in memory.
         note: called with a line for each assumption about the model.
-        device: the device of the model; None leaves it where it is. A classifier in memory is copied, not moved.
-        preprocess: the preprocessing to use instead of the one that the model specifies or that is assumed for it.
+        device: the device of the model; None keeps the current device. A classifier in memory is copied, not moved.
+        preprocess: the preprocessing to use; None for the one that the model specifies or that is assumed for it.
 
     Raises:
         VitkitError: the model cannot be loaded, this machine has no such device, or the preprocessing does not fit.
@@ -120,7 +120,7 @@ def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
     """Return paths and patterns as text, or pictures in memory with their names; one of the two lists is empty.
 
     Raises:
-        VitkitError: a source is neither of them, or both kinds are mixed.
+        VitkitError: a source is neither a path nor a picture, or the sources contain both.
     """
     from vitkit.data.in_memory import Held, sources_of
 
@@ -137,7 +137,7 @@ def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
 
 
 def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
-    """Return one or several sources as text.
+    """Return one or several paths or patterns as a list of text.
 
     Raises:
         VitkitError: a source is not a path, or is empty.
@@ -149,7 +149,7 @@ def source_names(sources: str | Path | Iterable[str | Path]) -> list[str]:
 
 
 def path_of(path: str | Path | None) -> Path | None:
-    """Return a path that a caller passed, as a `Path`; None stays None.
+    """Convert a path from a caller to a `Path`; None stays None.
 
     Raises:
         VitkitError: `path` is not a path, or is empty.
@@ -158,9 +158,9 @@ def path_of(path: str | Path | None) -> Path | None:
 
 
 def check_data(data: str | Path) -> None:
-    """Refuse missing data before torch is imported, which takes seconds.
+    """Raise an error for missing data before torch is imported, which takes seconds.
 
-    Processes of a launcher skip this check, so that their first process later reports the error for all of them.
+    Processes of a launcher skip this check. Their first process later reports the error for all of them.
 
     Raises:
         VitkitError: the folder, file or named data set does not exist.
@@ -170,7 +170,7 @@ def check_data(data: str | Path) -> None:
 
 
 def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
-    """Find the image files that files, folders and patterns name.
+    """Find all image files in files, folders and patterns.
 
     Args:
         sources: files, folders and patterns.
@@ -189,12 +189,12 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
 
 
 def read_list(listed: str) -> list[str]:
-    """Read a list of images: a path or an address on each line, from a file or, if it is `-`, from standard input.
+    """Read a list of images from a file, or from standard input if `listed` is `-`.
 
-    Empty lines are ignored. Spaces belong to the names of files.
+    Each line is a path or an address. Empty lines are ignored, and spaces belong to the names of files.
 
     Raises:
-        VitkitError: the file cannot be read, is no text, or lists nothing.
+        VitkitError: the file cannot be read, is not a text file, or lists nothing.
     """
     what = f"--from-list {listed}"
     if listed == "-" and sys.stdin is None:
@@ -213,12 +213,12 @@ def read_list(listed: str) -> list[str]:
 
 
 def listed_source(line: str) -> str | Stored:
-    """Return what a line of a list names: a path, or a file from afar."""
+    """Return the source in a line of a list: a path, or a remote file if the line is an address."""
     return line if address_of(line) is None else Stored(RemoteFile(line), "")
 
 
 def labels_by_path(paths: Sequence[str], labels: str | Path, folders: Sequence[str], note: Say) -> dict[str, str]:
-    """Read a label file; return the label of each picture by path, without pictures that the file excludes.
+    """Read a label file, and return the label of each picture by path, without excluded pictures.
 
     Args:
         paths: the paths of the pictures; a picture without a row has an empty label.
@@ -265,17 +265,17 @@ def source_folders(sources: Iterable[str]) -> list[str]:
 
 
 def check_suffix(out: Path, suffixes: Collection[str]) -> None:
-    """Refuse an output file that has another suffix.
+    """Refuse an output file with none of these suffixes.
 
     Raises:
-        VitkitError: it has.
+        VitkitError: the suffix is another one.
     """
     if out.suffix.lower() not in suffixes:
         raise VitkitError(f"--out {place_text(out)} must end in {' or '.join(suffixes)}")
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
-    """Refuse an output file that has another suffix, or lies in a missing folder or in a source folder.
+    """Refuse an output file with another suffix, in a missing folder, or in a source folder.
 
     Raises:
         VitkitError: the file cannot be written there.
@@ -291,10 +291,10 @@ def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> N
 
 @contextmanager
 def exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Lock an output file while it is made, and refuse to overwrite it without `force`; do nothing for None.
+    """Lock an output file while it is written, and refuse to overwrite it without `force`; do nothing for None.
 
     Raises:
-        VitkitError: another process is writing the file, or it exists.
+        VitkitError: another process is writing the file, or the file exists and `force` is False.
     """
     if out is None:
         yield
@@ -315,7 +315,7 @@ def exclusive_out_folder(
         flag: the flag that names the folder, for messages.
         path: the folder, which may be missing; None does nothing.
         folders: the source folders.
-        or_else: what the user can do instead of choosing another folder, for the message if it is not empty.
+        or_else: an alternative to choosing a new folder, for the message about a folder that is not empty.
         may_hold: whether the folder may contain files.
 
     Raises:
@@ -337,7 +337,7 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
     """Refuse an output inside a source folder.
 
     Raises:
-        VitkitError: the output would be next to the photographs.
+        VitkitError: the output lies in one of the folders.
     """
     for folder in folders:
         if path.resolve().is_relative_to(Path(folder).resolve()):
@@ -348,7 +348,7 @@ def check_choice(flag: str, value: object, literal: Any) -> None:
     """Refuse a value that is not among the values of a Literal.
 
     Raises:
-        VitkitError: the value is another one.
+        VitkitError: the value is not one of them.
     """
     if value not in get_args(literal):
         raise VitkitError(f"{flag} {value!r} is none of {', '.join(get_args(literal))}")

@@ -62,7 +62,7 @@ class WeightList(Result):
         ('deit_tiny_patch16_224.fb_in1k', 'Apache-2.0', 72.2)
 
     Attributes:
-        entries: entries of the catalog, in its order.
+        entries: the entries of the catalog for these weights, in the order of the catalog.
     """
 
     entries: tuple[Entry, ...]
@@ -95,7 +95,7 @@ class WeightList(Result):
 
 @dataclass(frozen=True, repr=False)
 class NetworkList(Result):
-    """Networks of another library.
+    """Networks of another library, such as timm, that can be built by name.
 
     Attributes:
         names: the names by which the networks are built.
@@ -189,14 +189,14 @@ def _sizes(name: str) -> dict[str, Any]:
 def count_parameters(config: ViTConfig) -> int:
     """Count the parameters of a named model without building it.
 
-    Named models are those of the paper, DeiT's and the hybrids; all have biases, LayerNorms and learned positions.
+    The formulas assume biases, LayerNorms and learned positions, which all named models have.
     """
     c, D = config, config.hidden_size
     channels, stem = (c.in_channels, 0) if c.stem is None else _stem_parameters(c.in_channels, c.stem)
     patches = channels * c.patch_size[0] * c.patch_size[1] * D + D
     tokens = (c.prefix_tokens + c.tokens) * D  # the learned tokens, and a position for each token
     layer = 4 * D * (D + 1) + 2 * D * c.mlp_size + c.mlp_size + D + 4 * D  # attention, MLP, two norms
-    reading = c.layers - (c.pool == "token")  # layers whose patches are read: in the last only the class token may be
+    reading = c.layers - (c.pool == "token")  # layers whose patches are read; not the last one if its class token is
     convolutions = 10 * c.mlp_size * reading if c.mlp_kind == "conv" else 0  # depthwise, 3x3 with a bias
     convolutions += 10 * D * (2 * c.layers + reading) if c.projection == "conv" else 0
     convolutions += len(c.conv_layers) * (10 * D - 3 * D * (D + 1))  # instead of q, k and v

@@ -48,12 +48,12 @@ _SAME_TIME = 2.0  # seconds; file systems of USB sticks round times
 
 @dataclass(frozen=True)
 class PackPlan:
-    """What `pack` is going to gather.
+    """The download that `pack` is going to start.
 
     Attributes:
-        lines: a line for each kind of computer, and a note for each surprise.
+        lines: a line for each kind of computer, and a line on the download.
         missing: the number of bytes to download, as far as the servers state them.
-        unknown: the number of files whose size is not known.
+        unknown: the number of files to download whose size is not known.
     """
 
     lines: tuple[str, ...]
@@ -62,14 +62,14 @@ class PackPlan:
 
     @property
     def download(self) -> str:
-        """The size of what is to be downloaded, in words."""
+        """The size of the download, in words."""
         more = f" and {plural(self.unknown, 'file', 'files')} of unknown size" if self.unknown else ""
         return f"{in_megabytes(self.missing)}{more}"
 
 
 @dataclass(frozen=True, repr=False)
 class Pack(Result):
-    """A folder with which vitkit can be installed without a network.
+    """A folder from which vitkit can be installed without a network.
 
         import vitkit
 
@@ -77,11 +77,11 @@ class Pack(Result):
         print(pack.folder, pack.wheels, pack.size)  # bytes
 
     Attributes:
-        folder: the folder.
+        folder: the path of the folder.
         targets: the kinds of computers, such as `windows-3.12`.
-        wheels: the number of packages.
+        wheels: the number of wheels, including that of vitkit.
         size: the size of all files in bytes.
-        downloaded: the number of bytes that were downloaded this time.
+        downloaded: the number of bytes that this call downloaded.
     """
 
     folder: Path
@@ -95,7 +95,7 @@ class Pack(Result):
         return {**vars(self), "folder": str(self.folder), "targets": list(self.targets)}
 
     def lines(self) -> list[str]:
-        """Return what is in the folder, and how to go on."""
+        """Return the contents of the folder, and what to do with it next."""
         contents = f"{plural(self.wheels, 'wheel', 'wheels')} for {', '.join(self.targets)}"
         return [
             f"{self.folder}: {contents}; {in_megabytes(self.size)}, {in_megabytes(self.downloaded)} downloaded now",
@@ -119,8 +119,8 @@ def pack(
 ) -> Pack:
     """Gather what computers without a network need: packages, vitkit itself, weights, photographs and a lesson.
 
-    The folder also gets programs that install from it, a README and the checksums of all files. A call that was
-    interrupted continues when it is repeated, and files that are there already are not downloaded again.
+    The folder also contains programs that install vitkit, a README and the checksums of all files. An interrupted call
+    continues when it is repeated. Files that are already in the folder are not downloaded again.
 
         import vitkit
 
@@ -129,19 +129,19 @@ def pack(
     On the command line: `vitkit pack --for-offline STICK --system windows --python 3.12 --data PHOTOS`.
 
     Args:
-        for_offline: the folder to write, which must be new, empty, or an earlier one of this command.
+        for_offline: the folder to write, which must be new, empty, or the result of an earlier call.
         data: a folder of photographs, or an archive, to include. There may be several.
         weights: a file of weights, or the name of published weights, to include. There may be several; make sure that
             you may pass them on.
-        system: the system of the computers: windows, macos or linux; by default `this`, that of this machine. There may
-            be several.
-        python: the version of Python on the computers: 3.11, 3.12 or 3.13; by default that of this program. There may
-            be several.
-        extra: a further part of vitkit to include, such as export; the studio always is. There may be several.
-        cpu_index: the package index with PyTorch for Linux without CUDA, or none to use only the indexes that pip is
+        system: the system of the computers: windows, macos or linux; by default `this`, the system of this machine.
+            There may be several.
+        python: the version of Python on the computers: 3.11, 3.12 or 3.13; by default the version that runs vitkit.
+            There may be several.
+        extra: a further part of vitkit to include, such as export; the studio is always included. There may be several.
+        cpu_index: the package index with PyTorch for Linux without CUDA, or `none` to use only the indexes that pip is
             configured for.
-        confirm: called with the plan before anything is downloaded; if it returns False, nothing is.
-        note: called with a line about anything unexpected.
+        confirm: called with the plan before the download; if it returns False, nothing is downloaded.
+        note: called with each line of the plan, and with a line about anything unexpected.
         progress: called with the current task, the number of finished items and their total.
 
     Raises:
@@ -183,7 +183,7 @@ def pack(
 
 
 def in_megabytes(size: float) -> str:
-    """Return a number of bytes for people."""
+    """Return a number of bytes as text in MB or kB."""
     return f"{size / 1e6:,.0f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"
 
 
@@ -221,7 +221,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _indexes(cpu_index: str, targets: Sequence[Target], note: Say) -> list[str]:
-    """Return the index with PyTorch without CUDA if a target needs it and it answers."""
+    """Return the index of PyTorch without CUDA; no index if no target needs it, or if it is not reachable."""
     if cpu_index == "none" or not any(target.name.startswith("linux-") for target in targets):
         return []  # for Windows and macOS, PyTorch's usual packages are those for the CPU
     if is_reachable(cpu_index):
@@ -236,7 +236,7 @@ def _indexes(cpu_index: str, targets: Sequence[Target], note: Say) -> list[str]:
 def _resolve_all(
     name: str, content: bytes, targets: Sequence[Target], extras: Sequence[str], indexes: Sequence[str]
 ) -> dict[str, list[Wheel]]:
-    """Return the wheels of each target by its name, without vitkit's own."""
+    """Return the wheels of each target by the target's name, except vitkit's own wheel."""
     locks: dict[str, list[Wheel]] = {}
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / name).write_bytes(content)
@@ -270,7 +270,7 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _begin(folder: Path, targets: Sequence[Target]) -> None:
-    """Mark the folder as this command's, and as incomplete until `_finish`."""
+    """Mark the folder as a pack, which is incomplete until `_finish` writes the checksums."""
     (folder / _SUMS).unlink(missing_ok=True)
     (folder / "wheels").mkdir(exist_ok=True)
     write_json(folder / _MARK, {"vitkit": vitkit.__version__, "targets": [target.name for target in targets]})
@@ -309,14 +309,14 @@ def _write_locks(
 
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
-    """Remove what an earlier call copied here and this one does not need, and rests of downloads."""
+    """Remove all other files from a folder, such as files of an earlier call and incomplete downloads."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _copy_weights(weights: Sequence[str], folder: Path) -> list[str]:
-    """Copy weights, each with a text about its licence if the catalog knows it, and return the names of the copies."""
+    """Copy weights, with a text about the licence if the catalog knows it, and return the names of the copies."""
     from vitkit.weights.loading import locate
 
     copied: dict[str, str] = {}
@@ -356,7 +356,7 @@ def _copy_tree(source: Path, target: Path, files: Iterator[Path]) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy a file completely or not at all, unless a copy of the same size and time is there."""
+    """Copy a file atomically, unless the target has the same size and modification time."""
     about = source.stat()
     if target.is_file():
         there = target.stat()
@@ -368,7 +368,7 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def _write_static(folder: Path, readme: str, lesson: str) -> None:
-    """Write the programs that install, the README and the lesson."""
+    """Write the installation programs, the README, the lesson and its pictures."""
     from markdown_it import MarkdownIt
 
     from vitkit.text.html import write_page
@@ -386,7 +386,7 @@ def _write_static(folder: Path, readme: str, lesson: str) -> None:
 
 
 def _for_windows(text: str) -> str:
-    """Return text with the line ends that Windows' command interpreter and older editors expect."""
+    """Return text with CRLF line ends, which Windows' command interpreter and older editors expect."""
     return text.replace("\n", "\r\n")
 
 
@@ -406,7 +406,7 @@ def _lesson(sources: Sequence[Path], weights: Sequence[str]) -> str:
 
 
 def _finish(folder: Path) -> int:
-    """Write the checksums of all files, which make the folder complete, and return their total size."""
+    """Write the checksums, which mark the folder as complete, and return the total size of all files."""
     files = sorted(path for path in walk(folder) if not path.name.startswith(".") and path.name != _SUMS)
     lines = []
     for number, path in enumerate(files):

@@ -1,15 +1,15 @@
-"""Parts of a command: which images a part has, the file that it is written to, and how parts are read together.
+"""Divide the images of a command into parts, write the result of each part to a file, and read all parts together.
 
-`vitkit predict ... -o OUT --shard 2/8` handles the second of eight parts of its images, and writes
-`OUT.parts/2-of-8.part`; `vitkit gather` joins the parts. A `JobRequest` has the arguments of a command and can be sent
-to another process. Its `DividedJob` lists the images and computes a value for each; `write_part` writes the values of
-one part.
+`vitkit predict ... -o OUT --shard 2/8` handles the second of eight parts of the images, and writes
+`OUT.parts/2-of-8.part`. `vitkit gather` joins the parts. A `JobRequest` has the arguments of a command, and can be sent
+to another process. Its `DividedJob` lists the images, and computes a value for each image. `write_part` writes the
+values of one part.
 
-A part is a text file. Its first line is a JSON object that tells which part it is, and what all parts must have in
-common: the model, the images, the flags, the version, and how numbers were computed. Each further line is the position
-of an image among all images, its value, and the reason if the image cannot be read. A line ends with its checksum, so
-that no number changes unnoticed on the way from another machine. Lines are written as they are computed, to a file that
-gets its name when it is complete, so that a part that was interrupted continues.
+A part is a text file. Its first line is a JSON object, which contains the number of the part and the facts that all
+parts must share: the model, the images, the flags, the version, and how numbers were computed. Each further line
+contains the position of an image among all images, its value, and the reason if the image cannot be read. Each line
+ends with a checksum, which detects changes on the way from another machine. Lines are written as soon as they are
+computed. The file has a temporary name until it is complete, and an interrupted part continues from it.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ from vitkit.verbs.result import Result
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
 
-Value = tuple[Any, str | None]  # what was computed for an image, and why it cannot be read
+Value = tuple[Any, str | None]  # the result for an image, and the reason if the image cannot be read
 Compute = Callable[[Sequence[int]], Iterator[Value]]  # takes the positions of images
 
 SUFFIX = ".part"
 _FORMAT, _VERSION = "vitkit part", 1
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
 _LONGEST_HEAD = 2**24  # bytes
-_NAMED = 20  # missing parts in a message
-_PATIENCE = 10.0  # seconds in which a process that was stopped should have ended
+_NAMED = 20  # missing parts that a message names
+_PATIENCE = 10.0  # seconds to wait for the lock of a process that was stopped
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of several parts, counted from 1; its text is `2/8`."""
+    """One of several parts, counted from 1, such as `2/8`."""
 
     number: int
     count: int
 
     @classmethod
     def of(cls, text: str) -> Part:
-        """Read a part.
+        """Parse the text of a part, such as `2/8`.
 
         Raises:
-            VitkitError: the text is no part.
+            VitkitError: the text does not have this form.
         """
         match = _SHARD.fullmatch(text.strip())
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -80,27 +80,28 @@ class Part:
         return f"{self.number}/{self.count}"
 
     def file(self, out: Path) -> Path:
-        """Return the file of this part of an output."""
+        """Return the path of this part's file for an output."""
         return folder_of(out) / f"{self.number}-of-{self.count}{SUFFIX}"
 
 
 def folder_of(out: Path) -> Path:
-    """Return the folder of the parts of an output."""
+    """Return the folder for the parts of an output, `OUT.parts`."""
     return out.with_name(f"{out.name}.parts")
 
 
 @dataclass(frozen=True)
 class DividedJob:
-    """The images of a command, and what its parts have in common.
+    """The images of a command, the computation for each image, and the facts that all parts share.
 
     Attributes:
         verb: the name of the command.
         images: the names of the images, in order.
-        about: further facts that all parts must share, in JSON types; `model` and `flags` among them.
-        start: prepares the computation, and returns how numbers are computed and the function that computes values. It
-            is called once.
-        shards: the folder of shards that contains all images, and their keys in it; None if there is no such folder.
-        folders: the folders of the images, next to which nothing is written.
+        about: further facts that all parts must share, in JSON types, such as `model` and `flags`.
+        start: a function that prepares the computation, and is called once. It returns a description of how numbers are
+            computed, and the function that computes values.
+        shards: the folder of shards that contains all images, and the keys of the images in this folder; None if there
+            is no such folder.
+        folders: the folders of the images, in which no output may be written.
     """
 
     verb: str
@@ -113,7 +114,8 @@ class DividedJob:
     def positions(self, part: Part) -> Sequence[int]:
         """Return the positions of the images of a part, in ascending order.
 
-        A part of the images in a folder of shards has whole shards. Otherwise it has neighbouring images.
+        If the images are in a folder of shards, a part consists of whole shards. Otherwise it consists of consecutive
+        images.
         """
         if self._shard_of is None:
             return _share(range(len(self.images)), part)
@@ -126,7 +128,7 @@ class DividedJob:
 
     @cached_property
     def started(self) -> tuple[Mapping[str, Any], Compute]:
-        """The result of `start`."""
+        """The result of `start`, which is called at the first access."""
         return self.start()
 
     @cached_property
@@ -141,12 +143,12 @@ class DividedJob:
 
     @property
     def head(self) -> dict[str, Any]:
-        """The facts that all parts must share."""
+        """The facts that all parts must share, including how numbers are computed."""
         return {**self.known, "computed": dict(self.started[0])}
 
 
 class JobRequest(Protocol):
-    """The arguments of a command, which another process can be sent."""
+    """The arguments of a command, in a form that can be sent to another process."""
 
     @property
     def device(self) -> str:
@@ -154,13 +156,13 @@ class JobRequest(Protocol):
         ...
 
     def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model and list the images.
+        """Open the model, and return the listed images as a job that can be divided into parts.
 
         Args:
             note: called with each assumption about the model.
 
         Raises:
-            VitkitError: as the command.
+            VitkitError: the model or the images cannot be used.
         """
         ...
 
@@ -172,7 +174,7 @@ def _share(items: Sequence[int], part: Part) -> Sequence[int]:
 
 
 def shards_of(paths: Sequence[str]) -> tuple[ShardFolder, Sequence[str]] | None:
-    """Return the folder of shards that contains all these images, and their keys in it; None if there is none."""
+    """Return the folder of shards that contains all images, and their keys in the folder; None if there is none."""
     first = below_storage(paths[0]) if paths else None
     if first is None or not isinstance(first.storage, ShardFolder):
         return None
@@ -187,13 +189,13 @@ def shards_of(paths: Sequence[str]) -> tuple[ShardFolder, Sequence[str]] | None:
 
 @dataclass(frozen=True, repr=False)
 class PartFile(Result):
-    """A part that is complete: the result of a command with `--shard`.
+    """The complete file of one part, which is the result of a command with `--shard`.
 
     Attributes:
-        path: the file.
-        part: which part it is.
-        head: what all parts have in common.
-        was_kept: whether it was there already.
+        path: the path of the file.
+        part: the number of the part, and the number of all parts.
+        head: the facts that all parts have in common.
+        was_kept: whether the complete file existed before the command.
     """
 
     path: Path
@@ -231,35 +233,35 @@ class PartFile(Result):
             values.close()
 
     def counts(self) -> tuple[int, int]:
-        """Return the number of images, and of those that cannot be read."""
+        """Return the number of images, and the number of images that cannot be read."""
         errors = Counter(error is not None for _, (_, error) in self.values())
         return errors.total(), errors[True]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return which part it is, its numbers of images, and what it has in common with the others."""
+        """Return the part, its numbers of images, and the facts that all parts have in common."""
         images, unreadable = self.counts()
         numbers = {"part": str(self.part), "images": images, "unreadable": unreadable}
         return {**numbers, "out": str(self.path), **self.head, "was_kept": self.was_kept}
 
     def lines(self) -> list[str]:
-        """Return one line with the part, its numbers of images, and the file."""
+        """Return one line with the part, its counts and its file."""
         images, unreadable = self.counts()
         kept = ", which was there already" if self.was_kept else ""
         return [f"part {self.part}: {plural(images, 'image', 'images')} ({unreadable} unreadable){kept}: {self.path}"]
 
 
 def write_part(job: DividedJob, part: Part, out: Path, *, force: bool) -> PartFile:
-    """Compute the values of a part and write its file. A complete file of the same command is kept.
+    """Compute the values of a part and write its file, unless the same command has completed this file before.
 
     Args:
         job: the images and their computation.
         part: the part to write.
-        out: the output that the parts are joined to.
+        out: the output of the whole command. The part is written into `out`.parts.
         force: whether to replace the file of another command.
 
     Raises:
-        VitkitError: the file was written by another command, is being written by another process, or would be next to
-            the images.
+        VitkitError: the file was written by another command, is being written by another process, or would lie in a
+            folder of the images.
         OSError: the file cannot be written.
     """
     path = part.file(out)
@@ -289,7 +291,7 @@ def write_part(job: DividedJob, part: Part, out: Path, *, force: bool) -> PartFi
 
 
 def _append(file: FileIO, line: bytes, path: Path) -> None:
-    """Write a line that is in the file even if the process is killed."""
+    """Write a line without buffering, so that it is not lost if the process is killed."""
     rest = memoryview(line)
     try:
         while rest:
@@ -299,10 +301,10 @@ def _append(file: FileIO, line: bytes, path: Path) -> None:
 
 
 def _is_part_of(path: Path, head: Mapping[str, Any], *, force: bool) -> bool:
-    """Return whether a file is a part of the command with this head; False if it may be replaced.
+    """Return whether a file is a part of the command with this head; False if `force` allows replacing it.
 
     Raises:
-        VitkitError: it is a part of another command, and `force` is not set.
+        VitkitError: the file is a part of another command or not a part, and `force` is not set.
     """
     try:
         difference = _difference(open_part(path).head, head)
@@ -314,7 +316,10 @@ def _is_part_of(path: Path, head: Mapping[str, Any], *, force: bool) -> bool:
 
 
 def _left_in(partial: Path, head: Mapping[str, Any], *, force: bool) -> tuple[int, int]:
-    """Return the bytes and the number of the complete lines that an interrupted process has left, without the first."""
+    """Return the size of the intact lines in a partial file, and the number of their values.
+
+    The size in bytes includes the first line, which has no value.
+    """
     if not partial.exists():
         return 0, 0
     with _opened(partial) as file:
@@ -335,7 +340,11 @@ def _left_in(partial: Path, head: Mapping[str, Any], *, force: bool) -> tuple[in
 
 
 def _line(value: Any, head: int = 0) -> bytes:
-    """Return a value as a line of a part; `head` is the checksum of its first line, so that it fits no other part."""
+    """Return a value as a line of a part, with a checksum.
+
+    `head` is the checksum of the part's first line. The checksum of the line depends on it, so lines cannot be moved
+    between parts.
+    """
     text = to_json(value).encode(*ENCODING)
     return b"%b\t%08x\n" % (text, zlib.crc32(text, head))
 
@@ -346,7 +355,7 @@ def _is_intact(line: bytes, head: int = 0) -> bool:
 
 
 def _parsed(line: bytes, head: int) -> Any:
-    """Read a line; ValueError if it is damaged."""
+    """Return the value of a line, or raise a ValueError if the line is damaged."""
     if not _is_intact(line, head):
         raise ValueError("another checksum")
     return from_json(line.rpartition(b"\t")[0].decode(*ENCODING))
@@ -364,7 +373,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def open_part(path: Path) -> PartFile:
-    """Read the first line of a part.
+    """Open a part by reading and checking its first line.
 
     Raises:
         VitkitError: the file is no part, is damaged, or has another version of the format.
@@ -395,7 +404,7 @@ class Parts:
 
     Attributes:
         files: the parts, in order.
-        head: what they have in common.
+        head: the facts that all parts have in common.
         notes: remarks on differences that only change the last digits of numbers.
     """
 
@@ -419,10 +428,10 @@ class Parts:
         return _in_words(self.head)
 
     def check(self, job: DividedJob) -> None:
-        """Check that the parts are those of a command, if it were given now.
+        """Check that the parts match a command's present model, images and flags.
 
         Raises:
-            VitkitError: the model or the images have changed.
+            VitkitError: the model, the images or the flags differ.
         """
         if difference := _difference({**self.head, "computed": {}}, {**job.known, "computed": {}}):
             raise VitkitError(f"{self.files[0].path} {difference} than are there now: write the parts again")
@@ -431,7 +440,7 @@ class Parts:
         """Yield the value of each image, in order.
 
         Raises:
-            VitkitError: an image is missing or there twice, because a part is damaged.
+            VitkitError: an image is missing or occurs twice, because a part is damaged.
         """
         waiting = sorted((file.first, i) for i, file in enumerate(self.files) if file.first is not None)[::-1]
         heap: list[tuple[int, int, Value, Iterator[tuple[int, Value]]]] = []  # the next image of each open part
@@ -467,8 +476,8 @@ def find_parts(sources: Sequence[str | Path]) -> Parts:
         sources: the parts, or folders that contain them.
 
     Raises:
-        VitkitError: a part is missing or there twice, or parts differ in the model, the images, the flags or the
-            version; the message names the parts.
+        VitkitError: a part is missing or occurs twice, or parts differ in the model, the images, the flags or the
+            version. The message names the parts.
         OSError: a part cannot be read.
     """
     paths = [path for source in sources for path in _parts_in(Path(source))]
@@ -512,7 +521,7 @@ def _in_words(head: Mapping[str, Any]) -> str:
     return computed_in_words(head["computed"]) if head["computed"] else ""
 
 
-_KINDS = {  # what differs between two parts, in the order in which it is said
+_KINDS = {  # differences between two parts, in the order in which they are checked
     "version": "has another version of the format",
     "vitkit": "was written by another version of vitkit",
     "verb": "is of another command",
@@ -523,7 +532,7 @@ _KINDS = {  # what differs between two parts, in the order in which it is said
 
 
 def _difference(head: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return in which way a part is of another command; empty if it is of the same."""
+    """Return a description of the first difference between the heads of two parts; empty if there is none."""
     for name, words in _KINDS.items():
         if head.get(name) != other.get(name):
             return words
@@ -542,18 +551,18 @@ def _difference(head: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def from_array(array: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return an array of float32 in JSON types."""
+    """Return an array as float32 in JSON types."""
     data = base64.b64encode(np.ascontiguousarray(array, np.float32).tobytes()).decode()
     return {"shape": list(array.shape), "float32": data}
 
 
 def to_array(value: Mapping[str, Any]) -> npt.NDArray[np.float32]:
-    """Return the array that `from_array` was passed."""
+    """Decode the result of `from_array`."""
     return np.frombuffer(base64.b64decode(value["float32"]), np.float32).reshape(value["shape"])
 
 
 def model_digest(classifier: Classifier) -> str:
-    """Return the SHA-256 of all that decides what a classifier predicts: weights, classes, pixels, calibration."""
+    """Return the SHA-256 of all that affects predictions: weights, classes, preprocessing and calibration."""
     from vitkit.exporting.loading import Exported
 
     digest = hashlib.sha256()

@@ -1,7 +1,7 @@
 """`vitkit.predict`: classify images, in memory or into a file that can be resumed.
 
-`predict` is the verb, and `Predictions` its result. `_is_same_model` decides whether the same model has written the
-rows of an interrupted file.
+The verb is `predict`, which returns `Predictions`. `_is_same_model` checks whether the same model wrote the rows of an
+interrupted file.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Predictions(Result):
 
     A row has the `path` of the image, its `label` (None if it was rejected or the image cannot be read), its
     `confidence`, an `error` if the image cannot be read, and the `top` classes if more than one was requested. Its
-    `unknown` is the fraction of known images that look at least as unfamiliar, or None if the model cannot tell.
-    Probabilities that are read from a file have the digits of the file.
+    `unknown` is the fraction of validation images that are at least as unfamiliar to the model, or None if the model
+    has no such score. Probabilities that are read from a file are rounded as in the file.
 
         import vitkit
 
@@ -112,14 +112,14 @@ class Predictions(Result):
     Attributes:
         images: the number of images.
         unreadable: the number of images that could not be read.
-        rejected: the number of labels that were withheld, those of unknown images included.
+        rejected: the number of labels that were withheld, including those of unknown images.
         computed: the backend and precision that computed the predictions, in words.
         is_whole: whether every image and every folder could be read.
         out: the file with the rows; None if they are in memory.
         notes: assumptions about the model, and places that could not be searched for images.
         form: the format of the rows.
-        kept: the rows if they are in memory, as those of a workbook are.
-        unknown: the number of images that are called unknown.
+        kept: the rows if they are in memory. The rows of an Excel workbook always are.
+        unknown: the number of images with the label for unknown images.
     """
 
     images: int
@@ -154,7 +154,7 @@ class Predictions(Result):
         return self.images
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the path, label, confidence and error of each image, and its set of classes if requested."""
+        """Return the path, label, confidence and error of each image, and `unknown` and `set` if available."""
         return [
             {
                 "path": row.path,
@@ -173,7 +173,7 @@ class Predictions(Result):
         return {**self.counts(), "notes": list(self.notes), "predictions": rows}
 
     def counts(self) -> dict[str, Any]:
-        """Return the numbers of images, unreadable images and rejected labels, and how they were computed."""
+        """Return the counts of images, unreadable images and rejected labels, and how predictions were computed."""
         numbers = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
         numbers |= {} if self.form.columns.rules.unknown is None else {"unknown": self.unknown}
         where = {} if self.out is None else {"out": self.place}
@@ -235,7 +235,8 @@ def predict(
 ) -> Predictions:
     """Classify images; each gets a row with its class and probability, or with the reason why it cannot be read.
 
-    A multi-label model gives each image several classes, joined by `;`, with the lowest of their probabilities.
+    The label of a multi-label model consists of all predicted classes, joined by `;`. Its probability is the lowest of
+    their probabilities.
 
         import vitkit
 
@@ -252,59 +253,61 @@ def predict(
             from 0 to 255 or floats from 0 to 1. An array or tensor with four axes contains several pictures.
         from_list: a file that lists the images instead of `sources`, with a path or an address (`https://`, `s3://`,
             `hf://`) on each line; `-` is standard input. Empty lines are ignored, and spaces belong to names.
-        out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The result then reads its rows from it. An
-            Excel workbook and a Parquet file are written at the end, so they cannot be resumed, and neither can a file
-            at an address such as s3://bucket/rows.csv.
+        out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The result then reads its rows from this file.
+            Excel workbooks, Parquet files and files at an address such as s3://bucket/rows.csv are written at the end,
+            so they cannot be resumed.
         pictures: write each image with its prediction as a PNG file into this folder.
         top: the number of classes to list for each image.
-        classes: names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists them. The
-            model needs no training for them (see `vitkit.zero_shot`). A list is accepted, too; the file is a .txt,
-            .csv, .tsv or .json file.
+        classes: the names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists the
+            names. The model needs no training for these classes (see `vitkit.zero_shot`). A list is accepted, too. The
+            file is a .txt, .csv, .tsv or .json file.
         templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
             averaged. By default the published sentences.
         one: with `classes`, predict exactly one class for each image; by default as the model was trained.
         reject: withhold labels whose confidence is below this value from 0 to 1.
-        coverage: add a column `set` with classes that contain the true one in at least this fraction of images, such
+        coverage: add a column `set` of classes, which contains the true class in at least this fraction of images, such
             as 0.95. It requires enough validation images in the run.
         set_score: the method that chooses the classes of a set: `lac` for the smallest sets, which may be empty, or
             `aps` or `raps` for sets that are never empty. Sets of `lac` are empty if the model is right more often than
-            requested; with `aps` and `raps`, more sets than requested contain the true class.
+            requested. With `aps` and `raps`, more sets than requested contain the true class.
         set_by_class: make the coverage hold for each class, not only for all images together.
-        accuracy: withhold the labels of uncertain predictions, so that at least this fraction of the others is right,
-            such as 0.99. The threshold is chosen by the run's validation images, so that this holds with a probability
-            of 95 %.
-        unknown: give the label ? to images that look less familiar than nearly all validation images of the run: those
-            whose value in the column unknown is at most this number, such as 0.01. As many images of known classes get
-            this label.
+        accuracy: withhold the labels of uncertain predictions, so that at least this fraction of the other labels is
+            right, such as 0.99. The threshold is chosen on the validation images of the run. The fraction is reached
+            with a probability of 95 %.
+        unknown: give the label ? to images that look less familiar than nearly all validation images of the run: images
+            whose value in the column unknown is at most this number, such as 0.01. On average, at most this fraction of
+            the images of known classes gets this label, too.
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
-            (its centre and four corners), or `flip,crops` (all ten). It takes that many times longer. `vitkit eval
-            --tta` measures the gain. There is no column `unknown` then.
+            (its centre and four corners), or `flip,crops` (all ten). The computation takes that many times longer.
+            `vitkit eval --tta` measures the gain. There is no column `unknown` with this option.
         preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
             as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
             it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
         backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
         precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers, else float32;
             `float16` is for GPUs without bfloat16.
-        plan: how the backend eager computes on a CPU; `auto` is the fastest, which is measured once per machine.
+        plan: how the backend eager computes on a CPU; `auto` is the fastest plan, which is measured once per machine.
         merge: the number of patches to merge with similar ones in every layer, which is faster and slightly less
             accurate (token merging, arXiv 2210.09461).
         batch_size: the number of images in a batch; by default a value that suits the backend.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
-        resume: continue an interrupted `out`, or add the images that are missing from it.
+        resume: continue an interrupted `out`, or add rows for images that it lacks.
         force: overwrite `out` and `pictures`.
         raw: write CSV text unchanged, even if a spreadsheet or terminal could interpret it as a command.
-        shard: handle one part of the images, such as 2/8, and write it into the folder `out`.parts; `vitkit gather`
-            joins the parts. A part that is complete is kept, and one that was interrupted continues. The parts of a
-            folder of shards are whole shards.
+        shard: compute one part of the images, such as 2/8, and write its rows into the folder `out`.parts;
+            `vitkit gather` joins the parts. A complete part is kept, and an interrupted part continues. In a folder of
+            shards, each part consists of whole shards.
         cluster: divide the images among several processes, and join their parts: `local` on this machine, `ray` on a
-            Ray cluster. If the command is interrupted, repeat it: it continues.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or one.
-        parts: with `cluster`, the number of parts; by default one for 5,000 images, and at least four for each process.
+            Ray cluster. An interrupted command continues when it is repeated.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or a single one without GPUs.
+            With Ray, the default without GPUs is one for each machine.
+        parts: with `cluster`, the number of parts; by default one for every 5,000 images, but at least four for each
+            process.
         say: called with a line about the rows that `out` already contains.
         note: called with each of the result's notes as it arises.
         progress: called with the current task, the number of finished items and their total.
-        writer: receives the rows if there is no `out`, instead of the result. It is called once with the format of the
-            rows and the number of images, and returns a function that is called with each prediction.
+        writer: a function that receives the rows instead of the result, if there is no `out`. It is called once with
+            the format of the rows and the number of images. It returns a function that is called with each prediction.
 
     Raises:
         VitkitError: a value is not allowed, the model cannot be loaded, there is no image, an output exists or is being
@@ -385,7 +388,7 @@ def predict(
         with reporting, _writing(gathered, form, paths, stock, receiver) as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
-            # Closing ends the threads at once if rows cannot be written, rather than when the error is forgotten.
+            # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
             with closing(classifier.predict(held or map(request.source, stock.missing), batch_size)) as predictions:
                 rows = _answer(predictions, columns, album, write, stock.tally, len(paths))
         if out is not None and gathered is None:
@@ -410,13 +413,13 @@ def _result(
 
 @dataclass(frozen=True)
 class _PredictCommand:
-    """The arguments of `predict` that decide about its rows, which other processes can be sent.
+    """The arguments of `predict` that affect the rows. They can be sent to other processes.
 
     Attributes:
         names: the files, folders and patterns.
         held: the pictures in memory.
         listed: the file that lists the images, or `-`.
-        lines: the images that standard input has listed.
+        lines: the images that standard input lists; None if `listed` is not `-`.
     """
 
     model: str | Path | Classifier
@@ -472,7 +475,7 @@ class _PredictCommand:
         return list(dict.fromkeys(paths)), is_whole
 
     def source(self, path: str) -> str | Stored:
-        """Return what is read for an image."""
+        """Return the source of an image: a path, or a remote file if the image was listed by its address."""
         return path if self.listed is None else listed_source(path)
 
     def open(self, note: Say) -> tuple[Classifier, Columns]:
@@ -496,11 +499,11 @@ class _PredictCommand:
         return classifier, Columns(top, self.reject, is_multi, rules, has_unknown)
 
     def prepared(self, classifier: Classifier, images: int, note: Say) -> Classifier:
-        """Return the classifier with its backend, for this number of images."""
+        """Return the classifier with the requested backend, for this number of images."""
         return classifier.use(self.backend, self.precision, images, self.merge, self.plan, note, self.device)
 
     def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model and list the images."""
+        """Open the model, and return the listed images as a job that can be divided into parts."""
         paths, _ = self.paths(ignore)
         classifier, columns = self.open(note)
         flags = {name: getattr(self, name) for name in _FLAGS}
@@ -515,13 +518,13 @@ class _PredictCommand:
     def _values(
         self, classifier: Classifier, columns: Columns, paths: Sequence[str], positions: Sequence[int]
     ) -> Iterator[Value]:
-        """Yield the rows of the images at these positions, as JSON lines have them."""
+        """Yield the rows of the images at these positions, as dicts of a JSON lines file."""
         sources = (self.source(paths[i]) for i in positions)
         for prediction in classifier.as_part(positions, len(paths)).predict(sources, self.batch_size):
             yield columns.row(prediction).to_dict(may_reject=columns.may_reject), prediction.error
 
 
-_FLAGS = (  # that all parts have in common; `DividedJob.head` knows the model, and the computation
+_FLAGS = (  # that all parts must share, in addition to the model and the computation
     *("tta", "top", "reject", "coverage", "set_score", "set_by_class", "accuracy", "unknown", "raw", "batch_size"),
 )
 
@@ -549,7 +552,7 @@ def join_parts(parts: Parts, out: Path, keep: Callable[[Row], None] | None = Non
 
 
 def _of_part(file: PartFile, notes: Notes, *, is_whole: bool) -> Predictions:
-    """Return the predictions of a part, which are in its file."""
+    """Return the predictions of a part, whose rows are read from its file."""
     tally = Tally()
     for row in _rows_of(file):
         tally.add(row)
@@ -605,9 +608,9 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
 
 @contextmanager
 def _held(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
-    """Yield the file to write, which is locked; it is temporary if `out` is an address, and copied there at the end.
+    """Lock and yield the file to write. For an address, it is a temporary file, which is copied there at the end.
 
-    If it cannot be copied, it is kept, and the error says where.
+    If copying fails, the temporary file is kept, and the error message contains its path.
     """
     if out is None or (address := address_of(out)) is None:
         with nullcontext() if out is None else exclusive(out):
@@ -650,7 +653,7 @@ def _exclusive_pictures(
 def _take_stock(
     classifier: Classifier, out: Path, form: RowFormat, paths: Sequence[str], source: Source, say: Say
 ) -> Stock:
-    """Return the rows that an earlier run of this model has left; `source` returns what is read for a path."""
+    """Return the rows that an earlier run of this model wrote; refuse rows of another model."""
     stock = take_stock(out, form, paths)
     if stock.file is not None:
         if not _is_same_model(classifier, stock.file, form, source):
@@ -696,9 +699,10 @@ _COMPARED = 8  # rows that are compared, and classes of each
 def _is_same_model(classifier: Classifier, file: Path, form: RowFormat, source: Source) -> bool:
     """Return whether the rows of a file were written by this classifier.
 
-    The first readable image is classified again; if label and confidence agree, the answer is yes. Otherwise another
-    backend or precision may have computed the rows, so several of them are compared: their mean difference may be up to
-    twice the change that rounding to bfloat16 causes in this model.
+    The first readable image is classified again. If label and confidence agree with the row, the model is the same.
+    Otherwise, another backend or precision may have computed the rows. Up to `_COMPARED` images are therefore
+    classified again, and their logits are compared with those of the rows. The model counts as the same if the mean
+    difference is at most twice the largest change of a logit that rounding to bfloat16 causes.
     """
     rows: list[tuple[str, float]] = []
     exact: list[Prediction] = []
@@ -725,13 +729,16 @@ def _is_same_model(classifier: Classifier, file: Path, form: RowFormat, source: 
 
 
 def _noise(exact: Prediction, rounded: Prediction) -> float:
-    """Return the largest difference between the logits of the most probable classes."""
+    """Return the largest change of a logit by rounding, among the most probable classes."""
     other = dict(rounded.ranking)
     return max(abs(_logit(probability) - _logit(other[name])) for name, probability in exact.ranking[:_COMPARED])
 
 
 def _distance(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
-    """Return the difference between the logits of a row and of the classifier's new prediction for the same classes."""
+    """Return the difference in logits between a row (name and confidence) and the new prediction for its image.
+
+    If the labels of a multi-label model differ, this is the largest distance of a differing class from its threshold.
+    """
     probabilities = dict(prediction.ranking)
     if classifier.thresholds is None:
         return abs(_logit(probabilities[name]) - _logit(confidence)) if name in probabilities else math.inf
@@ -739,7 +746,7 @@ def _distance(classifier: Classifier, name: str, confidence: float, prediction: 
     if name == prediction.label:
         return abs(_logit(prediction.confidence) - _logit(confidence))
     thresholds = dict(zip(classifier.classes, classifier.thresholds, strict=True))
-    # Classes that only one of the two has may lie at their thresholds.
+    # Classes in only one of the two labels may be close to their thresholds.
     flipped = set(name.split(JOINT)) ^ set((prediction.label or "").split(JOINT)) - {""}
     return max(
         (abs(_logit(probabilities[label]) - _logit(thresholds[label])) if label in thresholds else math.inf)
@@ -748,6 +755,6 @@ def _distance(classifier: Classifier, name: str, confidence: float, prediction: 
 
 
 def _logit(probability: float) -> float:
-    """Return the logit of a probability, limited to values that six digits distinguish from 0 and 1."""
+    """Return the logit of a probability, which is first clipped to the range from 1e-4 to 1 - 1e-4."""
     probability = min(max(probability, 1e-4), 1 - 1e-4)
     return math.log(probability / (1 - probability))

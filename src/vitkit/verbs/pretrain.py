@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class PretrainingRun(Result):
-    """A finished or interrupted pre-training, whose files are read when an attribute is used.
+    """A finished or interrupted pre-training run. Its files are read when an attribute is accessed.
 
         import vitkit
 
@@ -54,14 +54,14 @@ class PretrainingRun(Result):
 
     @cached_property
     def choices(self) -> Pretraining:
-        """The options of the pre-training: its objective, the part of the patches that is hidden, and the target."""
+        """The options of the pre-training, such as the objective, the fraction of masked patches, and the target."""
         from vitkit.training.pretraining.pretrain import choices_of_run
 
         return choices_of_run(self.folder)
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe of the run, in which every field that was left to the defaults is filled in."""
+        """The recipe of the run, with the chosen defaults of all unset fields."""
         return build(load_fields(self.folder / RECIPE), str(self.folder / RECIPE))
 
     @cached_property
@@ -123,26 +123,26 @@ def pretrain(
     progress: Progress = silent,
     **fields: Unpack[PretrainingFields],
 ) -> PretrainingRun:
-    """Pre-train a model on images without their labels; train --weights RUN starts from it.
+    """Pre-train a model on images without their labels, as a starting point for train --weights RUN.
 
         import vitkit
 
         run = vitkit.pretrain("digits", model="vit_micro_patch8_16", epochs=1, max_images=100, decoder_layers=1)
         vitkit.train("digits", weights=str(run.folder), method="full", epochs=1, max_images=100)
 
-    Images in class folders are split as for training, and the test images are not used; a training that starts from the
+    Images in class folders are split as for training, and the test images are not used. A training that starts from the
     encoder keeps this split. Images in a single folder, or with `unlabelled`, are all used.
 
     On the command line: `vitkit pretrain digits --model vit_micro_patch4_16 --objective mae`.
 
     Args:
-        data: a folder of images, of class folders, or with train/ and val/, or a name such as digits.
+        data: a folder of images, a folder of class folders, a folder with train/ and val/, or a name such as digits.
         recipe: a TOML file with fields; other flags take precedence over it.
         out: the run folder; by default the next free runs/NAME-OBJECTIVE-N.
         force: overwrite the run in `out`.
         resume: continue this interrupted run, with its settings.
-        resume_if_there: continue the run in `out` if there is one, else start it. The same command serves launchers and
-            batch systems that start a training again.
+        resume_if_there: continue the run in `out` if there is one, else start it. Launchers and batch systems can then
+            restart a training by the same command.
         data_root: with `resume`, the folder that now contains the run's images, under the same or other names.
         callbacks: objects with some of the methods on_fit_start, on_step_end, on_epoch_end and on_fit_end. Each is
             called with the state of the training.

@@ -41,9 +41,9 @@ class Push(Result):
     Attributes:
         repository: the repository, as owner/name.
         files: the name and size in bytes of each file.
-        folder: the folder that was written instead; None if the files were uploaded.
+        folder: the folder that was written with `dry_run`; None if the files were uploaded.
         url: the address of the commit; None if nothing was uploaded.
-        notes: what is not published, and what the card does not know.
+        notes: assumptions about the model, and remarks on files and facts that are not published.
     """
 
     repository: str
@@ -57,7 +57,7 @@ class Push(Result):
         return {**vars(self), "folder": None if self.folder is None else str(self.folder), "notes": list(self.notes)}
 
     def lines(self) -> list[str]:
-        """Return where the model is, and how others use it."""
+        """Return the location of the model, and the command with which others use it."""
         size = f"{len(self.files)} files, {sum(self.files.values()) / 1e6:.1f} MB"
         if self.folder is not None:
             return [f"{self.folder}: {size}, as they would be published; nothing was uploaded"]
@@ -78,10 +78,10 @@ def push(
 ) -> Push:
     """Publish a model on the Hugging Face hub, with a model card that is made from its run.
 
-    The repository contains the model folder, without local paths, and the card: the classes, the data and its splits,
-    the figures with their intervals, what is confused most often, what is known about images of unknown things, the
-    licence of the weights that the training started from, and how to use the model with vitkit, timm and transformers.
-    Everything is uploaded in one commit. Log in first: `hf auth login`.
+    The repository contains the model folder, without local paths, and the card. The card describes the classes, the
+    data and its splits, the figures with their intervals, the most frequent confusions, the recognition of unknown
+    images, and the licence of the initial weights. It also explains how to use the model with vitkit, timm and
+    transformers. Everything is uploaded in one commit. Log in first: `hf auth login`.
 
         import vitkit
 
@@ -97,14 +97,14 @@ def push(
         private: create the repository as a private one.
         licence: the licence of the model by its identifier on the hub, such as mit; by default that of the weights that
             the training started from, if it is known.
-        with_record: publish the record of the training images, too. It contains no pictures, but with it anyone who has
-            a photograph can find out whether the model was trained on it.
+        with_record: publish the record of the training images, too. It contains no pictures. However, anyone who has a
+            photograph can find out from the record whether the model was trained on this photograph.
         note: called with each of the result's notes as it arises.
         progress: called with the current task, the number of finished items and their total.
 
     Raises:
-        VitkitError: the model cannot be read, `repository` is not the name of one, the folder of `dry_run` is not
-            empty, or the hub refuses the upload.
+        VitkitError: the model cannot be read, `repository` is not the name of a repository, the folder of `dry_run` is
+            not empty, or the hub refuses the upload.
     """
     name = repository.removeprefix(HUB)
     if not is_hub_id(name):
@@ -143,7 +143,7 @@ def _write(folder: Path, classifier: Classifier, card: str, *, with_record: bool
 
 
 def _upload(folder: Path, name: str, progress: Progress, *, private: bool) -> str:
-    """Create the repository if it does not exist, upload the files in one commit, and return its address."""
+    """Create the repository if it does not exist, upload the files in one commit, and return the commit's address."""
     from huggingface_hub import HfApi
 
     hub = HfApi()
@@ -159,14 +159,14 @@ def _upload(folder: Path, name: str, progress: Progress, *, private: bool) -> st
 
 @contextmanager
 def _said_by_the_hub(name: str) -> Iterator[None]:
-    """Raise what goes wrong on the hub as one line."""
+    """Convert any error of the hub to a VitkitError with a one-line message."""
     from huggingface_hub import errors
 
     try:
         yield
     except errors.LocalTokenNotFoundError as error:
         raise VitkitError(f"{name} was not published: log in with `hf auth login`") from error
-    except Exception as error:  # the hub's HTTP library, and so its errors, change from release to release
+    except Exception as error:  # the hub's HTTP library, and with it the errors, change between releases
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
             message = f"the hub does not let you write to {name}: log in with `hf auth login`, or choose another owner"
@@ -175,10 +175,10 @@ def _said_by_the_hub(name: str) -> Iterator[None]:
 
 
 def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str | None) -> str:
-    """Return the model card of a repository on the Hugging Face hub, which begins with the fields that the hub reads.
+    """Return the model card of a repository, which begins with the metadata that the hub reads.
 
     Args:
-        repository: its name, as owner/name.
+        repository: the name of the repository, as owner/name.
         model: the model.
         run: the folder of the model, with the evaluation and split of its run if there are any.
         licence: the licence of the model by its identifier on the hub; None if it is not known.
@@ -212,7 +212,7 @@ def _licence_in_words(licence: str | None, source: str) -> str:
 
 
 def _about_other_libraries(repository: str, model: str) -> list[str]:
-    """Return how to use a Vision Transformer in Python and in other libraries."""
+    """Return the lines on using the model in Python and, for a Vision Transformer, in other libraries."""
     in_python = [
         "## In Python",
         "",

@@ -36,7 +36,7 @@ class Result:
         raise NotImplementedError
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the table of the result, a dict for each row, with the same keys in each.
+        """Return the table of the result as a list of dicts with the same keys, one dict for each row.
 
         Raises:
             VitkitError: this kind of result has no table.
@@ -57,10 +57,10 @@ class Result:
         return pandas.DataFrame(rows)
 
     def to_latex(self, caption: str | None = None, label: str | None = None) -> str:
-        """Return the table (`rows`) as LaTeX with the rules of the package booktabs, in text that LaTeX can set.
+        """Return the table (`rows`) as LaTeX for the package booktabs, with special characters escaped.
 
         Args:
-            caption: the caption, as text; with it or a label the table is a float.
+            caption: the caption, as text. A table with a caption or a label is a float.
             label: the name for references, as in `tab:classes`.
 
         Raises:
@@ -69,27 +69,28 @@ class Result:
         return latex_table(self.rows(), caption, label)
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw the pictures of the result, by caption; none for most kinds."""
+        """Return the functions that draw the pictures of the result, by caption. Most kinds of results have none."""
         return {}
 
     def plot(self, picture: str | None = None, figure: FigureBase | None = None) -> list[Axes]:
         """Draw a picture of the result with matplotlib, and return its axes, which can be changed.
 
-        `axes[0].figure.savefig("x.pdf")` or `save` writes it.
+        To write the picture to a file, use `axes[0].figure.savefig("x.pdf")` or `save`.
 
         Args:
             picture: the caption of the picture, one of `pictures`; by default the first.
-            figure: the figure or subfigure to draw on; by default a new one of pyplot, which a notebook shows.
+            figure: the figure or subfigure to draw on; by default a new figure of pyplot, which notebooks show.
 
         Raises:
-            VitkitError: there is no such picture, or none at all.
+            VitkitError: the result has no such picture, or no pictures at all.
         """
         return plot_picture(self.pictures(), picture, type(self).__name__, figure)
 
     def save(self, target: str | Path, picture: str | None = None, fonts: Fonts = "sans") -> Path:
         """Write a picture of the result (.png, .svg, .pdf) or its table (.tex, .csv), and return the path.
 
-        In SVG and PDF files, text stays text: LaTeX's `\\includesvg` sets it in the fonts of the document.
+        SVG and PDF files contain text as text, not as outlines. LaTeX's `\\includesvg` sets this text in the fonts of
+        the document.
 
         Args:
             target: the file, whose suffix is its format. An existing file is replaced.
@@ -97,7 +98,7 @@ class Result:
             fonts: `latex` sets the text of a picture in a serif font like that of LaTeX documents.
 
         Raises:
-            VitkitError: the suffix is another one, or the result has no such picture or no table.
+            VitkitError: the suffix is none of these, or the result has no such picture or no table.
             OSError: the file cannot be written.
         """
         target = Path(target)
@@ -138,7 +139,7 @@ def latex_text(text: str) -> str:
 
 
 def latex_table(rows: Sequence[Mapping[str, Any]], caption: str | None = None, label: str | None = None) -> str:
-    """Return rows with the same keys as a LaTeX table: text to the left, numbers to the right."""
+    """Return rows with the same keys as a LaTeX table, with text aligned to the left and numbers to the right."""
     keys = list(rows[0]) if rows else []
     numbers = {key: all(isinstance(row[key], (int, float, type(None))) for row in rows) for key in keys}
     lines = [_latex_row([latex_text(_latex_cell(row[key])) for key in keys]) for row in rows]
@@ -155,11 +156,11 @@ def latex_table(rows: Sequence[Mapping[str, Any]], caption: str | None = None, l
 
 def _latex_row(cells: Sequence[str]) -> str:
     row = " & ".join(cells) + r" \\"
-    return "{}" + row if row[0] in "[*" else row  # these would be an argument of the row or rule before
+    return "{}" + row if row[0] in "[*" else row  # LaTeX would read these as an argument of the previous row or rule
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as the text of a CSV file, in which no text is a formula."""
+    """Return rows with the same keys as CSV text, in which no cell is a formula for spreadsheets."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [])
     writer.writeheader()
@@ -181,7 +182,7 @@ def _latex_cell(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Notes:
-    """Collect notes in `lines`, and pass each on to `say`."""
+    """A callable that collects notes in `lines`, and passes each note to `say`."""
 
     say: Say
     lines: list[str] = field(default_factory=list)

@@ -97,8 +97,8 @@ def search(
     On the command line: `vitkit search siglip2-folder photos 'a dog on a beach'`.
 
     Args:
-        model: a folder as on the Hugging Face hub, a file of OpenCLIP with its tokenizer next to it, or a published
-            name.
+        model: a folder in the layout of the Hugging Face hub, a file of OpenCLIP with its tokenizer in the same folder,
+            or a published name.
         sources: images, folders (including their sub-folders), or patterns.
         text: the text to search for; it is used unchanged, without a template.
         top: the number of images to list.

@@ -1,4 +1,4 @@
-"""`vitkit.shard`: write images as shards, plain .tar files with an index, which are read fast from everywhere."""
+"""`vitkit.shard`: write images as shards (.tar files with an index), which are fast to read, also over a network."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Sharding(Result):
         (1797, 12)
 
     Attributes:
-        folder: the folder or address.
-        index: the content of its index: every image with its shard, position, class and split.
+        folder: the folder or address of the shards.
+        index: the content of the index: every image with its shard, position, class and split.
     """
 
     folder: Path
@@ -91,12 +91,12 @@ def shard(
     layout: LayoutName = "auto",
     progress: Progress = silent,
 ) -> Sharding:
-    """Write images as shards: plain .tar files with an index, which every command accepts in place of the images.
+    """Write images as shards: plain .tar files with an index, which every command accepts instead of the images.
 
-    Few large files are copied and read much faster than many small ones, above all over a network. Each shard has
-    images of one split in random order, each followed by its class, so that WebDataset reads them, too. Images that
-    cannot be read are left out and listed. If the command is interrupted, repeat it: it continues, and the bytes are
-    those of a single call.
+    A few large files are copied and read much faster than many small ones, above all over a network. Each shard has
+    images of one split in random order. Each image is followed by its class, so that WebDataset can read the shards,
+    too. Images that cannot be read are left out and listed. Repeat an interrupted command to continue it. The shards
+    are then the same as those of a single call.
 
         import vitkit
 
@@ -115,7 +115,7 @@ def shard(
 
     Raises:
         VitkitError: the data cannot be understood, no image can be read, the folder contains something else, or the
-            address can only be read.
+            address is read-only.
         OSError: a shard cannot be written.
     """
     check_choice("--layout", layout, LayoutName)

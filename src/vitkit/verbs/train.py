@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class TrainingRun(Result):
-    """A finished or interrupted training run, whose files are read when an attribute is used.
+    """A finished or interrupted training run. Its files are read when an attribute is accessed.
 
         import vitkit
 
@@ -54,7 +54,7 @@ class TrainingRun(Result):
 
     @cached_property
     def classifier(self) -> Classifier:
-        """The trained model with its classes and preprocessing. That of a cross-validation was trained on all images.
+        """The trained model with its classes and preprocessing; for a cross-validation, the final model.
 
         Raises:
             VitkitError: the folder contains no model; cross-validations of earlier versions have none.
@@ -65,7 +65,7 @@ class TrainingRun(Result):
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe of the run, in which every field that was left to the defaults is filled in."""
+        """The recipe of the run, with the chosen defaults of all unset fields."""
         return build(load_fields(self.folder / RECIPE), str(self.folder / RECIPE))
 
     @cached_property
@@ -99,8 +99,8 @@ class TrainingRun(Result):
     def accuracy(self) -> float:
         """The fraction of correct predictions on held-out images, 0 to 1, or of exact matches for a multi-label model.
 
-        Images that the weights have seen before the run are not counted. For a cross-validation it is the mean over
-        the folds.
+        Images that the weights have seen before the run are not counted. The accuracy of a cross-validation is the mean
+        over the folds.
 
         Raises:
             VitkitError: the weights have seen every held-out image.
@@ -111,7 +111,8 @@ class TrainingRun(Result):
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.csv, one for each epoch.
 
-        For a cross-validation, they have a column `fold`, which is `final` for the final model.
+        The rows of a cross-validation have an additional column `fold`: the number of the fold, or `final` for the
+        final model.
         """
         from vitkit.system.run_files import METRICS
         from vitkit.training.run_folder import read_metrics
@@ -206,12 +207,12 @@ def train(
         out: the run folder; by default the next free runs/NAME-N.
         force: overwrite the run in `out`.
         resume: continue this interrupted run, with its settings.
-        resume_if_there: continue the run in `out` if there is one, else start it. The same command serves launchers and
-            batch systems that start a training again.
+        resume_if_there: continue the run in `out` if there is one, else start it. Launchers and batch systems can then
+            restart a training by the same command.
         data_root: with `resume`, the folder that now contains the run's images, under the same or other names.
         train_dataset: a dataset that returns (image, label) by index, as torchvision's datasets do, instead of `data`.
             PIL images are augmented and preprocessed; float tensors (C, height, width) are used as they are.
-        val_dataset: with `train_dataset`, the dataset that chooses the best epoch and that is reported on.
+        val_dataset: with `train_dataset`, the dataset on which the best epoch is chosen and the figures are computed.
         class_names: the names of the labels 0, 1, ...; by default `train_dataset.classes`.
         preprocess: with `train_dataset`, the preprocessing that turned pictures into its tensors: a `Preprocess`, or
             text such as "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5". The trained model needs it to
@@ -220,18 +221,18 @@ def train(
         callbacks: objects with some of the methods on_fit_start, on_step_end, on_epoch_end and on_fit_end. Each is
             called with the state of the training: epoch, step, metrics, model, should_stop
             (`training.checkpoint.TrainingState`).
-        loggers: objects with a method log_metrics(metrics, step), as Lightning's, in addition to `logger`.
+        loggers: objects with a method log_metrics(metrics, step), such as Lightning's loggers, in addition to `logger`.
         loss: a function that returns the mean loss and replaces cross-entropy. It takes logits (B, K) and labels (B,);
             for mixed images and images with several classes, it takes targets (B, K) instead of labels.
         augment: a function that takes a PIL training image and returns another, called before vitkit's augmentation.
-        make_optimizer: a function from the groups of parameters to a `torch.optim.Optimizer`, such as
-            `torch.optim.RAdam`. The recipe's schedule sets its learning rates.
+        make_optimizer: a function that takes the parameter groups and returns a `torch.optim.Optimizer`, such as
+            `torch.optim.RAdam`. The recipe's schedule sets the learning rates.
         say: called with each line of the run's log.
         progress: called with the current task, the number of finished items and their total.
-        fields: the fields of the recipe, see below. They take precedence over those of the recipe file; defaults of
-            unset fields suit the data and the method. With `select_time`, `weights` may be a list. `model` may also be
-            an `nn.Module`, of which a copy is trained (`vitkit.register_model`), and `optimizer` a function as
-            `make_optimizer`.
+        fields: the fields of the recipe, see below. They take precedence over the fields of the recipe file. The
+            defaults of unset fields suit the data and the method. With `select_time`, `weights` may be a list. `model`
+            may also be an `nn.Module`, of which a copy is trained (`vitkit.register_model`). `optimizer` may also be a
+            function like `make_optimizer`.
 
     Returns:
         The run, whose folder contains the model.
@@ -285,13 +286,13 @@ def train(
 
 
 class LiveCurves:
-    """A callback that shows the curves of loss and accuracy below the cell of a notebook, and draws them each epoch.
+    """A callback that draws the curves of loss and accuracy below a notebook cell after each epoch.
 
     Args:
         display: a module with `display` and `Image` as in `IPython.display`.
     """
 
-    is_optional = True  # notebooks add it to every training, and a head that is fitted directly has no epochs
+    is_optional = True  # because notebooks add it to every training, even if there are no epochs
 
     def __init__(self, display: Any) -> None:
         self._display, self._handle = display, None
@@ -313,7 +314,7 @@ class LiveCurves:
 def _without_objects(
     fields: dict[str, Any], make_optimizer: Callable[[list[dict[str, Any]]], Any] | None
 ) -> tuple[dict[str, Any], Callable[[list[dict[str, Any]]], Any] | None]:
-    """Replace objects in the fields by names: register a module as a model, and return the optimiser's function."""
+    """Register a module among the fields as a named model, and return the optimiser's function separately."""
     model, optimizer = fields.get("model"), fields.get("optimizer")
     if callable(model):
         name = getattr(model, "__name__", type(model).__name__)

@@ -1,4 +1,4 @@
-"""`vitkit.watch`: are these photographs similar to the validation images of a model?"""
+"""`vitkit.watch`: check whether photographs are similar to the validation images of a model."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ _FEW = 30  # photographs; with fewer, only large differences are noticed
 
 @dataclass(frozen=True)
 class Stranger:
-    """A photograph, and how it looks to the model.
+    """A photograph, with the model's prediction and its score for unknown images.
 
     Attributes:
-        path: its path.
+        path: the path of the photograph.
         label: the most probable class.
         confidence: the probability of this class.
-        unknown: the fraction of known images that look at least as unfamiliar; None if the model cannot tell.
+        unknown: the fraction of validation images that are at least as unfamiliar to the model; None if the model has
+            no score for unknown images.
     """
 
     path: str
@@ -63,7 +64,7 @@ class Stranger:
 
 @dataclass(frozen=True, repr=False)
 class Watch(Result):
-    """Whether photographs look like the validation images of a training.
+    """The comparison of photographs with the validation images of a model.
 
         import vitkit
 
@@ -76,11 +77,11 @@ class Watch(Result):
         validation_images: the number of validation images that they were compared with.
         level: the probability of a false alarm.
         tests: the tests, with p-values that are adjusted for their number.
-        shares: for each class the fraction of validation images and of photographs that it is predicted for.
+        shares: for each class, the fractions of validation images and of photographs for which the class is predicted.
         strangers: the photographs that differ most, the least familiar first.
         errors: the reasons why other photographs could not be read, by path.
         computed: the backend and precision of the computation, in words.
-        notes: assumptions about the model, and what could not be compared.
+        notes: assumptions about the model, and remarks on the comparison.
         out: the page with photographs, if one was written.
     """
 
@@ -98,7 +99,7 @@ class Watch(Result):
 
     @property
     def differs(self) -> bool:
-        """Whether a test says that these photographs are not like those that the model was made for."""
+        """Whether the photographs differ from the validation images: an adjusted p-value is at most `level`."""
         return any(test.adjusted <= self.level for test in self.tests)
 
     @property
@@ -113,7 +114,7 @@ class Watch(Result):
         return f"no difference between {images} and {compared} was found"
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the tests."""
+        """Return a row for each test."""
         return [
             {
                 "test": test.title,
@@ -183,9 +184,9 @@ def watch(
 ) -> Watch:
     """Check whether photographs are similar to the validation images of a model.
 
-    Predicted classes, confidences and distances are compared with those of the validation images, which the run
-    recorded. If a difference is significant, the command exits with 1. If there is none, this happens with a
-    probability of `level` at most: the p-values are adjusted for the number of tests.
+    Tests compare the predicted classes, confidences and distances with those of the validation images, which the run
+    recorded. If a difference is significant, the command exits with 1. The p-values are adjusted for the number of
+    tests. Therefore the probability of a false alarm is at most `level`.
 
         import vitkit
 
@@ -198,7 +199,7 @@ def watch(
         sources: images, folders (including their sub-folders), or patterns.
         out: also write an HTML page with the photographs that differ most.
         level: the probability of a false alarm, above 0 and below 1.
-        top: the number of photographs to list that differ most.
+        top: the number of photographs to list, beginning with those that differ most.
         backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
         precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers, else float32;
             `float16` is for GPUs without bfloat16.
@@ -247,7 +248,7 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
     """Return the record of the validation images.
 
     Raises:
-        VitkitError: there is none.
+        VitkitError: the model has no such record.
     """
     from vitkit.inference.trust import NOT_FITTED
 
@@ -262,7 +263,7 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
 def _look(
     classifier: Classifier, trust: Trust, paths: Sequence[str], batch_size: int | None, top: int
 ) -> tuple[Looks, tuple[Stranger, ...], dict[str, str]]:
-    """Return how the images look, those that differ most, and the reasons why others could not be read."""
+    """Return the values of the images for the tests, the images that differ most, and the errors by path."""
     import numpy as np
 
     from vitkit.evaluation.drift import Looks
@@ -323,7 +324,7 @@ def _compare(
 
 
 def _captions(result: Watch) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the path of each photograph that differs, with the lines below it."""
+    """Return the path and the caption lines of each photograph that differs most."""
     return [
         (
             each.path,

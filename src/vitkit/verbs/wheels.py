@@ -1,8 +1,9 @@
-"""Wheels for machines without a network: which ones an installation needs, where they are, and vitkit's own.
+"""Find the wheels for an installation on machines without a network, and build the wheel of vitkit.
 
-pip resolves the requirements, in a process of its own and with the user's configuration, and reports addresses and
-checksums. For another system or Python, pip chooses the right files but evaluates the conditions of requirements, such
-as `sys_platform == "win32"`, for the machine that it runs on. `resolve` therefore replaces the values that pip uses.
+pip resolves the requirements, in a separate process and with the user's configuration, and reports addresses and
+checksums. For another system or Python, pip chooses the right files. However, it evaluates the conditions of
+requirements, such as `sys_platform == "win32"`, for the machine that it runs on. `resolve` therefore replaces the
+values that pip uses for these conditions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import vitkit
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
 
-find_spec = PathFinder.find_spec  # that of importlib.util asks setuptools, too, which then replaces distutils
+find_spec = PathFinder.find_spec  # importlib.util.find_spec would import setuptools' replacement of distutils
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # has PyTorch for Linux without CUDA
 PYTHONS = ("3.11", "3.12", "3.13")
 _TIMEOUT = 20.0  # seconds to answer a question about an address
@@ -54,9 +55,10 @@ class _System:
     """An operating system that wheels are made for.
 
     Attributes:
-        title: its name for people.
-        platforms: the platform tags of wheels that it can use, as pip takes them.
-        conditions: what requirements call it: os_name, sys_platform, platform_system and platform_machine.
+        title: the name in texts for users.
+        platforms: the platform tags of the wheels that the system can use, for pip.
+        conditions: its values in the conditions of requirements: os_name, sys_platform, platform_system and
+            platform_machine.
     """
 
     title: str
@@ -94,7 +96,7 @@ class Target:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the interpreter that runs vitkit, whose wheels pip finds without being told the system."""
+        """Whether this is the interpreter that runs vitkit. For this target, pip needs no platform flags."""
         return self.system == "this" and self.python == this_python()
 
 
@@ -104,8 +106,8 @@ class Wheel:
 
     Attributes:
         name: the name of the file.
-        requirement: what requires exactly this version, such as `torch==2.13.0`.
-        url: where it is; an address of a file on this machine is possible.
+        requirement: the requirement of exactly this version, such as `torch==2.13.0`.
+        url: the address of the wheel, which may be that of a local file.
         sha256: its checksum; empty if the index does not state it.
         size: its size in bytes; None if the server does not say.
     """
@@ -118,22 +120,22 @@ class Wheel:
 
 
 def this_python() -> str:
-    """Return the version of the running Python as `3.12`."""
+    """Return the version of the running Python, such as `3.12`."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def here() -> str:
-    """Return the name of this machine's system for files: windows, macos or linux, with the processor if it is rare."""
+    """Return the name of this system for files: windows, macos or linux, with the processor if it is unusual."""
     name = {"win32": "windows", "darwin": "macos"}.get(sys.platform, "linux")
     machine = platform.machine()
     return name if machine == SYSTEMS[name].conditions[3] else f"{name}-{machine}"
 
 
 def resolve(requirement: str, target: Target, indexes: Sequence[str] = ()) -> list[Wheel]:
-    """Return the wheels that a requirement needs on a kind of machine, itself included; their sizes are not yet known.
+    """Return the wheels that a requirement needs on a kind of machine, including its own, without their sizes.
 
     Args:
-        requirement: such as `/packages/vitkit-0.1.0-py3-none-any.whl[studio]`.
+        requirement: a requirement such as `/packages/vitkit-0.1.0-py3-none-any.whl[studio]`.
         target: the kind of machine.
         indexes: package indexes in addition to those of the user's configuration of pip.
 
@@ -153,7 +155,7 @@ def resolve(requirement: str, target: Target, indexes: Sequence[str] = ()) -> li
 
 
 def _conditions(target: Target) -> dict[str, str]:
-    """Return the values of all environment markers (PEP 508) for a target; empty for this machine's own."""
+    """Return the values of all environment markers (PEP 508) for a target; empty for the running interpreter."""
     if target.is_here:
         return {}
     if target.system in SYSTEMS:
@@ -176,7 +178,7 @@ def _conditions(target: Target) -> dict[str, str]:
 
 
 def _pip(arguments: Sequence[str], conditions: dict[str, str]) -> None:
-    """Run pip; its error becomes a VitkitError."""
+    """Run pip, and convert its error messages to a VitkitError."""
     environment = {
         **os.environ,
         "VITKIT_PIP_PATH": json.dumps(_pip_path()),
@@ -202,7 +204,7 @@ def _pip(arguments: Sequence[str], conditions: dict[str, str]) -> None:
 
 
 def _pip_path() -> list[str]:
-    """Return what has to be put on the import path for pip: nothing, or the wheel that Python brings for new venvs."""
+    """Return the folders or wheels to add to the import path for pip: none, or the wheel that ensurepip includes."""
     if find_spec("pip") is not None:
         return []
     if (bundle := find_spec("ensurepip")) is not None and bundle.origin is not None:
@@ -243,7 +245,7 @@ def _size(url: str) -> int | None:
 
 
 def is_reachable(index: str) -> bool:
-    """Return whether a package index answers; pip itself would try for minutes."""
+    """Return whether a package index answers. If it does not, pip would try for minutes."""
     try:
         with urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=_TIMEOUT) as answer:  # noqa: S310
             return bool(answer.read(1))
@@ -255,12 +257,12 @@ def is_reachable(index: str) -> bool:
 
 
 def own_wheel() -> tuple[str, bytes]:
-    """Return the name and the content of a wheel of the running vitkit, made of its installed files.
+    """Build a wheel of the running vitkit from its installed files, and return its name and content.
 
-    It needs no build tool and no source, and is the same for the same files.
+    This needs neither a build tool nor the source. The same files always result in the same wheel.
 
     Raises:
-        VitkitError: vitkit was not installed, so that its requirements are not known.
+        VitkitError: vitkit is not installed, so its requirements are not known.
     """
     try:
         installed = metadata.distribution("vitkit")
@@ -284,7 +286,7 @@ def own_wheel() -> tuple[str, bytes]:
 
 
 def parts_of_vitkit() -> tuple[str, ...]:
-    """Return the optional parts that can be installed, such as `studio`."""
+    """Return the names of vitkit's optional parts (extras), such as `studio`."""
     return tuple(sorted(metadata.metadata("vitkit").get_all("Provides-Extra") or ()))
 
 
@@ -297,7 +299,7 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _with_version(text: str) -> str:
-    """Return METADATA with the version of the code, which an editable installation may have outgrown."""
+    """Return METADATA with the version of the code, because that of an editable installation may be outdated."""
     lines = text.split("\n")
     at = next(number for number, line in enumerate(lines) if line.startswith("Version: "))
     return "\n".join([*lines[:at], f"Version: {vitkit.__version__}", *lines[at + 1 :]])

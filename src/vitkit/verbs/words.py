@@ -1,7 +1,7 @@
-"""Classes by name, for models of images and text: read the names, and open a classifier for them.
+"""Read class names, and open classifiers for them from models of images and text (CLIP and SigLIP).
 
-`open_named` opens a classifier for any images. `open_for_labels` opens one for labelled images, whose classes must be
-the ones that are named. `named_classes` reads names from text or from a file.
+`open_named` opens a classifier for any images. `open_for_labels` opens a classifier for labelled images, and checks
+that the names are the classes of these images. `named_classes` reads names from text or from a file.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ def open_named(
         model: a model as for `open_model`; with `classes`, one that has a text encoder.
         classes: names as for `named_classes`; None for the classes of the model.
         templates: sentences with {} in place of the name; by default the published ones.
-        note: called with a line for each assumption, and on how probabilities are computed.
+        note: called with a line about each assumption, and with a line about how probabilities are computed.
         one: whether each image has exactly one class, as for `ImagesAndWords.classifier`.
-        preprocess: the preprocessing to use instead of the one that the model specifies or that is assumed for it.
+        preprocess: the preprocessing to use; None for the one that the model specifies or that is assumed for it.
 
     Raises:
-        VitkitError: the model cannot be loaded, or has no text encoder.
+        VitkitError: the model cannot be loaded or has no text encoder, or `templates` or `one` is passed without
+            `classes`.
     """
     if classes is None:
         if templates or one is not None:
@@ -67,12 +68,12 @@ def open_for_labels(
 ) -> Callable[[ImageTable], Classifier]:
     """Open a model for labelled images, and return a function that makes the classifier for a table of images.
 
-    Classes by name must be exactly the classes of the images. If each image has one label, the probabilities are a
-    softmax over the classes, for SigLIP, too.
+    The named classes must be exactly the classes of the images. If each image has one label, the probabilities are a
+    softmax over the classes, even for SigLIP.
 
     Raises:
-        VitkitError: the model cannot be loaded, or has no text encoder. The returned function also raises it if a name
-            belongs to no image, or a class of the images is not named.
+        VitkitError: the model cannot be loaded, or has no text encoder. The returned function also raises this error,
+            if no image has one of the named classes, or if a class of the images is not named.
     """
     if classes is None:
         opened = open_named(model, None, templates, note, one=None, preprocess=preprocess)
@@ -128,8 +129,8 @@ def open_images_and_words(
 def named_classes(classes: str | Sequence[str]) -> list[str]:
     """Return names of classes from a list, from text that separates them by commas or semicolons, or from a file.
 
-    In a .txt file each line is a name. A .csv or .tsv file has them in its column class, label or name, or in its only
-    column. A .json file contains a list, or an object with numbers and names as in class_indices.json.
+    In a .txt file, each line is a name. A .csv or .tsv file has the names in its column class, label or name, or in its
+    only column. A .json file contains a list, or an object with numbers and names as in class_indices.json.
 
     Raises:
         VitkitError: the file does not exist or lists no classes, or a name contains a semicolon.
@@ -164,7 +165,7 @@ def _read_list(path: Path) -> str:
 
 
 def _names_in_text(text: str, what: str) -> list[str]:
-    """Split names at commas, semicolons or line ends. Names that contain commas are quoted."""
+    """Split names at commas, semicolons or line ends. A name that contains a comma must be quoted."""
     lines = [line.translate(_WIDE) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"
     try:
