@@ -57,7 +57,7 @@ class Average(Result):
         return None if self.figures is None else headline_of(self.figures)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each run: its accuracy, and the gain of the average with an interval; empty if untested."""
+        """Return the accuracy of each run, and the gain of the average with an interval; no rows without figures."""
         if self.figures is None:
             return []
         return [

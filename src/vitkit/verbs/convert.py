@@ -39,7 +39,7 @@ class Conversion(Result):
 
     Attributes:
         destination: the file or folder that was written.
-        to: its layout: folder (vitkit's), npz (Google's), timm or hf.
+        to: the layout: folder (vitkit's), npz (Google's), timm or hf.
         report: the report on every tensor.
         temperature: the temperature by which the head was divided because the layout cannot store it; None if the head
             was not divided.

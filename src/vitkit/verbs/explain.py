@@ -65,11 +65,11 @@ class Explanations(Result):
 
     Attributes:
         method: the method of the explanations.
-        explained: the folder of each explained image, by path. It contains a page, overlays and `maps.npz`.
+        explained: the folder of each explained image, by path. Each folder contains a page, overlays and `maps.npz`.
         unreadable: the reasons why other images have no explanation, by path.
         page: the page with all explanations, or None if there are none.
         notes: assumptions about the model, and places that could not be searched for images.
-        sheet: the sheet of the style `paper`, as PNG; SVG and PDF are next to it.
+        sheet: the sheet of the style `paper` as a PNG file, next to SVG and PDF files; None for other styles.
     """
 
     method: Method
@@ -322,13 +322,13 @@ def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tupl
 
 
 def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
-    """Return the common parent of all images and folders. Paths relative to it are unique."""
+    """Return the common parent of all images and folders, relative to which the paths of images are unique."""
     roots = {os.path.abspath(folder) for folder in folders}  # noqa: PTH100
     return common_folder(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
 
 
 def _row(explanation: Explanation, path: str, place: Path) -> str:
-    """Return a thumbnail that links to the page of its image."""
+    """Return the HTML of a thumbnail that links to the page of its image."""
     from vitkit.explanation.draw import thumbnail
     from vitkit.text.html import image
 
@@ -339,7 +339,7 @@ def _row(explanation: Explanation, path: str, place: Path) -> str:
 
 
 def _block(explanation: Explanation, path: str, place: Path, *, has_texts: bool) -> str:
-    """Return the photograph and a thumbnail of each method, below the name of the image."""
+    """Return the HTML of the photograph and a thumbnail for each method, below the name of the image."""
     title = f"{escape(explanation.target)} {explanation.probability:.3f}"
     heading = f'<h2>{title} <span class="soft">{escape(without_place(path))}</span></h2>'
     return heading + explanation.thumbnails(_link(place), has_texts=has_texts)

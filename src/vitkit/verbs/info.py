@@ -64,7 +64,7 @@ class Info(Result):
 
     Attributes:
         name: the name or path of the model.
-        cost: its configuration, parameters, multiply-accumulates and memory.
+        cost: the configuration, parameters, multiply-accumulates and memory of the model.
         origin: the further facts of a checkpoint or classifier; None for a model name.
         shapes: whether the lines include the shapes at each stage of the model.
     """

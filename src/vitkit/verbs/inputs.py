@@ -117,7 +117,7 @@ def load_noting(
 
 
 def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:
-    """Return paths and patterns as text, or pictures in memory with their names; one of the two lists is empty.
+    """Split sources into paths and patterns as text, and pictures in memory. One of the two lists is empty.
 
     Raises:
         VitkitError: a source is neither a path nor a picture, or the sources contain both.
@@ -268,14 +268,14 @@ def check_suffix(out: Path, suffixes: Collection[str]) -> None:
     """Refuse an output file with none of these suffixes.
 
     Raises:
-        VitkitError: the suffix is another one.
+        VitkitError: the suffix is not allowed.
     """
     if out.suffix.lower() not in suffixes:
         raise VitkitError(f"--out {place_text(out)} must end in {' or '.join(suffixes)}")
 
 
 def check_out(out: Path, suffixes: Collection[str], folders: Iterable[str]) -> None:
-    """Refuse an output file with another suffix, in a missing folder, or in a source folder.
+    """Check that an output file has an allowed suffix, and a folder that exists and is outside the source folders.
 
     Raises:
         VitkitError: the file cannot be written there.

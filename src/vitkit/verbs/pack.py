@@ -40,7 +40,7 @@ from vitkit.verbs.wheels import (
 _STATIC = Path(__file__).parent / "classroom"
 _MARK, _SUMS = "packing.json", "SHA256SUMS"  # the first and the last file that is written
 _PICTURES = ("three", "seven", "nine")
-_WEIGHTS = "deit_tiny_patch16_224.pth"  # in the lesson
+_WEIGHTS = "deit_tiny_patch16_224.pth"  # the file that the lesson names
 _RESERVE = 100_000_000  # bytes that must stay free
 _UNPACKED = 2.5  # times the size of the wheels that an installation takes, roughly
 _SAME_TIME = 2.0  # seconds; file systems of USB sticks round times

@@ -235,8 +235,8 @@ def predict(
 ) -> Predictions:
     """Classify images; each gets a row with its class and probability, or with the reason why it cannot be read.
 
-    The label of a multi-label model consists of all predicted classes, joined by `;`. Its probability is the lowest of
-    their probabilities.
+    A multi-label model may predict several classes for an image. The label then contains all of them, joined by `;`,
+    and the confidence is the lowest of their probabilities.
 
         import vitkit
 
@@ -268,8 +268,8 @@ def predict(
         coverage: add a column `set` of classes, which contains the true class in at least this fraction of images, such
             as 0.95. It requires enough validation images in the run.
         set_score: the method that chooses the classes of a set: `lac` for the smallest sets, which may be empty, or
-            `aps` or `raps` for sets that are never empty. Sets of `lac` are empty if the model is right more often than
-            requested. With `aps` and `raps`, more sets than requested contain the true class.
+            `aps` or `raps` for sets that are never empty. Some sets of `lac` are empty if the model is right more often
+            than requested. With `aps` and `raps`, more sets than requested contain the true class.
         set_by_class: make the coverage hold for each class, not only for all images together.
         accuracy: withhold the labels of uncertain predictions, so that at least this fraction of the other labels is
             right, such as 0.99. The threshold is chosen on the validation images of the run. The fraction is reached
@@ -608,9 +608,9 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
 
 @contextmanager
 def _held(out: Path | None, *, may_exist: bool) -> Iterator[Path | None]:
-    """Lock and yield the file to write. For an address, it is a temporary file, which is copied there at the end.
+    """Lock and yield the file to write. For an address, yield a temporary file, and upload it at the end.
 
-    If copying fails, the temporary file is kept, and the error message contains its path.
+    If the upload fails, the temporary file is kept, and the error message contains its path.
     """
     if out is None or (address := address_of(out)) is None:
         with nullcontext() if out is None else exclusive(out):

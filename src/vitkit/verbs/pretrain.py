@@ -131,7 +131,7 @@ def pretrain(
         vitkit.train("digits", weights=str(run.folder), method="full", epochs=1, max_images=100)
 
     Images in class folders are split as for training, and the test images are not used. A training that starts from the
-    encoder keeps this split. Images in a single folder, or with `unlabelled`, are all used.
+    encoder keeps this split. In a single folder, or with `unlabelled`, all images are used.
 
     On the command line: `vitkit pretrain digits --model vit_micro_patch4_16 --objective mae`.
 

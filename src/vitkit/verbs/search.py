@@ -87,7 +87,7 @@ def search(
 ) -> SearchResult:
     """Find the images that match a text best, with CLIP or SigLIP.
 
-    The score of an image is the cosine similarity of its vector and the vector of the text, -1 to 1.
+    The score of an image is the cosine similarity between the vectors of the image and the text, from -1 to 1.
 
         import vitkit
 

@@ -215,9 +215,9 @@ def train(
         val_dataset: with `train_dataset`, the dataset on which the best epoch is chosen and the figures are computed.
         class_names: the names of the labels 0, 1, ...; by default `train_dataset.classes`.
         preprocess: with `train_dataset`, the preprocessing that turned pictures into its tensors: a `Preprocess`, or
-            text such as "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5". The trained model needs it to
-            classify files. By default it is read from torchvision's transforms in `val_dataset.transform`; if they
-            cannot be read, the model classifies tensors and refuses files.
+            text such as "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5". The trained model needs the
+            preprocessing to classify files. By default, it is read from torchvision's transforms in
+            `val_dataset.transform`. If this is not possible, the model classifies tensors and refuses files.
         callbacks: objects with some of the methods on_fit_start, on_step_end, on_epoch_end and on_fit_end. Each is
             called with the state of the training: epoch, step, metrics, model, should_stop
             (`training.checkpoint.TrainingState`).

@@ -76,7 +76,7 @@ class Watch(Result):
         images: the number of photographs that could be read.
         validation_images: the number of validation images that they were compared with.
         level: the probability of a false alarm.
-        tests: the tests, with p-values that are adjusted for their number.
+        tests: the tests, with p-values that are adjusted for the number of tests.
         shares: for each class, the fractions of validation images and of photographs for which the class is predicted.
         strangers: the photographs that differ most, the least familiar first.
         errors: the reasons why other photographs could not be read, by path.
@@ -99,7 +99,7 @@ class Watch(Result):
 
     @property
     def differs(self) -> bool:
-        """Whether the photographs differ from the validation images: an adjusted p-value is at most `level`."""
+        """Whether any test found a significant difference: an adjusted p-value of at most `level`."""
         return any(test.adjusted <= self.level for test in self.tests)
 
     @property

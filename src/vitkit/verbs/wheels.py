@@ -35,7 +35,7 @@ from vitkit.system.files import from_json
 find_spec = PathFinder.find_spec  # importlib.util.find_spec would import setuptools' replacement of distutils
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # has PyTorch for Linux without CUDA
 PYTHONS = ("3.11", "3.12", "3.13")
-_TIMEOUT = 20.0  # seconds to answer a question about an address
+_TIMEOUT = 20.0  # seconds to wait for the answer of a server
 _ASKED_AT_ONCE = 8
 _RUNNER = """
 import json, os, sys
@@ -56,9 +56,8 @@ class _System:
 
     Attributes:
         title: the name in texts for users.
-        platforms: the platform tags of the wheels that the system can use, for pip.
-        conditions: its values in the conditions of requirements: os_name, sys_platform, platform_system and
-            platform_machine.
+        platforms: the platform tags of compatible wheels, for pip's option --platform.
+        conditions: the values of the environment markers os_name, sys_platform, platform_system and platform_machine.
     """
 
     title: str
@@ -79,19 +78,24 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of machine: a key of `SYSTEMS`, or `this` for the kind of this machine, and a Python such as `3.12`."""
+    """The kind of machine that wheels are installed on.
+
+    Attributes:
+        system: a key of `SYSTEMS`, or `this` for the system of this machine.
+        python: the version of Python, such as `3.12`.
+    """
 
     system: str
     python: str
 
     @property
     def name(self) -> str:
-        """The name for files, such as `windows-3.12`."""
+        """The name in file names, such as `windows-3.12`."""
         return f"{here() if self.system == 'this' else self.system}-{self.python}"
 
     @property
     def title(self) -> str:
-        """The name for people, such as `Python 3.12 on Windows`."""
+        """The name in texts for users, such as `Python 3.12 on Windows`."""
         return f"Python {self.python} on {SYSTEMS[self.system].title if self.system in SYSTEMS else 'this machine'}"
 
     @property
@@ -108,8 +112,8 @@ class Wheel:
         name: the name of the file.
         requirement: the requirement of exactly this version, such as `torch==2.13.0`.
         url: the address of the wheel, which may be that of a local file.
-        sha256: its checksum; empty if the index does not state it.
-        size: its size in bytes; None if the server does not say.
+        sha256: the checksum; empty if the index does not state it.
+        size: the size in bytes; None if the server does not state it.
     """
 
     name: str
@@ -125,14 +129,16 @@ def this_python() -> str:
 
 
 def here() -> str:
-    """Return the name of this system for files: windows, macos or linux, with the processor if it is unusual."""
+    """Return the name of this system in file names: windows, macos or linux, with the processor if it is unusual."""
     name = {"win32": "windows", "darwin": "macos"}.get(sys.platform, "linux")
     machine = platform.machine()
     return name if machine == SYSTEMS[name].conditions[3] else f"{name}-{machine}"
 
 
 def resolve(requirement: str, target: Target, indexes: Sequence[str] = ()) -> list[Wheel]:
-    """Return the wheels that a requirement needs on a kind of machine, including its own, without their sizes.
+    """Return the wheels that a requirement needs on a kind of machine, without their sizes (`with_sizes`).
+
+    The wheel of the required package itself is included.
 
     Args:
         requirement: a requirement such as `/packages/vitkit-0.1.0-py3-none-any.whl[studio]`.
@@ -245,7 +251,7 @@ def _size(url: str) -> int | None:
 
 
 def is_reachable(index: str) -> bool:
-    """Return whether a package index answers. If it does not, pip would try for minutes."""
+    """Return whether a package index answers. Without this check, pip retries for minutes."""
     try:
         with urllib.request.urlopen(f"{index.rstrip('/')}/torch/", timeout=_TIMEOUT) as answer:  # noqa: S310
             return bool(answer.read(1))

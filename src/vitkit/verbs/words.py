@@ -72,8 +72,8 @@ def open_for_labels(
     softmax over the classes, even for SigLIP.
 
     Raises:
-        VitkitError: the model cannot be loaded, or has no text encoder. The returned function also raises this error,
-            if no image has one of the named classes, or if a class of the images is not named.
+        VitkitError: the model cannot be loaded, or has no text encoder. The returned function raises this error if a
+            named class has no image, or if a class of the images is not named.
     """
     if classes is None:
         opened = open_named(model, None, templates, note, one=None, preprocess=preprocess)
@@ -127,10 +127,11 @@ def open_images_and_words(
 
 
 def named_classes(classes: str | Sequence[str]) -> list[str]:
-    """Return names of classes from a list, from text that separates them by commas or semicolons, or from a file.
+    """Return class names from a list, from text with commas or semicolons between the names, or from a file.
 
-    In a .txt file, each line is a name. A .csv or .tsv file has the names in its column class, label or name, or in its
-    only column. A .json file contains a list, or an object with numbers and names as in class_indices.json.
+    In a .txt file, each line is a name; a single line is read like text. A .csv or .tsv file has the names in its
+    column class, label or name, or in its only column. A .json file contains a list, or an object with numbers and
+    names as in class_indices.json.
 
     Raises:
         VitkitError: the file does not exist or lists no classes, or a name contains a semicolon.

@@ -1,7 +1,8 @@
 """Install vitkit from this folder, without a network: python install.py [FOLDER]
 
-The installation, a copy of the lesson, the weights and the photographs go to FOLDER; without it, to vitkit-lesson in
-your home folder. `--check` only says whether this Python can be used. Uses Python's standard library alone.
+The installation, a copy of the lesson, the weights and the photographs go to FOLDER, which is vitkit-lesson in your
+home folder by default. With `--check`, the program only checks whether this Python can be used. It needs only Python's
+standard library.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-COPIED = {"lesson.html": "lesson.html", "pictures": "pictures", "data": "data", "weights": "."}  # and where to
+COPIED = {"lesson.html": "lesson.html", "pictures": "pictures", "data": "data", "weights": "."}  # with their targets
 
 
 def main(arguments: list[str]) -> int:
-    """Install, or check whether that is possible; return the exit code."""
+    """Install vitkit, or with `--check` only check whether this is possible, and return the exit code."""
     target = this_target()
     lock = HERE / "requirements" / f"{target}.txt"
     if not (HERE / "SHA256SUMS").is_file():
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def this_target() -> str:
-    """Return the name of this kind of computer, as `vitkit pack` writes it."""
+    """Return the name of this kind of computer, such as `windows-3.12`, as `vitkit pack` writes it."""
     system = {"win32": "windows", "darwin": "macos"}.get(sys.platform, "linux")
     usual = {"windows": "AMD64", "macos": "arm64", "linux": "x86_64"}[system]
     machine = "" if platform.machine() == usual else f"-{platform.machine()}"
@@ -78,7 +79,7 @@ def digest_of(path: Path) -> str:
 
 
 def make_environment(environment: Path) -> bool:
-    """Create a virtual environment; an earlier one is replaced."""
+    """Create a virtual environment, replace an earlier one, and return whether this succeeded."""
     environment.parent.mkdir(parents=True, exist_ok=True)
     made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=False)
     if made.returncode:
@@ -87,7 +88,7 @@ def make_environment(environment: Path) -> bool:
 
 
 def install(environment: Path, lock: Path) -> bool:
-    """Install the packages from this folder; pip compares each with its checksum."""
+    """Install the packages from this folder, with verified checksums, and return whether this succeeded."""
     python = environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     options = ["--no-index", "--find-links", str(HERE / "wheels"), "--require-hashes", "-r", str(lock)]
     pip = [str(python), "-m", "pip", "--isolated", "--disable-pip-version-check", "install", "--quiet"]
@@ -100,7 +101,7 @@ def install(environment: Path, lock: Path) -> bool:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file or the content of a folder, if it is there."""
+    """Copy a file or the content of a folder, if it exists."""
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True)
     elif source.is_file():
@@ -113,7 +114,7 @@ def starter(name: str) -> str:
 
 
 def write_starter(path: Path, name: str) -> None:
-    """Write a file that starts the studio, or a terminal in which `vitkit` is found."""
+    """Write a file that starts the studio, or a terminal in which the command `vitkit` is available."""
     if sys.platform == "win32":
         run = "vitkit studio & pause" if name == "studio" else "cmd /k"
         lines = ["@echo off", 'cd /d "%~dp0"', "set VITKIT_OFFLINE=1", "set PATH=%~dp0.venv\\Scripts;%PATH%", run]
