@@ -1,7 +1,7 @@
 """vitkit: Vision Transformers that you can trust, inspect and deploy.
 
-`train`, `evaluate`, `predict` and the other verbs do what the commands of the same names do, and `load` opens a trained
-or published model. Names are imported when they are first used. To read the code, start with `model/vit.py`.
+Functions such as `train` and `predict` do the same as the commands of these names. `load` opens a trained or published
+model. Names are imported on first use. To read the code, start with `model/vit.py`.
 """
 
 import sys
@@ -125,7 +125,7 @@ __all__ = [
     "zero_shot",
 ]
 
-HOMES = {  # the module of each name, relative to vitkit; functions in verbs are commands, too (vitkit.cli.commands)
+HOMES = {  # the module of each name, relative to vitkit; functions in verbs are also commands (vitkit.cli.commands)
     "Anatomy": "verbs.explain",
     "Attention": "model.parts",
     "Average": "verbs.average",
@@ -198,7 +198,10 @@ _get = importer(__name__, HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used; the name of a model is a function that creates it."""
+    """Import a public name on first use.
+
+    The name of a model, such as `vit_base_patch16_224`, becomes a function that creates the model.
+    """
     if name.startswith(("vit_", "deit_")):
         from functools import partial
 

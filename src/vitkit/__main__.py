@@ -1,4 +1,4 @@
-"""`python -m vitkit` is `vitkit`."""
+"""The entry point of the command `vitkit` and of `python -m vitkit`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from vitkit.system.stopping import stoppable
 
 
 def main() -> None:
-    """The command line; a signal that comes while its modules are being imported is answered too."""
-    os.environ["PYTHONSAFEPATH"] = "1"  # whatever a library starts imports nothing from the current folder either
+    """Run the command line. Signals are handled even while its modules are being imported."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # child processes import nothing from the current folder either
     with stoppable():
         from vitkit.cli.app import main as run
 

@@ -1,4 +1,4 @@
-"""`Classifier`: a model with its class names and preprocessing. Every command after `train` uses it."""
+"""`Classifier`, which combines a model with its class names and preprocessing. Most commands use it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LARGEST_BATCH = 10**6
 
 
 def computed_in_words(computation: Mapping[str, Any]) -> str:
-    """Return a short description of what `Classifier.computation` says."""
+    """Return `Classifier.computation` as a short text, such as `openvino, bfloat16`."""
     merged, plan = computation["merge"], computation["plan"]
     words = [computation["backend"], computation["precision"], *([f"plan {plan}"] if plan not in ("", "plain") else [])]
     return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])
@@ -82,11 +82,11 @@ class Classifier:
         pictures: the serialised record of the images that the weights were trained on (`data.seen`), or None.
         runner: the backend that computes logits instead of the model, see `use`. Features and explanations always come
             from the model.
-        trust: the serialised predictions of held-out images (`inference.trust`), by which predictions come with
-            promises; None if the model was not calibrated.
+        trust: the serialised predictions of held-out images (`inference.trust`). Prediction sets and rules for
+            uncertain or unknown images are derived from them. None if the model was not calibrated.
         runner_has_features: whether the runner computes features after the logits.
         views: the views of each picture whose probabilities are averaged, see `with_views`; None for the usual input.
-        among: the places of the pictures among those of a whole command, see `as_part`; None if they are all of them.
+        among: the positions of the pictures among all pictures of a command, see `as_part`; None for all pictures.
     """
 
     model: Model
@@ -144,7 +144,7 @@ class Classifier:
 
     @property
     def task(self) -> Literal["single", "multi"]:
-        """Whether an image has exactly one class, or any number of them."""
+        """`single` if an image has exactly one class, `multi` if it has any number of classes."""
         return "single" if self.thresholds is None else "multi"
 
     @property
@@ -158,10 +158,10 @@ class Classifier:
 
     @property
     def unknown(self) -> Unknown | None:
-        """The score that says how unfamiliar an image looks; None if there is none, or if it cannot be computed here.
+        """The score of how unfamiliar an image is, a part of `trust`; None if there is none or it is not available.
 
-        It is a part of `trust`. Patches that are merged change the features, so that the score does not apply. It does
-        not apply to several views either.
+        The score is not available if patches are merged, because merging changes the features. It is not available for
+        several views either.
 
         Raises:
             VitkitError: the record is damaged.
@@ -182,7 +182,7 @@ class Classifier:
 
     @check_arguments
     def to(self, device: str = "auto") -> Classifier:
-        """Move the model, as torch does, and return this classifier.
+        """Move the model to a device in place, and return this classifier.
 
         Args:
             device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
@@ -229,12 +229,12 @@ class Classifier:
                 instructions for it, else float32.
             images: the expected number of images, which `auto` takes into account; None for many.
             merge: number of patches that every layer merges with others; only with backend `eager`.
-            plan: how `eager` computes on a CPU. `auto` is the fastest plan; in float32, the plain model is used for
-                fewer than 500 images.
-            say: receives lines about what was measured.
+            plan: how `eager` computes on a CPU. `auto` is the fastest plan, or in float32 the plan `plain` for fewer
+                than 500 images.
+            say: called with lines about the speeds that were measured.
             device: `cpu`, `cuda` or `mps`, for the backend; `auto` is the model's device, or a GPU if there is one.
-            features: whether to compute the input of the head as well, which the score for unknown images requires; by
-                default if there is such a score and no patches are merged.
+            features: whether to compute the input of the head as well, which the score for unknown images requires. By
+                default, it is computed if there is such a score and no patches are merged.
 
         Raises:
             VitkitError: the backend, precision, plan or device does not exist or does not work here, or the model's
@@ -268,7 +268,9 @@ class Classifier:
         return other
 
     def as_part(self, positions: Sequence[int], total: int) -> Classifier:
-        """Return a copy of this classifier for some of a command's images, with the results of all to the bit.
+        """Return a copy of this classifier for some of a command's images.
+
+        The results are bit-identical to those of a run on all images.
 
         Args:
             positions: the positions of the images that are passed next, in ascending order.
@@ -281,7 +283,7 @@ class Classifier:
     def _by(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
         """Return a copy of this classifier with another runner.
 
-        `copy` leaves the model's mode as it is; a new instance would set evaluation mode.
+        The model's mode stays as it is, whereas a new instance would set evaluation mode.
         """
         other = copy.copy(self)
         other.runner, other.runner_has_features = runner, has_features
@@ -299,13 +301,13 @@ class Classifier:
 
     @property
     def computation(self) -> dict[str, Any]:
-        """How logits are computed: `backend`, `precision`, `plan` (empty if there is no choice) and `merge`."""
+        """The settings of the computation: `backend`, `precision`, `plan` (empty if there is no choice) and `merge`."""
         merged, plan = (0, "") if self.runner is None else (self.runner.merged, self.runner.plan)
         return {"backend": self.backend, "precision": self.precision, "plan": plan, "merge": merged}
 
     @property
     def computed(self) -> str:
-        """A short description of the backend, precision, plan and merging that logits are computed with."""
+        """A short description of `computation` and of the views, if there are several."""
         return ", ".join([computed_in_words(self.computation), *([] if self.views is None else [self.views.in_words])])
 
     def probabilities(self, images: Tensor) -> Tensor:
@@ -328,7 +330,9 @@ class Classifier:
         return np.asarray(self.probabilities(torch.from_numpy(pixels)))
 
     def assess(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Compute what `prediction` takes: probabilities (B, K), and with a score for unknown images its value (B, 1).
+        """Compute probabilities (B, K), or (B, K + 1) with the score for unknown images as the last column.
+
+        `prediction` turns a row of the result into a prediction. The column exists only if the model has the score.
 
         Args:
             pixels: preprocessed images (B, C, height, width).
@@ -336,7 +340,7 @@ class Classifier:
         return self.assessing()(pixels)
 
     def assessing(self) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
-        """Return `assess` for many calls."""
+        """Return a function that computes `assess`; it is faster than `assess` if called many times."""
         unknown = self.unknown
         if unknown is None:
             return self.answer
@@ -368,7 +372,7 @@ class Classifier:
         return see
 
     def calibrated(self, logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
-        """Return the probabilities of logits (B, K), as `probabilities` computes them."""
+        """Convert logits (B, K) to calibrated probabilities, as `probabilities` does."""
         import torch
 
         return np.asarray(self._calibrated(torch.from_numpy(np.asarray(logits, np.float32))))
@@ -396,7 +400,7 @@ class Classifier:
         return self._prepared(source, self.preprocess)
 
     def _pixels_of_views(self, source: Source) -> npt.NDArray[np.float32]:
-        """Read a picture and convert it to the model's inputs: (C, height, width), or (V, C, height, width)."""
+        """Read a picture as model input: (C, height, width), or (V, C, height, width) for V views."""
         return self._prepared(
             source, self.preprocess if self.views is None else partial(self.views.pixels, preprocess=self.preprocess)
         )
@@ -421,8 +425,8 @@ class Classifier:
             precision: `float32`; or `bfloat16` or, on a GPU, `float16` to compute matrix products in that precision.
 
         Raises:
-            VitkitError: the features are those of the class token, and the model has none; or the precision is float16
-                and the model is on a processor.
+            VitkitError: the model has no class token and its features are requested, or the precision is float16 and
+                the model is on a CPU.
         """
         import torch
 
@@ -439,7 +443,7 @@ class Classifier:
     def stream(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield each image's path with its probabilities (K,), or with the reason why there are none, in order.
+        """Yield each image's path with its probabilities (K,), or with an error message, in order.
 
         Pictures in memory are called `picture 0`, `picture 1` and so on. Memory use does not grow with the number of
         images.
@@ -457,9 +461,9 @@ class Classifier:
     def assessments(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield each image's path with the result of `assess`, or with the reason why there is none; see `stream`."""
+        """Yield each image's path with its row of `assess`, or with an error message; see `stream`."""
         if self.views is not None:
-            return self.stream(images, batch_size)  # which has no score for unknown images
+            return self.stream(images, batch_size)  # several views have no score for unknown images
         self._check_classes()
         return self._map(self.pixels, self.assessing(), images, batch_size)
 
@@ -467,7 +471,7 @@ class Classifier:
     def logits_and_features(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield each image's path with its logits and features (K + D,), or with the reason for none; see `stream`."""
+        """Yield each image's path with its logits and features (K + D,), or with an error message; see `stream`."""
         self._check_classes()
         see = self.seeing()
 
@@ -489,7 +493,7 @@ class Classifier:
         batch_size: int | None = None,
         precision: str = "float32",
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield each image's path with its features, or with the reason why there are none.
+        """Yield each image's path with its features, or with an error message.
 
         The arguments are those of `features` and `stream`.
         """
@@ -539,7 +543,7 @@ class Classifier:
             yield self.prediction(path, outcome)
 
     def prediction(self, path: str, outcome: npt.NDArray[np.float32] | str) -> Prediction:
-        """Make a prediction from the row of an image in `assess`, (K,) or (K + 1,), or from the reason for none."""
+        """Make a prediction from an image's row of `assess`, (K,) or (K + 1,), or from an error message."""
         if isinstance(outcome, str):
             return Prediction(path, error=outcome)
         thresholds, K = None if self.thresholds is None else np.array(self.thresholds), len(self.classes)
@@ -555,7 +559,9 @@ class Classifier:
         accuracy: float | None = None,
         unknown: float | None = None,
     ) -> PredictionRules:
-        """Return the rules by which predictions come with promises; the arguments are those of `trust.rules_for`.
+        """Return the rules for prediction sets and for uncertain or unknown images.
+
+        The arguments are those of `trust.rules_for`.
 
         Raises:
             VitkitError: the model was not calibrated on enough held-out images, or a value is not allowed.

@@ -1,4 +1,4 @@
-"""The exceptions that address the user."""
+"""The exceptions that vitkit raises, and functions that classify other exceptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ NOT_FINITE = "the model's answer is not finite: its weights are damaged, or too 
 
 
 class VitkitError(ValueError):
-    """An error that the user can fix: the message names its cause, what was expected and what to do.
+    """An error that the user can fix. The message says what is wrong, what was expected and what to do.
 
         >>> import vitkit
         >>> try:
@@ -27,7 +27,7 @@ def first_line(error: BaseException) -> str:
 
 
 class ShortageError(VitkitError):
-    """The machine is short of memory or of open files at present; the request itself is valid."""
+    """The machine has too little free memory or too many open files at present. The request itself is valid."""
 
 
 _FEW_FILES = (errno.EMFILE, errno.ENFILE)

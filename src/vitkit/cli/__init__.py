@@ -1,9 +1,9 @@
-"""The command line; commands are made from the functions that they call.
+"""The command line. Each command is generated from a public function of vitkit.
 
-Open `commands.py` first: its table has a row for each command, with what differs from the function. `flags.py` makes
-arguments, flags and help from a function's signature and docstring. `app.py` is the program with its error messages and
-exit codes. `predict.py` prints predictions while they are computed, and `say.py` writes text and progress to the
-terminal.
+Open `commands.py` first: its table lists the commands, each with its differences from the function. `flags.py`
+generates arguments, flags and help from a function's signature and docstring. `app.py` is the program with its error
+messages and exit codes. `predict.py` prints predictions while they are computed, and `say.py` writes text and progress
+to the terminal.
 """
 
 from __future__ import annotations

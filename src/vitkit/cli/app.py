@@ -18,7 +18,7 @@ from vitkit.exporting.formats import TORCHSCRIPT
 
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed it (SIGPIPE)
 _LONGEST = 2000  # characters of an error message
-# Flags of widespread training scripts and of timm, with the flags of vitkit that do the same.
+# Flags of timm and of other common training scripts, with advice on the equivalent flags of vitkit.
 SCRIPT_FLAGS = {
     "--data": "name the data first, as in `vitkit train flowers/`",
     "--data-dir": "name the data first, as in `vitkit train flowers/`",
@@ -50,17 +50,20 @@ SCRIPT_FLAGS = {
 
 
 def function_of(verb: str) -> Callable[..., None]:
-    """Return the function of a command. Only its module is imported, since importing all of them takes too long."""
+    """Return the function of a command. Only its module is imported, because importing all modules takes too long."""
     return VERBS[verb].function()
 
 
-# The recipe fields in the help of `vitkit train` and the like; --help-all shows the others, too.
+# The recipe fields that `vitkit train --help` and similar commands show; --help-all shows all fields.
 _COMMON = ("model", "weights", "method", "epochs", "time", "batch_size", "lr", "image_size", "split", "device", "seed")
 _COMMON_PANEL = "Most used settings"
 
 
 class _Command(TyperCommand):
-    """A command whose help lists its flags by panel, without boxes, whose narrow columns break lines too often."""
+    """A command whose help lists the flags by panel.
+
+    The boxes of typer are not drawn, because their narrow columns break too many lines.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--help-all" in args:
@@ -111,7 +114,7 @@ class _Command(TyperCommand):
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands as objects of typer, by name; each is made when it is used."""
+    """A mapping from names to commands. Each command is created when it is looked up."""
 
     def __getitem__(self, verb: str) -> Any:
         if verb not in VERBS:
@@ -139,7 +142,7 @@ class _Verbs(TyperGroup):
         super().format_help(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # called by its name
-        """Write each command with its whole sentence, which click would cut to one line."""
+        """Write each command with its whole first sentence, because click would shorten the sentence to one line."""
         with formatter.section("Commands"):
             formatter.write_dl([(verb, command.sentence) for verb, command in VERBS.items()])
 
@@ -217,7 +220,11 @@ def _end(error: BaseException, arguments: list[str]) -> NoReturn:
 
 
 def _is_of_command(advice: str, context: Any) -> bool:
-    """Return whether a command has the flags that the advice names, or else takes data as its first argument."""
+    """Return whether advice about a flag applies to a command.
+
+    Advice that names flags applies to commands with these flags. Other advice applies to commands whose first argument
+    is the data.
+    """
     if context is None:
         return False
     flags = set(re.findall(r"--[a-z][a-z-]*", advice))
@@ -227,12 +234,12 @@ def _is_of_command(advice: str, context: Any) -> bool:
 
 
 def _shortened(text: str) -> str:
-    """Return a message with limited length, since names from a damaged or hostile file may be very long."""
+    """Limit the length of a message, because names from a damaged or hostile file may be very long."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 def _with_flag(message: str, arguments: list[str]) -> str:
-    """Write the parameter that a message begins with as the flag, if it was passed as one."""
+    """Replace a parameter name at the beginning of a message by its flag, if the user passed the flag."""
     name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
     flag = f"--{name.replace('_', '-')}"
     passed = {argument.partition("=")[0] for argument in arguments}

@@ -1,9 +1,11 @@
-"""The table of commands: the function that each one calls, and what differs on the command line.
+"""The table of commands. Each row names the function that a command calls.
 
-Arguments, flags and help are made from the function (`cli.flags`). Its result is printed, with `--json` as JSON. A row
-states differences, such as another output, an exit code or other names. To add a command, write its module in `verbs`
-and name the function in `vitkit/__init__.py`. A row is necessary only for differences, or for the command's position in
-the list.
+The arguments, flags and help of a command are generated from the function (`cli.flags`). By default, the command prints
+the function's result as text, or with `--json` as JSON. Further fields of a row change the output, the exit code or
+names.
+
+To add a command, write its module in `verbs` and add the function to `HOMES` in `vitkit/__init__.py`. A row is
+necessary only to change a default, or to choose the command's position in the list.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ class Verb:
         switches: flags that are not parameters of the function, with their help.
         ahead: the flag before which the switches are listed; by default they are last.
         flags: positional parameters that are flags on the command line.
-        exclude: parameters without a flag.
-        metavars: names of values in the help.
+        exclude: parameters that are not offered on the command line.
+        metavars: placeholders of values in the help, by parameter.
     """
 
     module: str
@@ -81,7 +83,7 @@ class Verb:
 
     @property
     def sentence(self) -> str:
-        """The first sentence of the help, which is read without importing the module."""
+        """The first sentence of the help. It is read from the source file without importing the module."""
         return sentence_of(Path(vitkit.__file__).parent.joinpath(*self.module.split(".")).with_suffix(".py"), self.name)
 
     def function(self) -> Callable[..., None]:
@@ -105,9 +107,9 @@ class Verb:
 
 
 def _set_values(function: Function, values: Values) -> Values:
-    """Return the values that the user has set; for the others the function's defaults apply.
+    """Return only the values that the user has set, so that the function's defaults apply to the others.
 
-    A flag that is off counts as unset if the function's default is None.
+    A switch that is off counts as unset if the function's default is None.
     """
     if "model_fields" in values:
         from vitkit.training.recipe import read_sets
@@ -222,7 +224,7 @@ def _bench(function: Function, values: Values, *, as_json: bool) -> None:
         say(line)
 
 
-# In the order of the help. A verb that only has a result to print needs no row.
+# The rows are in the order of the help. A command that only prints its result needs no row.
 _ROWS = {
     "studio": Verb("webapp.studio", "studio", _silent),
     "doctor": Verb("verbs.doctor", "doctor", _doctor, {"as_json": "Print the statistics and findings as JSON."}),

@@ -1,10 +1,13 @@
-"""Make the arguments, flags and help of a command from the signature and the docstring of its function.
+"""Generate the arguments, flags and help of a command from the signature and the docstring of its function.
 
-A parameter that can be typed as text becomes an argument or a flag. Of a union, the first such type is used: `Path |
-str` is a path, `str | Path` may also be a name. The help is the first sentence of the parameter's entry under `Args:`;
-further sentences are for callers from Python. Parameters in backticks are written as flags. In `Annotated`, a text
-replaces the first sentence, for help that depends on a table, and a `Between` is the range. The paragraph `On the
-command line: ...` is the example. Fields of recipes become flags in the same way.
+A parameter becomes an argument or a flag if its value can be typed as text. In a union, the first type of this kind
+counts: `Path | str` is read as a path, and `str | Path` as text, which may also be a name.
+
+The help of a parameter is the first sentence of its entry under `Args:`. Further sentences are for callers from Python.
+Parameters in backticks are replaced by their flags. The paragraph `On the command line: ...` is the example.
+
+Marks in `Annotated` change the defaults: a text replaces the help, for help that depends on a table, and a `Between` is
+the range. Fields of recipes become flags in the same way.
 """
 
 from __future__ import annotations
@@ -31,14 +34,14 @@ PANELS = {  # the first flag of each panel of the help
     "fit": "Pixels and augmentation",
     "layout": "Data, choice of the best, machine",
 }
-_FLAGS = {  # flags whose names differ from their parameters
+_FLAGS = {  # flags whose names differ from those of their parameters
     "out": ("--out", "-o"),
     "templates": ("--template",),
     "show": ("--open/--no-open",),
     "model_fields": ("--set",),
     "as_json": ("--json",),
 }
-_ARGUMENTS = {  # names in the help; one that ends in ... can be repeated
+_ARGUMENTS = {  # names in the help; an argument whose name ends in ... can be repeated
     "model": "MODEL",
     "models": "MODEL...",
     "others": "OTHER...",
@@ -72,8 +75,8 @@ def parameters_of(
     Args:
         function: a public function.
         flags: positional parameters that are flags on the command line, as `out` always is.
-        exclude: parameters without a flag.
-        metavars: names of values in the help, in addition to those that all commands have in common.
+        exclude: parameters that are not offered on the command line.
+        metavars: placeholders of values in the help, in addition to those that all commands have in common.
     """
     plain, metavar_of = inspect.unwrap(function), {**_METAVARS, **(metavars or {})}
     entries, written = _entries(inspect.getdoc(plain) or ""), _spelling(function, flags)
@@ -122,7 +125,10 @@ def description_of(function: Callable[..., Any], flags: Collection[str] = ()) ->
 
 
 def sentence_of(file: Path, name: str) -> str:
-    """Return the first sentence of a function's docstring from its file, which is faster than to import or parse it."""
+    """Return the first sentence of a function's docstring.
+
+    The file is searched as text, because importing or parsing it would take longer.
+    """
     text = file.read_text(encoding="utf-8")
     begun = text.index('    """', text.index(f"\ndef {name}(")) + len('    """')
     paragraph = " ".join(text[begun : text.index('"""', begun)].partition("\n\n")[0].split())
@@ -164,9 +170,10 @@ def _as_help(entry: str, written: Mapping[str, str]) -> str:
 
 
 def _read(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the type that a flag's text is converted to, or None if there is none, and the marks of `Annotated`.
+    """Return the type of a parameter's flag, and the marks of `Annotated`.
 
-    Annotations are read as text, since importing some of the types takes seconds.
+    The type is None if values cannot be typed as text. Annotations are read as text, because importing some of the
+    types takes seconds.
     """
     kind, marks = unannotated(annotation, known)
     parts = (_type(ast.unparse(part), known) for part in _alternatives(ast.parse(kind, mode="eval").body))
@@ -231,7 +238,7 @@ def _option(field: dataclasses.Field[Any], kind: Any, text: str, panel: str, sho
 
 
 def _model_names(incomplete: str) -> list[str]:
-    """Return the names of models that complete a word on the command line."""
+    """Return the model names that begin with an incomplete word, for completion in the shell."""
     from vitkit.model.names import list_models
 
     return [name for name in list_models() if name.startswith(incomplete)]

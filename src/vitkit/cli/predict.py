@@ -35,13 +35,13 @@ def run(function: Callable[..., Predictions], values: dict[str, Any], *, strict:
                 remark(line, file=sys.stderr)  # because the rows are on stdout
             else:
                 say(line)
-    is_failure = result.unreadable == result.images and "shard" not in values  # a part may have no readable image
+    is_failure = result.unreadable == result.images and "shard" not in values  # a shard may contain no readable image
     return int(is_failure or (strict and not result.is_whole))
 
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """Print the command that resumes the output if a signal or a lack of memory or open files interrupts the work."""
+    """Print the command that resumes the work, if a signal or a shortage of memory or open files interrupts it."""
     try:
         yield
     except (Interrupted, ShortageError):
@@ -56,7 +56,7 @@ def _resumable(out: Path | None) -> Iterator[None]:
 def _writer(bar: Bar) -> Writer:
     """Return a writer that prints rows to stdout, after removing the bar.
 
-    If there is a single image and stdout is a terminal, all its classes are printed in a form for people.
+    For a single image on a terminal, the writer prints the probabilities of all classes as a bar chart instead.
     """
 
     def begin(form: RowFormat, images: int) -> Write:
@@ -83,7 +83,7 @@ def _json_writer(bar: Bar) -> Writer:
 
 
 def _print_all(prediction: Prediction, columns: Columns) -> None:
-    """Print the probability of every class for one image, and for a multi-label model its classes."""
+    """Print the probability of every class for one image, then what the rules say about its label."""
     say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:

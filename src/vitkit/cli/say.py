@@ -1,7 +1,7 @@
 """Print text and progress.
 
-Control characters, which a terminal would interpret as commands, are escaped. Progress is written to stderr: as a bar
-on a terminal, otherwise as occasional lines.
+Control characters are escaped, because a terminal would interpret them as commands. Progress is written to stderr: as a
+bar on a terminal, otherwise as occasional lines.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def prepare_streams() -> None:
 
 
 def give_up_stdout() -> None:
-    """Discard all further output without an error, since the reader of stdout has closed it."""
+    """Discard all further output without an error, because the reader of stdout has closed the pipe."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(null, sys.stdout.fileno())
@@ -66,13 +66,13 @@ def say(text: object = "", *, file: TextIO | None = None, flush: bool = False) -
 
 
 def set_quiet(wanted: bool) -> None:
-    """Print only results and errors from now on (--quiet), or everything again."""
+    """Set whether only results and errors are printed (--quiet)."""
     global _is_quiet  # a setting of the whole program, as its streams are
     _is_quiet = wanted
 
 
 def remark(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
-    """Print a line that is neither a result nor an error, unless --quiet is given."""
+    """Print a line that is neither a result nor an error. With --quiet, it is not printed."""
     if not _is_quiet:
         say(text, file=file, flush=flush)
 

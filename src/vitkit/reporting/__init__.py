@@ -1,8 +1,9 @@
-"""Pages and pictures about runs, data sets and comparisons.
+"""HTML reports and figures about runs, data sets and comparisons.
 
 Open `evaluation_report.py` first: it writes the page about a run. The page consists of `sections`, which need no
-script, and of interactive views in `static/`, whose data `report_data` writes. `comparison`, `dataset_report` and
-`pretraining_report` write the other pages; `plots` draws figures and `gallery` shows photographs.
+script, and of interactive views. The views are JavaScript in `static/`, and `report_data` writes their data.
+`comparison`, `dataset_report`, `pretraining_report` and `watch_page` write the other pages. `plots` draws figures, and
+`gallery` shows photographs.
 """
 
 from __future__ import annotations

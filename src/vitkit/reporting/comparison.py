@@ -33,7 +33,7 @@ _ABOUT = (
 
 _SIZE, _ROW = (4.9, 3.5), 0.22  # inches of a picture, and of a row of its legend
 _LONG, _LONGEST = 22, 52  # maximum length of a name in a legend with two columns, and with one
-_MOST_BELOW = 44  # characters of all names below a picture, from which on they are slanted
+_MOST_BELOW = 44  # characters of all names below a picture; longer names are slanted
 _GOAL = 0.9
 _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", "Accuracy by computation"
 _FINE = tuple(tuple(step / parts for step in range(parts, 10 * parts)) for parts in (10, 5, 2, 1))
@@ -154,7 +154,7 @@ def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _model_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a column for each model, since there are more figures than models."""
+    """Return a table with a column for each model, because there are more figures than models."""
     names, *values = zip(*rows, strict=True)
     lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
     return table(lines, ["", *map(escape, names)])
@@ -165,7 +165,7 @@ def _picture(caption: str, drawn: Figure, about: str) -> str:
 
 
 def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
-    """Return the functions that draw a comparison by epochs, data and computation, if it has such figures.
+    """Return drawing functions for accuracy by epoch, by amount of data and by computation, as far as measured.
 
     Args:
         models: the entry `models` of comparison.json.
@@ -198,7 +198,10 @@ def _pictures(models: Sequence[Model]) -> list[str]:
 
 
 def reached(models: Sequence[Model]) -> list[str]:
-    """Say after how many epochs the best model on validation images reaches the best accuracy of each other model."""
+    """Return sentences on how many epochs the best model and each other model need for the same accuracy.
+
+    The accuracy is the highest validation accuracy of the other model. Accuracies are means over seeds.
+    """
     means = {}
     for model in models:
         curves = [dict(run["curve"]) for run in _whole(model)]
@@ -266,7 +269,7 @@ def _by_images(models: Sequence[Model]) -> Figure:
 
 
 def by_compute(models: Sequence[Model]) -> Figure:
-    """Plot accuracy by the FLOPs of the training, with 95 % intervals; a point for each fraction of the data."""
+    """Plot accuracy by the FLOPs of the training, with a point and 95 % interval for each fraction of the data."""
     figure, axis = new_axes([model["name"] for model in models])
     for place, (model, style) in enumerate(styled(models)):
         spent: dict[float, list[float]] = {}
@@ -283,7 +286,7 @@ def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
 
     Args:
         models: the models, in the order of their colours in the other figures.
-        stress: kind, unit, strengths, and the accuracies and intervals of each model by name.
+        stress: an entry of `stress` in comparison.json, with the strengths and the results of each model by name.
     """
     figure, axis = new_axes([model["name"] for model in models])
     for place, (model, style) in enumerate(styled(models)):
@@ -339,7 +342,7 @@ def bars(
     name: str,
     place: int,
 ) -> None:
-    """Draw a line with 95 % intervals; `place` chooses its marker."""
+    """Draw a line with 95 % intervals and the marker with the number `place`."""
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
     marker = MARKERS[place % len(MARKERS)]
@@ -376,7 +379,7 @@ def _powers_of_ten(axis: Axes) -> None:
 
 
 def percent(value: float, _place: int | None = None) -> str:
-    """Return the label of a tick: 0.725 is 72.5 %, which no rounding should hide."""
+    """Return the label of a tick with up to four digits, such as `72.5 %` for 0.725."""
     return f"{_POINTS * value:.4g} %"
 
 
@@ -388,7 +391,7 @@ def new_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axe
 
 
 def finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
-    """Label the axes, where y is an accuracy, and put the legend below them."""
+    """Label the axes, show y as percentages, and put the legend below the axes."""
     axis.set(xlabel=x, ylabel=y)
     axis.yaxis.set_major_formatter(FuncFormatter(percent))
     axis.grid(alpha=0.25)

@@ -1,7 +1,7 @@
 """Write the pages about a data set: the doctor's check-up, and the suspected label errors.
 
-`write_checkup` shows the contents of the data set and the pictures that prove its problems. `write_suspects` shows each
-picture with its label and the class that it looks like.
+`write_checkup` shows statistics of the data set and the pictures that prove its problems. `write_suspects` shows each
+suspected picture with its label and the class that the models predict.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
 
 
 def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
-    """Return the functions that draw the images of each class and the sizes of the images, by caption."""
+    """Return drawing functions for the number of images per class and for the sizes of the images, by caption."""
     images = diagnosis.table
     by_split = {name: images.of_split(name).counts() for name in SPLITS if name in images.splits}
     sizes = list(zip(diagnosis.facts.column("width"), diagnosis.facts.column("height"), strict=True))
@@ -110,7 +110,7 @@ def _cell(images: ImageTable, index: int) -> str:
     where = name if images.splits[index] is None else f"{images.splits[index]}: {name}"
     try:
         picture = decode(images.file(index), _THUMBNAIL)
-    except UnreadableImageError as error:  # it was readable a moment ago
+    except UnreadableImageError as error:  # the file has changed since the check-up
         return f"<figure>{escape(str(error))}</figure>"
     picture.thumbnail((_THUMBNAIL, _THUMBNAIL))
     data = io.BytesIO()

@@ -1,10 +1,11 @@
 """Write the page about a run: one self-contained HTML file with interactive views.
 
-The page contains tables and pictures that need no script; the interactive views replace them when scripts run. The
-views are plain JavaScript modules in `static/`, which are joined into one script in the order of their imports. For
-this, each module imports only from its neighbours, with one import per line, and exports with `export class` or `export
-function`. At its head, each module documents the format of its data, which `report_data` writes. `write_evaluation`
-writes a folder with the page, the figures, and the prediction for each image.
+The page contains tables and pictures that need no script. Interactive views replace them in browsers that run scripts.
+`write_evaluation` writes a folder with the page, the figures, and the prediction for each image.
+
+The views are JavaScript modules in `static/`, which are joined into one script in the order of their imports. For this,
+each module imports only from `static/`, with one import per line, and exports with `export class` or `export function`.
+The head of each module documents the format of the data that `report_data` writes for it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _EXPORT = re.compile(r"^export (?=class |function )", re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?:class|function) (\w+)", re.MULTILINE)
 
 
-FOLDER = Path(__file__).parent / "static"  # a server also serves the files from here
+FOLDER = Path(__file__).parent / "static"  # the studio serves the files from this folder
 
 
 def static(name: str) -> str:
@@ -109,7 +110,7 @@ def write_report(
         doubts: labels that are likely wrong, the most doubtful first.
         recipe: the complete recipe, as TOML.
         explained: mistakes with the regions that led to them.
-        tried: the weights among which the run chose its initial ones, with their scores.
+        tried: the candidate initial weights, with their scores.
     """
     photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
     rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
@@ -145,7 +146,7 @@ _PHOTOGRAPHS = ("What the model sees in training",)  # captions of pictures that
 
 
 def _task(evaluation: Evaluation) -> str:
-    """Return what the model tells apart, as in `daisy, rose or tulip?`."""
+    """Return the title of the page, which names the classes, such as `daisy, rose or tulip?`."""
     classes = evaluation.classes
     several = isinstance(evaluation, MultiEvaluation)
     if len(classes) > _NAMED:
@@ -155,11 +156,11 @@ def _task(evaluation: Evaluation) -> str:
 
 
 def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Callable[[], Figure]]:
-    """Return the functions that draw an evaluation, by caption.
+    """Return a drawing function for each figure of an evaluation, by caption.
 
     Args:
         evaluation: the evaluation of a classifier.
-        laid_out: some of its images as points (`evaluation.embedding`), for one of the pictures.
+        laid_out: some images as points in the plane (`evaluation.embedding`); None to omit the figure of these points.
     """
     if isinstance(evaluation, MultiEvaluation):
         return {}
@@ -189,7 +190,7 @@ def _data(
     laid_out: LaidOut | None,
     doubts: Sequence[LabelError],
 ) -> dict[str, Any]:
-    """Return the data of the views."""
+    """Return the data of the interactive views."""
     shown = photographs.listed
     has_files = photographs.root is not None
     kind = (
@@ -229,7 +230,8 @@ def write_evaluation(
     Args:
         folder: the folder, which is created if it does not exist.
         classifier: the classifier that was evaluated.
-        evaluation: its evaluation on all images; the report shows only images that count.
+        evaluation: the evaluation of the classifier on all images. The report shows only images that the figures
+            include.
         table: the images.
         numbers: figures of the evaluation (`evaluation.figures`).
         findings: what the reader should know about the figures, one sentence each.
@@ -269,7 +271,8 @@ def write_evaluation(
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
     """Write a CSV file with the columns path, label, predicted and confidence; several classes are joined by `;`.
 
-    If models proposed labels, `label` has those from before the proposals, and a column label_now has the current ones.
+    If models proposed labels, `label` contains the labels before the proposals, and an additional column `label_now`
+    contains the current labels.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -53,7 +53,7 @@ def thumbnail(path: Place, side: int = SIDE) -> Thumbnail:
     """Shrink a photograph to at most `side` pixels on its longer side."""
     try:
         picture = decode(path, side)
-    except UnreadableImageError as error:  # it changed since it was first read
+    except UnreadableImageError as error:  # the file has changed since it was first read
         return Thumbnail(reason=str(error))
     picture.thumbnail((side, side))
     data = io.BytesIO()
@@ -97,7 +97,7 @@ class Album:
 
     Args:
         folder: the folder, which is created with the first picture.
-        sources: the folders that contain the images. A picture's path in the album is that of its image below the
+        sources: the folders that contain the images. A picture in the album has the path of its image relative to the
             common parent of all folders, so that equal names do not collide.
         paths: the images.
     """
@@ -122,7 +122,7 @@ class Album:
             return
         try:
             photograph = decode(row.path, LONG_SIDE)
-        except UnreadableImageError:  # it was removed after it was classified; its row stays
+        except UnreadableImageError:  # the file was removed after it was classified; its row stays
             return
         photograph.thumbnail((LONG_SIDE, LONG_SIDE))
         target = self.place(row.path)

@@ -1,6 +1,6 @@
-"""Draw the result of a lab experiment as the paper draws it: as dots, as curves, or as accuracy by computation or data.
+"""Draw the results of lab experiments in the style of the figures in the paper.
 
-`pictures_of` is the public function. All numbers come from the values of lab.json.
+`pictures_of` draws the results in lab.json. `draw_lines` draws numbers from the paper for comparison.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROW = 0.42  # inches of a variant in a picture of dots
 
 
 def pictures_of(kind: str, figures: Figures, lines: Mapping[str, Sequence[str]]) -> dict[str, Callable[[], Figure]]:
-    """Return the functions that draw an experiment.
+    """Return drawing functions for the figures of an experiment.
 
     Args:
         kind: dots, curves, computation, few-shot or sizes.
@@ -65,7 +65,10 @@ def pictures_of(kind: str, figures: Figures, lines: Mapping[str, Sequence[str]])
 
 
 def _dots(figures: Figures) -> Figure:
-    """Draw a dot with its 95 % interval for each variant and, where the paper has figures, the paper's next to them."""
+    """Draw the accuracy of each variant with its 95 % interval.
+
+    If the paper reports figures, a second panel shows them.
+    """
     variants = figures["variants"]
     published = [_number(variant["paper"]) for variant in variants]
     panels = 2 if any(value is not None for value in published) else 1
@@ -95,7 +98,7 @@ def _dots(figures: Figures) -> Figure:
 
 
 def _number(text: str | None) -> float | None:
-    """Return the number that a figure of the paper begins with."""
+    """Return the number at the beginning of a text from the paper; None if there is none."""
     match = None if text is None else re.match(r"\d+(\.\d+)?", text)
     return None if match is None else float(match[0])
 
@@ -111,7 +114,10 @@ def _as_models(variants: Sequence[Figures]) -> list[dict[str, Any]]:
 
 
 def _line(name: str, variants: Sequence[Figures]) -> dict[str, Any]:
-    """Return several variants as one model, each as another fraction of the data."""
+    """Return several variants as one model of a comparison, so that a line connects the variants.
+
+    The position of a variant takes the place of a fraction of the data.
+    """
     parts = [
         {"fraction": place, "accuracy": variant["accuracy"], "interval": variant["interval"]}
         for place, variant in enumerate(variants)
@@ -121,7 +127,7 @@ def _line(name: str, variants: Sequence[Figures]) -> dict[str, Any]:
 
 
 def _by_computation(variants: Sequence[Figures], lines: Mapping[str, Sequence[str]]) -> Figure:
-    """Draw accuracy by the operations of a training, with a line through the variants of each name (Figure 5, 8)."""
+    """Draw accuracy by the FLOPs of a training (Figures 5 and 8). Each entry of `lines` becomes a line."""
     by_label = {variant["label"]: variant for variant in variants}
     models = []
     for name, labels in lines.items():
@@ -156,13 +162,13 @@ def _by_size(figures: Figures, key: str) -> Figure:
 def draw_lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, ticks: Mapping[str, float]
 ) -> Figure:
-    """Draw numbers of the paper in the colours of ours.
+    """Draw numbers from the paper in the style of the other figures.
 
     Args:
         lines: points of x and percent, by the name of the line.
         x: the label of the logarithmic x axis.
         y: the label of the y axis.
-        ticks: the names of values of x; empty for numbers.
+        ticks: values of x that have a tick, by the label of the tick; empty for numeric labels.
     """
     drawn, axis = new_axes(list(lines))
     for place, (name, points) in enumerate(lines.items()):

@@ -1,4 +1,4 @@
-"""The model card: what a model does, how it was trained and how good it is, for whoever receives the model."""
+"""Write model cards, which say what a model does, how it was trained and how accurate it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitkit.evaluation.registry import read_figures
 from vitkit.system.files import read_json
 from vitkit.system.run_files import EVALUATION, FOLDS, SPLIT
 
-_FIGURES = {  # of evaluation.json, for people
+_FIGURES = {  # figures of evaluation.json, with their names in the card
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy (the mean over the classes)",
     "ece": "calibration error (the distance between confidence and accuracy)",
@@ -26,7 +26,10 @@ _LISTED = 30  # classes
 
 
 class CardFacts(Protocol):
-    """What a card says of a model; a `Classifier` has it, and so does the plan of one that is not loaded."""
+    """The facts about a model that its card contains.
+
+    A `Classifier` provides these facts, and so does the result of `vitkit.weights.inspect`.
+    """
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -43,7 +46,7 @@ def model_card(name: str, model: CardFacts, made_with: str, run: Path | None = N
 
     Args:
         name: the name of the model.
-        model: the model, or its plan.
+        model: the facts about the model.
         made_with: the version of vitkit that trained it.
         run: the run folder with its evaluation and split; None if there is none.
 
@@ -148,7 +151,7 @@ def _about_unknown(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _of_folds(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of folds.json as evaluation.json has them."""
+    """Convert figures of folds.json to the format of evaluation.json."""
     pairs = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
     bounds = {name: item["interval_95"] for name, item in pairs.items() if item["interval_95"] is not None}
     return {**{name: item["mean"] for name, item in pairs.items()}, "intervals_95": bounds}

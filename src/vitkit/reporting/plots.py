@@ -22,7 +22,7 @@ from vitkit.system.files import replacing
 from vitkit.text.drawing import new_figure, whole_numbers
 from vitkit.text.html import DPI, to_png
 
-# The colours of Okabe and Ito, which colour-blind readers can distinguish, too.
+# The colours of Okabe and Ito, which colour-blind readers can also distinguish.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
 _MOST_NAMED, _UNNAMED = 60, 12.0  # maximum number of class names along an axis; side in inches of a matrix of more
 MOST_SHADED = 1000  # maximum number of rows and columns of a matrix
@@ -43,11 +43,11 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def curves(rows: Sequence[Mapping[str, float]], best_epoch: int | None, *, is_mixed: bool = False) -> Figure:
-    """Plot loss and accuracy by epoch, and mark the epoch that was kept.
+    """Plot loss and accuracy by epoch, and mark the epoch whose weights were kept.
 
     Args:
         rows: the rows of metrics.csv.
-        best_epoch: the epoch that was kept, from 0; None marks no epoch.
+        best_epoch: the epoch whose weights were kept, counting from 0; None marks no epoch.
         is_mixed: whether the training mixed images (mixup or CutMix), see `draw_curve`.
     """
     figure = new_figure(9, 3.6)
@@ -74,7 +74,7 @@ def draw_curve(
         axis: the axes to draw on.
         rows: the rows of metrics.csv.
         measure: the measure to draw.
-        best_epoch: the epoch that was kept, from 0; None marks no epoch.
+        best_epoch: the epoch whose weights were kept, counting from 0; None marks no epoch.
         is_mixed: whether the training mixed images (mixup or CutMix).
     """
     key = {"loss": "loss", "accuracy": "acc"}[measure]
@@ -109,7 +109,7 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
         label = f"{split} ({int(heights.sum())})"
         if len(classes) <= _MOST_BARS:
             axis.bar(positions, heights, bottom=base, color=colour, label=label)
-        else:  # one outline for all of them
+        else:  # one outline for all bars
             edges = np.append(positions - 0.5, len(classes) - 0.5)
             low, high = (np.append(each, each[-1]) for each in (base, base + heights))
             axis.fill_between(edges, low, high, step="post", color=colour, linewidth=0, label=label)
@@ -125,7 +125,7 @@ def class_counts(counts: Mapping[str, Mapping[str, int]], classes: Sequence[str]
 
 
 def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> Figure:
-    """Plot a confusion matrix of counts, shaded by their fraction of the true class."""
+    """Plot a confusion matrix of counts, with shading by the fraction of the true class."""
     side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
     figure = new_figure(side, side)
     draw_confusion(figure.subplots(), matrix, classes, title)
@@ -133,7 +133,7 @@ def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str)
 
 
 def draw_confusion(axis: Axes, matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> None:
-    """Draw counts by true and predicted class, shaded by the share of the true class."""
+    """Draw a confusion matrix of counts, with shading by the fraction of the true class."""
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
     if len(classes) <= 30:
@@ -165,7 +165,7 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
 
 
 def draw_reliability(axis: Axes, state: Reliability, name: str) -> None:
-    """Draw accuracy by confidence; `name` is the name of the classifier's state for the title."""
+    """Draw accuracy by confidence. The title contains `name`, the name of the classifier's state."""
     edges = np.linspace(0, 1, len(state.counts) + 1)
     middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(state.counts)
     there = state.counts > 0
@@ -237,7 +237,7 @@ def embedding(
 ) -> Figure:
     """Plot images as points, with a colour and marker for each class; mistakes have a black edge.
 
-    Up to 12 classes have a legend. If there are more, the names of the largest are written among their points.
+    Up to 12 classes have a legend. If there are more, the names of the largest classes are written among their points.
 
     Args:
         points: (n, 2).
@@ -279,7 +279,7 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
     wide, tall = 1.35 * columns, 1.55 * -(-len(pictures) // columns) + 0.4  # inches
     figure = new_figure(wide, tall, layout=None)
     figure.suptitle(title, fontsize=10, y=1 - 0.12 / tall, va="top")
-    axis = figure.add_axes((0, 0, 1, 1))  # one for all, as the layout of each takes 0.1 s
+    axis = figure.add_axes((0, 0, 1, 1))  # one axis for all pictures, because the layout of each axis takes 0.1 s
     axis.set_axis_off()
     for number, (picture, name) in enumerate(zip(pictures, titles, strict=True)):
         x, y = 1.35 * (number % columns + 0.5), 0.4 + 1.55 * (number // columns) + 0.2  # middle of the upper edge

@@ -52,7 +52,7 @@ def write_pretraining_report(
         rows: the rows of metrics.csv.
         kept: the epoch whose weights became the model, counting from 0.
         strips: pictures with their hidden patches filled in.
-        shown: a sentence about those pictures.
+        shown: a sentence about the pictures in `strips`.
         recipe: the recipe as TOML.
     """
     note = (
@@ -76,7 +76,7 @@ def write_pretraining_report(
 
 
 def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
-    """Plot training and validation loss by epoch, and mark the epoch that was kept, from 0."""
+    """Plot training and validation loss by epoch, and mark epoch `kept`, counting from 0."""
     drawn = new_figure(6, 3.4)
     axis = drawn.subplots()
     for name, label, colour in (("train_loss", "training", BLUE), ("val_loss", "validation", ORANGE)):

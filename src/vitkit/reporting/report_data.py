@@ -1,8 +1,7 @@
 """The data of the interactive views as plain JSON types, and the photographs that a report contains.
 
-Each view documents the format of its data in its JavaScript file, and one function here writes them.
-`ReportPhotographs` selects photographs: all of them if there are few images, otherwise those that readers are most
-likely to open.
+The JavaScript file of each view documents the format of its data, and one function of this module returns the data.
+`ReportPhotographs` selects photographs: all if there are few images, otherwise those that readers most likely open.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _MOST_THRESHOLDS = 300  # classes whose threshold can be moved
 FIRST = 24  # photographs in a gallery without a script
 MOST, MOST_DOUBTED = 500, 100  # photographs in a page
 _BYTES = 10_000_000  # of photographs, so that the page stays below 20 MB
-_OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes with precedence, for each pair of classes and in total
+_OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes that come first, for each pair of classes and in total
 _PATHS = 4_000_000  # characters of all paths in a page
-_STEPS = 200  # of the threshold
+_STEPS = 200  # steps of the threshold from 0 to 1
 _SINGLE = (
     ("precision", "precision", "the fraction of the images predicted to be of the class that are of the class", 3),
     ("recall", "recall", "the fraction of the images of the class that are predicted to be", 3),
@@ -52,7 +51,11 @@ _MULTI = (("threshold", "threshold", "the lowest probability that predicts the c
 
 
 def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
-    """Return the indices of the images that a page lists: all, or of too many, the mistakes and a random sample."""
+    """Return the indices of the images that a page lists.
+
+    If there are too many images, a page lists the most confident mistakes and a random sample. For multi-label models,
+    it lists only the sample.
+    """
     n = len(evaluation.paths)
     length = sum(map(len, evaluation.paths)) / max(n, 1)
     most = min(MOST_IMAGES, max(1_000, int(_PATHS / max(length, 1))))
@@ -64,7 +67,7 @@ def listed(evaluation: Evaluation, seed: int = 0) -> Numbers:
 
 
 def images_data(evaluation: Evaluation, shown: Numbers) -> dict[str, Any]:
-    """Return the data of `images.js`: the predictions for the images with these indices."""
+    """Return the data of `images.js`: the predictions for the images with the indices `shown`."""
     common = {
         "classes": list(map(_text, evaluation.classes)),
         "total": len(evaluation.paths),
@@ -99,7 +102,7 @@ def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
 
 
 def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of `class_table.js`."""
+    """Return the data of `class_table.js`: the figures of each class, and a description of each figure."""
     described = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
     columns = [{"key": key, "title": title, "help": tells, "digits": digits} for key, title, tells, digits in described]
     keys = [key for key, *_ in described]
@@ -111,7 +114,7 @@ def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str,
 
 
 def confusion_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the data of `confusion.js`."""
+    """Return the data of `confusion.js`: the number of images for each pair of true and predicted class."""
     true, said, counts = evaluation.pairs()
     order = np.argsort(-counts, kind="stable")[:_MOST_PAIRS]
     pairs = np.stack([true[order], said[order], counts[order]], axis=1).tolist()
@@ -119,7 +122,7 @@ def confusion_data(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def reliability_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the data of `reliability.js`."""
+    """Return the data of `reliability.js`: accuracy by confidence, with and without the temperature."""
     before = None if evaluation.temperature == 1 else _reliability(evaluation.untempered)
     return {"now": _reliability(evaluation.reliability), "before": before}
 
@@ -130,7 +133,7 @@ def _reliability(measured: Reliability) -> dict[str, Any]:
 
 
 def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the data of `threshold.js`."""
+    """Return the data of `threshold.js`: the numbers of answered and of correct images by confidence threshold."""
     sure = confidence(evaluation)
     is_right = evaluation.predicted == evaluation.labels
     answered, right = (_reaching(values) for values in (sure, sure[is_right]))
@@ -145,7 +148,7 @@ def _reaching(values: npt.NDArray[np.floating[Any]]) -> list[int]:
 
 
 def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
-    """Return the data of `class_thresholds.js`; None if there are too many classes."""
+    """Return the data of `class_thresholds.js`: predicted and correct images by threshold; None for many classes."""
     if len(evaluation.classes) > _MOST_THRESHOLDS:
         return None
     classes = []
@@ -157,7 +160,7 @@ def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
 
 
 def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] | None:
-    """Return the data of `embedding.js`; None if there are no points."""
+    """Return the data of `embedding.js`: images as points in the plane; None if there are no points."""
     if laid_out is None:
         return None
     place = {int(i): number for number, i in enumerate(shown)}
@@ -197,7 +200,7 @@ def doubts_data(
 
 
 def _text(name: str) -> str:
-    """Return a name with characters that UTF-8 cannot encode replaced; file names may contain such characters."""
+    """Replace the characters of a name that UTF-8 cannot encode, because file names may contain such characters."""
     return name.encode(errors="replace").decode()
 
 
@@ -285,14 +288,14 @@ class ReportPhotographs:
         return int(np.searchsorted(self.listed, image))
 
     def addresses(self) -> dict[str, str]:
-        """Return data URIs of the photographs that are not shown without a script, by position in the page's list."""
+        """Return data URIs of the photographs that only the script shows, by position in the page's list."""
         others = [
             (self.place(i), photograph.address) for i, photograph in self.of_images.items() if i not in self.first
         ]
         return {str(place): address for place, address in others if address is not None}
 
     def addresses_of_doubts(self) -> dict[str, str]:
-        """Return data URIs of the suspected label errors that are not shown without a script, by position."""
+        """Return data URIs of the suspected label errors that only the script shows, by position."""
         others = [(place, photograph.address) for place, photograph in enumerate(self.of_doubts) if place >= FIRST]
         return {str(place): address for place, address in others if address is not None}
 

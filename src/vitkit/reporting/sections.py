@@ -1,4 +1,4 @@
-"""The sections of a report that need no script, as HTML."""
+"""Write the sections of a report as HTML that needs no script."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequenc
 
 
 def operating_table(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a section that compares the figures for both class priors; empty if they hardly differ."""
+    """Return a section that compares the figures for two class priors; empty if the evaluation has no such figures."""
     points = numbers.get("operating_points")
     if points is None:
         return []
@@ -63,7 +63,10 @@ def operating_table(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def promises(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a section about sets of classes and confident predictions, as measured; empty if nothing was measured."""
+    """Return a section with the measured coverage of prediction sets and accuracy of confident predictions.
+
+    It is empty if neither was measured.
+    """
     entry = numbers.get("promises")
     if entry is None:
         return []
@@ -115,7 +118,7 @@ def _promised(validation: Mapping[str, Any]) -> str:
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
-    """Return what the images are called that a model was calibrated on."""
+    """Return the name of the images that a model was calibrated on."""
     return CROSS_VALIDATED if entry.get("folds") else VALIDATION
 
 
@@ -192,7 +195,7 @@ _NAMES = {"val": "validation images", "all": "all images"}
 
 
 def _view(name: str, *content: str) -> str:
-    """Return the element in which the script shows a view; until then, it shows `content`."""
+    """Return the HTML element of an interactive view. It shows `content` until the script replaces the content."""
     return f'<div data-view="{name}">{"".join(content)}</div>'
 
 
@@ -220,7 +223,7 @@ def _beside_headline(numbers: Mapping[str, Any]) -> str:
 
 
 def caveat(evaluation: Evaluation) -> list[str]:
-    """Return a note if something was chosen on these images; otherwise an empty list."""
+    """Return a warning if something was chosen on the evaluated images; otherwise an empty list."""
     if not evaluation.chosen:
         return []
     what = ", ".join(evaluation.chosen)
@@ -274,7 +277,7 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
 
 
 def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Explain why the calibration error is larger than at temperature 1; empty if it is not."""
+    """Explain why the temperature increased the calibration error; empty if it did not."""
     rise = calibration_rise(evaluation, numbers)
     if rise is None:
         return []
@@ -304,7 +307,7 @@ def _threshold_table(evaluation: Evaluation) -> str:
 
 
 def gallery_of(evaluation: Evaluation, photographs: ReportPhotographs) -> list[str]:
-    """Return the section of photographs with their predictions; without a script, it shows the worst mistakes."""
+    """Return the section of photographs with their predictions. Without a script, it shows the worst mistakes."""
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
     held = [] if here == n else [f"this page contains the photographs of {here:,} of {n:,} images"]
     held += [] if listed == n else [f"{listed:,} images are listed, and the others are left out"]
@@ -336,17 +339,17 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
 
 
 def _since(evaluation: Evaluation, i: int) -> list[str]:
-    """Return a caption line with an image's current label, if it was changed because of a model's proposal."""
+    """Return a caption line with an image's current label, if the label was changed on a model's proposal."""
     now = evaluation.since.get(evaluation.paths[i])
     return [] if now is None else [f"now: {now or 'left out'}, as a model proposed"]
 
 
 @dataclass(frozen=True)
 class Tried:
-    """The weights among which a run chose, with their scores.
+    """The candidate initial weights of a run, with their scores.
 
     Attributes:
-        summary: a sentence about how they were compared.
+        summary: a sentence about how the candidates were compared.
         heading, rows: the heading and the rows of the table.
         remarks: further sentences about the result.
     """
@@ -358,7 +361,7 @@ class Tried:
 
 
 def weights_tried(tried: Tried | None) -> list[str]:
-    """Return the section about the weights among which the run chose."""
+    """Return the section about the candidate initial weights."""
     if tried is None:
         return []
     cells = [[escape(cell) for cell in row] for row in tried.rows]

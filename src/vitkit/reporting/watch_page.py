@@ -1,4 +1,4 @@
-"""Write the page about whether photographs look like those that a model was made for."""
+"""Write the page about drift, which compares photographs with the validation images of a model."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def write_watch(
     notes: Sequence[str],
     level: float,
 ) -> None:
-    """Write the page.
+    """Write the page about drift.
 
     Args:
         path: the HTML file.
         verdict: the result in a sentence.
         tests: the rows of `vitkit.verbs.watch.Watch`.
         shares: for each class the fraction of validation images and of photographs that it is predicted for.
-        strangers: the photographs that differ most, with the lines below them.
+        strangers: the photographs that differ most, with the lines of their captions.
         notes: remarks on the comparison.
         level: the probability of a false alarm.
     """
@@ -73,7 +73,7 @@ def table_of_tests(tests: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _shares(shares: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Return the classes, those whose share differs most first."""
+    """Return a table of the classes, those with the largest change of their share first."""
     ordered = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_CLASSES]
     rows = [
         [f"{escape(name)}<br>{_bars(name, before, now)}", f"{before:.1%}", f"{now:.1%}"]
@@ -85,7 +85,7 @@ def _shares(shares: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def _bars(name: str, before: float, now: float) -> str:
-    """Return two bars as long as the shares."""
+    """Return two bars whose lengths are the shares of a class."""
     return "<br>".join(
         f'<meter min="0" max="1" value="{share:.4f}" aria-label="{escape(name)}, {when}"></meter>'
         for share, when in ((before, "validation"), (now, "now"))

@@ -1,8 +1,8 @@
 """Serve classifiers over HTTP: `vitkit serve` and `vitkit.serve`.
 
-Open `serve.py` first: it starts and stops a server. A request passes `guard`, which checks its origin, token and size.
-The routes in `application` read it with `questions`. `service` chooses a model and collects pictures into batches
-(`batching`). `models` holds the classifiers that compute the answers.
+Open `serve.py` first: it starts and stops a server. `guard` checks the origin, token and size of each request. The
+routes in `application` parse requests with `questions`. `service` chooses a model and collects pictures into batches
+(`batching`). `models` contains the classifiers that compute the answers.
 """
 
 from __future__ import annotations

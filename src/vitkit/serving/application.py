@@ -1,7 +1,7 @@
 """The HTTP routes of a server, as a FastAPI application.
 
-Answers are JSON. The models below describe them for the OpenAPI schema, and tests compare them with real answers. The
-page at /docs loads all its files from this server.
+Answers are JSON. Pydantic classes such as `PredictionsForm` describe the answers for the OpenAPI schema, and tests
+compare the classes with real answers. The page at /docs loads all its files from this server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Handle = Callable[[Request], Awaitable[Response]]
 def make_application(service: Service) -> FastAPI:
     """Create the application with the routes of a service."""
     app = FastAPI(title="vitkit", version=vitkit.__version__, docs_url=None, redoc_url=None)
-    app.openapi_version = "3.0.3"  # as the bundled page reads it
+    app.openapi_version = "3.0.3"  # the version that the bundled page reads
     app.add_exception_handler(HTTPException, _as_json)
     routes = _Routes(service)
     for path, handle, form, summary in (
@@ -95,7 +95,7 @@ class _Routes:
 
 
 class _Streamed(StreamingResponse):
-    """A JSON response that is written picture by picture; the whole text would need ten times as much memory."""
+    """A JSON response that is written picture by picture, because the whole text would take ten times the memory."""
 
     def __init__(self, embedded: Embedded) -> None:
         status = 422 if all("error" in row for row in embedded.rows) else 200
@@ -135,7 +135,7 @@ async def _question(service: Service, request: Request) -> tuple[Any, dict[str, 
 
 
 def _counted(service: Service, path: str, handle: _Handle) -> _Handle:
-    """Wrap the function of a route: refusals become JSON, and answers are counted and timed."""
+    """Wrap the function of a route, so that refusals become JSON and answers are counted and timed."""
     seconds = service.metrics.seconds.labels(path)
     requests = service.metrics.requests
 
@@ -181,7 +181,7 @@ class _Form(BaseModel):
 
 
 class RefusedRequest(_Form):
-    """The body of a refusal: its reason."""
+    """The answer to a request that was refused: the reason."""
 
     error: str
 

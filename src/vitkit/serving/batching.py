@@ -49,7 +49,7 @@ class Workers:
         count: the number of threads.
         wait: the longest time in seconds that an item waits for others although a thread is free.
         most: the maximum number of waiting items.
-        begin: called first in each thread; an exception of it is raised here.
+        begin: called first in each thread. If it raises an exception, the constructor raises the exception, too.
         observe: called after each batch with its work, its size and its duration in seconds.
     """
 
@@ -166,7 +166,7 @@ class Workers:
                     taken = [queue.popleft() for _ in range(min(work.most, len(queue)))]
                     state.waiting -= len(taken)
                     questions = [question for question in taken if not question.request.future.done()]
-                    if not questions:  # their clients have gone
+                    if not questions:  # the clients have disconnected
                         continue
                     state.working += len(questions)
                     return work, questions
@@ -181,7 +181,7 @@ class Workers:
                 if not question.request.left:
                     complete.setdefault(question.request.loop, []).append(question.request)
         for loop, requests in complete.items():
-            with suppress(RuntimeError):  # the loop is closed: its clients have gone
+            with suppress(RuntimeError):  # the loop is closed, and its clients have disconnected
                 loop.call_soon_threadsafe(_settle, requests)
 
 
@@ -190,6 +190,7 @@ class _SharedState:
     """The state that the threads share.
 
     Attributes:
+        changed: the condition that protects the other attributes.
         queues: waiting items by kind of work, in the order of their arrival.
         waiting: the number of waiting items.
         working: the number of items that are being answered.
@@ -205,7 +206,15 @@ class _SharedState:
 
 @dataclass
 class _PendingRequest:
-    """A request whose items are answered together."""
+    """A request that waits for the answers to its items.
+
+    Attributes:
+        answers: the answers so far, in the order of the items.
+        loop: the event loop of the request.
+        future: receives all answers, or the error.
+        left: the number of items that are not answered yet.
+        error: the exception that an item raised, or None.
+    """
 
     answers: list[Any]
     loop: asyncio.AbstractEventLoop
@@ -223,7 +232,7 @@ class _Question:
 
 
 def _settle(requests: Sequence[_PendingRequest]) -> None:
-    """Set the results of requests' futures; called in the thread of their event loop."""
+    """Set the results of the futures of requests. The event loop of the requests calls this in its thread."""
     for request in requests:
         if request.future.done():
             continue

@@ -1,10 +1,12 @@
-"""Protect a server on this machine; the guard is an ASGI application around another one.
+"""Protect a local server from pages of other sites, other machines, and large or slow requests.
 
-A page of another site can make the user's browser send requests to 127.0.0.1, and can make its own domain name resolve
-to that address (DNS rebinding). Therefore a request must be addressed to one of the server's names (Host), and a
-request that changes something must not come from another site (Sec-Fetch-Site, Origin). Other machines need the token.
-The size and the duration of bodies are limited while they arrive, and `Connection` limits the time for the head of a
-request.
+`Guard` is an ASGI application around another one. A page of another site can make the user's browser send requests to
+127.0.0.1. It can also make the site's domain name resolve to 127.0.0.1 (DNS rebinding). Therefore a request must be
+addressed to one of the server's names (Host). A request that changes something must not come from another site
+(Sec-Fetch-Site, Origin). Requests from other machines need the token.
+
+The guard limits the size and the duration of a body while the body arrives. `Connection` limits the time for the head
+of a request.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from vitkit.errors import VitkitError
 from vitkit.system import windows
 
-_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")  # as headers, cookies and addresses take them unchanged
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")  # characters that headers, cookies and URLs transmit unchanged
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -38,10 +40,10 @@ Send = Callable[[Message], Awaitable[None]]
 _Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
 _SAFE = ("GET", "HEAD")
-_SLOWEST = 64 * 2**10  # bytes a second; each second's worth prolongs the time limit of a body
-_LINGER = 2.0  # seconds to receive a refused body: a connection closed earlier loses the answer
+_SLOWEST = 64 * 2**10  # bytes; each such amount received prolongs the time limit of a body by a second
+_LINGER = 2.0  # seconds to receive a refused body: closing earlier would lose the answer
 _AGAIN = 2  # seconds to wait before retrying
-_HEADERS = {  # of every answer that does not set them
+_HEADERS = {  # added to every answer that does not set them
     b"x-content-type-options": b"nosniff",
     b"x-frame-options": b"DENY",
     b"referrer-policy": b"no-referrer",
@@ -64,14 +66,14 @@ class Rules:
     Attributes:
         names: host names, without ports, that requests may be addressed to.
         any_address: whether requests may also be addressed to any IP address; DNS rebinding is not possible with these.
-        token: the secret that each request needs, in the header `Authorization: Bearer` or in a cookie, which a page
-            opened with `?token=` receives; None if no request needs one.
+        token: the secret that each request needs; None if requests need none. It is sent in the header `Authorization:
+            Bearer` or in a cookie. The browser receives the cookie when it opens a page with `?token=`.
         open_paths: paths that are answered without the token and under any name, since they reveal nothing.
         guest_token: a second secret, which opens only `guest_paths`; None if there is none.
         guest_paths: a pattern of the whole paths that the guest's token opens.
         most_bytes: the maximum size of a body.
         most_held: the maximum total size of all bodies that are being read or answered at a time.
-        seconds: the time limit for a body; a large one that arrives steadily has more time.
+        seconds: the time limit for a body; a large body that arrives steadily has more time.
     """
 
     names: frozenset[str]
@@ -86,9 +88,9 @@ class Rules:
 
 
 def keep_others_off(listener: socket.socket) -> None:
-    """Let a socket have a port of its own, also right after another server used it.
+    """Let a socket use its port exclusively, even directly after another server used the port.
 
-    On Windows, SO_REUSEADDR would instead let two servers listen at one port.
+    Windows needs another option, because SO_REUSEADDR would let two servers listen at the same port there.
     """
     if windows.IS_WINDOWS:
         listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
@@ -138,7 +140,7 @@ def check_token(token: str) -> str:
 
 
 class Guard:
-    """An ASGI application that passes accepted requests to another one. Refusals are JSON: `{"error": ...}`.
+    """An ASGI application that passes accepted requests to another application. Refusals are JSON: `{"error": ...}`.
 
     Args:
         application: receives the accepted requests.
@@ -173,13 +175,13 @@ class Guard:
 
     @property
     def cookie(self) -> str:
-        """Return the name of the cookie that keeps the token."""
+        """The name of the cookie that stores the token."""
         return self._keys[0].cookie
 
     # --- Who asks ---------------------------------------------------------------------------------------
 
     def _refuse(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
-        """Return the reason to refuse a request, as far as its head shows; None to accept it."""
+        """Check the head of a request, and return the reason to refuse the request; None to accept it."""
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.rules.most_bytes:
             return self._too_large()
@@ -271,7 +273,7 @@ class Guard:
 
 
 class _Key:
-    """A token, the cookie that keeps it, and the paths that it opens (all, unless there is a pattern)."""
+    """A token with the name of its cookie, and a pattern of the paths that it opens; None for all paths."""
 
     def __init__(self, token: str, paths: str | None = None) -> None:
         self.token, self._secret, self._paths = token, token.encode(), paths
@@ -285,7 +287,7 @@ class _Key:
 
 
 class _RefusedError(Exception):
-    """Raised in an application that reads a body which was refused meanwhile."""
+    """Raised when an application reads a body after the guard has refused the body."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,7 @@ class _Refusal:
 
 
 class _Body:
-    """The body of a request; its size and duration are checked while the application reads it.
+    """The body of a request. Size and duration are checked while the application reads the body.
 
     Attributes:
         size: the number of bytes received.
@@ -355,7 +357,7 @@ class _Exchange:
 def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Return headers by name.
 
-    The values of a repeated header are joined by `;`, so that neither of them is accepted alone.
+    The values of a repeated header are joined by `;`, so that no single value is accepted.
     """
     values: dict[str, str] = {}
     for name, value in headers:
@@ -376,7 +378,7 @@ def _name_in(host: str) -> str:
 def _is_foreign(method: str, headers: dict[str, str]) -> bool:
     """Return whether the browser reports that a request comes from a page of another site.
 
-    A link on another site that opens a page of this server is not counted.
+    A request that opens a page of this server through a link on another site does not count.
     """
     site = headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none"):
@@ -405,8 +407,8 @@ def _with_ours(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
 async def _answer(send: Send, status: int, reason: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
     """Send a JSON answer with a reason.
 
-    For errors, the last, empty part of the body is not sent yet: the client has the whole text, but the connection
-    stays open.
+    For errors, the last part of the body, which is empty, is not sent yet. The client then has the whole text, but the
+    connection stays open.
     """
     body = json.dumps({"error": reason}).encode()
     sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
@@ -431,10 +433,10 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
 
 
 class _Whole:
-    """A transport that sends everything written within one step of the event loop at once.
+    """A transport that sends all data of one step of the event loop together.
 
-    The head and the body of an answer are written separately. Each separate send releases the global interpreter lock;
-    a computing thread then takes it, and the rest of the answer waits.
+    The head and the body of an answer are written separately. Separate sends would delay the body, because each send
+    releases the global interpreter lock, which a computing thread may then take.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -462,7 +464,7 @@ class _Whole:
 
 
 class Connection(H11Protocol):
-    """An HTTP connection of uvicorn with a time limit for heads; without it, silent connections stay open forever."""
+    """An HTTP connection of uvicorn with a time limit for heads, which closes silent connections."""
 
     _patience: asyncio.TimerHandle | None = None
 
@@ -472,7 +474,7 @@ class Connection(H11Protocol):
         self._patience = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def data_received(self, data: bytes) -> None:
-        """Stop the time limit once a head is complete, and start it when the next one begins."""
+        """Stop the time limit when a head is complete, and start the time limit of the next head."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()

@@ -105,7 +105,7 @@ class ServedModels:
     def threads(self) -> int:
         """The number of threads that compute: one per core.
 
-        If only one thread can compute at a time, there is one more, which reads pictures meanwhile.
+        If only one thread can compute at a time, an additional thread reads pictures meanwhile.
         """
         return cores() if self._is_concurrent else cores() + 1
 
@@ -151,7 +151,7 @@ class ServedModel:
 
     @property
     def has_unknown(self) -> bool:
-        """Whether it says how unfamiliar pictures look."""
+        """Whether the model has a score for unknown images."""
         return self.classifier.unknown is not None
 
     @property
@@ -169,7 +169,7 @@ class ServedModel:
 
     @cached_property
     def embedding(self) -> dict[Features, Work]:
-        """For each kind of features, the work that computes them."""
+        """The work that computes features, by kind of features."""
         return {what: Work(self.name, self.batch, partial(self._embed, what=what)) for what in _WHAT}
 
     @cached_property
@@ -244,8 +244,8 @@ class ServedModel:
         """Read pictures and compute a result for each.
 
         Returns:
-            A warning about each picture's brightness or None, and for each picture its path with the result, or with
-            the reason why there is none.
+            Two lists with an entry for each picture. The first has a warning about the brightness or None, the second
+            has the path with the result or with an error message.
         """
         doubts, images = list[str | None](), list[Array | str]()
         for upload in uploads:
@@ -281,11 +281,11 @@ class ToExplain:
 
 @dataclass(frozen=True)
 class _ExplainedClassifier:
-    """A classifier for explanations, which lock it only while they compute probabilities.
+    """A classifier for explanations. It is locked only while probabilities are computed.
 
     Attributes:
         classifier: the classifier whose predictions are explained.
-        model: a copy of its model that shares the weights.
+        model: a copy of the classifier's model that shares the weights.
         turn: the lock for computing predictions.
     """
 
@@ -326,7 +326,7 @@ def _watched(model: Model, is_abandoned: Event) -> Model:
 
     copied = twin(model, Attention)
     for module in copied.modules():
-        module._forward_pre_hooks = OrderedDict(module._forward_pre_hooks)  # which the twin has in common
+        module._forward_pre_hooks = OrderedDict(module._forward_pre_hooks)  # the copy shares them with the original
         module.register_forward_pre_hook(look)
     return copied
 

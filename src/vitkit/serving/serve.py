@@ -251,7 +251,7 @@ class Server(Result):
     def _run(self) -> None:
         try:
             asyncio.run(self._server.serve([self._listener]))
-        except BaseException as error:  # raised where it was started
+        except BaseException as error:  # the thread that started the server raises it
             self._failed = error
         finally:
             self._listener.close()

@@ -1,7 +1,7 @@
 """Answer requests about pictures: choose a model, wait for a batch and build the answer.
 
-Nothing here depends on HTTP. `Service` is the public class. The options of each route and their OpenAPI description
-stand above it, its Prometheus metrics below.
+This module does not depend on HTTP. It defines the options of each route with their OpenAPI description, the class
+`Service`, and the Prometheus metrics of a service.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MODEL = {
     "model": "the model's name; the first by default",
     "version": "the beginning of its version; the last of several by default",
 }
-OPTIONS = {  # of each route that takes pictures, with their descriptions
+OPTIONS = {  # the options of each route that takes pictures, with their descriptions
     "/predict": {
         **_MODEL,
         "top": f"classes to name for each picture, the most probable first; {_TOP} by default",
@@ -92,7 +92,7 @@ def described(path: str) -> dict[str, Any]:
 
 
 def _asking(options: Iterable[str]) -> dict[str, Any]:
-    """Return the OpenAPI description of the bodies that can carry pictures, with these options.
+    """Return the OpenAPI description of request bodies with pictures and options.
 
     Pictures are sent as files of a form, as base64 in JSON, or as one plain file.
     """
@@ -247,7 +247,7 @@ class Service:
         self.begin_to_close()
         self.explainers.close()
         self.workers.close()
-        set_threads(self._threads)  # as the setting of a thread is also the default of later ones
+        set_threads(self._threads)  # because the setting of a thread is also the default of later threads
 
     async def _explain(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> tuple[ServedModel, Explanation]:
         model = self._whole(options)
@@ -351,7 +351,7 @@ def _layer(options: Mapping[str, str]) -> int | None:
 
 
 _PARTS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-_SERIES = 1_000  # classes of a model that are counted
+_SERIES = 1_000  # maximum number of classes of a model that have metrics
 
 
 class _Metrics:
@@ -405,7 +405,7 @@ class _Metrics:
             self._expected.labels(model, name).set(share)
 
     def look(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record how predicted images look, to be compared with the validation images."""
+        """Record predicted classes, confidences and unknown scores, to compare them with the validation images."""
         for row in rows:
             if row.get("error") is not None:
                 continue
@@ -423,7 +423,7 @@ class _Metrics:
         self._batch_seconds.labels(work.name).observe(seconds)
 
     def count_refusal(self, status: int) -> None:
-        """Count a request that reached no route."""
+        """Count a request that was refused before it reached a route."""
         self.requests.labels("refused", str(status)).inc()
 
     def watch(self, waiting: Callable[[], int], working: Callable[[], int]) -> None:

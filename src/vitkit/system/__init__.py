@@ -1,6 +1,6 @@
-"""The machine that vitkit runs on: files, devices, folders for caches and state, processes and signals.
+"""The interface to the operating system: files, devices, folders for caches and state, processes and signals.
 
-Open `files.py` first: files are written completely or not at all, and are locked while a process works on them.
+Open `files.py` first: it writes files completely or not at all, and locks them while a process works on them.
 `stopping` handles signals and starts processes, `workers` runs worker processes, `environment` finds devices and
 folders, and `run_files` names the files of a run.
 """

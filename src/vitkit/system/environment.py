@@ -35,7 +35,7 @@ def state_folder() -> Path:
 def private(folder: Path) -> Path:
     """Create a folder if it does not exist, and return it if no other user can write to it.
 
-    This is for files whose content vitkit executes or trusts.
+    Private folders are for files whose content vitkit executes or trusts.
 
     Raises:
         VitkitError: the folder belongs to another user, other users may write to it, or it cannot be created.
@@ -53,7 +53,7 @@ def private(folder: Path) -> Path:
 
 
 def offline() -> str | None:
-    """Return the environment variable that forbids downloads, with its value, or None."""
+    """Return the environment variable that forbids downloads, as NAME=VALUE; None if downloads are allowed."""
     for name in ("VITKIT_OFFLINE", "HF_HUB_OFFLINE"):
         if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
             return f"{name}={os.environ[name]}"
@@ -103,7 +103,7 @@ def check_precision(precision: str, device: str) -> None:
     """Refuse `float16` on a processor, where PyTorch computes it more slowly than float32.
 
     Raises:
-        VitkitError: that is requested.
+        VitkitError: the precision is `float16`, and the device is a processor.
     """
     if precision == "float16" and device.partition(":")[0] == "cpu":
         raise VitkitError("precision float16 is for GPUs: on a processor, use float32 or bfloat16")

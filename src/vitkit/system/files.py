@@ -1,8 +1,9 @@
 """Write files so that a crash, a full disk or a second process never leaves an incomplete file under its final name.
 
 `replacing` is the basis: it yields a temporary file and renames it at the end. `exclusive` locks a file or folder for
-one process. `append_bytes` extends a file completely or not at all. Pipes and devices are refused when reading, and
-addresses when writing. `empty_array` is an array that may be larger than the memory.
+one process. `append_bytes` extends a file completely or not at all. Functions that read refuse pipes and devices, and
+functions that write refuse addresses such as s3://bucket. `empty_array` returns an array that may be larger than the
+main memory.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ from vitkit.system.environment import cache_folder
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_IN_MEMORY = 2**28  # bytes of an array that is no file
+_IN_MEMORY = 2**28  # bytes of the largest array that is not stored in a file
 _LONGEST = 255  # bytes of a file's name
 LOCK = ".lock"  # in a locked folder
 _HOLDER_SUFFIX = ".holder"
 
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
 _HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock
-_REPLACED_WITHIN = 2.0  # seconds in which Windows' virus scanner, or another reader, should have closed a file
+_REPLACED_WITHIN = 2.0  # seconds after which a virus scanner of Windows, or another reader, should have closed a file
 _ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+([^/].*)", re.DOTALL)  # a scheme has two letters: C:/ is a drive
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
 
 
 def address_of(path: str | PurePath) -> str | None:
-    """Return the address that a path or text is, such as s3://bucket/folder; None for a path of this machine.
+    """Return the address in a path or text, such as s3://bucket/folder; None for a path on this machine.
 
-    A `Path` drops one of the two slashes of an address, which is put back here. So addresses may go wherever paths go.
+    A `Path` drops one of the two slashes of an address, and this function restores the slash. Therefore addresses can
+    be passed as paths.
     """
     text = path if isinstance(path, str) else path.as_posix()
     match = _ADDRESS.fullmatch(text) if ":/" in text else None
@@ -54,7 +56,7 @@ def address_of(path: str | PurePath) -> str | None:
 
 
 def place_text(path: Path) -> str:
-    """Return a path, or the address that it is, as text."""
+    """Return a path as text, with both slashes if the path is an address (`address_of`)."""
     return address_of(path) or str(path)
 
 
@@ -114,7 +116,7 @@ def read_text(path: str | Path, errors: str = "strict") -> str:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. It replaces `path` when the block succeeds, and is removed otherwise.
+    """Yield a temporary path to write to. The new file replaces `path` if the block succeeds, and is removed otherwise.
 
     Raises:
         OSError: the file cannot be written; the error names `path`.
@@ -136,7 +138,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _replace(temporary: Path, path: Path) -> None:
-    """Rename a file over another one; on Windows, wait until nobody reads that one."""
+    """Rename a temporary file to `path`. On Windows, retry for a short time while another program has `path` open."""
     end = time.monotonic() + (_REPLACED_WITHIN if windows.IS_WINDOWS else 0.0)
     while True:
         try:
@@ -162,9 +164,9 @@ def fitting(name: str, ending: str) -> str:
 
 
 def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the temporary files of `replacing` in a folder, each with the name that it was meant for.
+    """Yield the temporary files of `replacing` in a folder, each as a pair of the final name and the temporary path.
 
-    They belong to processes that are still running or were killed.
+    The processes that created the files are still running or were killed.
     """
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (match := _UNFINISHED.fullmatch(path.name)) is not None:
@@ -175,8 +177,8 @@ def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
 def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[None]:
     """Lock a file or folder for this process, for the length of a `with` block.
 
-    The lock ends with the process, even if the process is killed. Temporary files that a killed process left for this
-    path are deleted.
+    The lock ends with the process, even if the process is killed. Temporary files for `path` that a killed process has
+    left are deleted.
 
     Args:
         path: the file or folder.
@@ -208,15 +210,15 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
     finally:
         with suppress(
             OSError
-        ):  # before the release: a process that has opened it meanwhile sees that it is gone, and tries again
+        ):  # before the release: a process that has opened the lock file meanwhile notices the deletion and retries
             _holder_file(place).unlink(missing_ok=True)
             place.unlink(missing_ok=True)
-        lock.release()  # which deletes the lock file on Windows, where an open file cannot be deleted
+        lock.release()  # on Windows, this deletes the lock file, because an open file cannot be deleted there
 
 
 @contextmanager
 def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Lock a folder for this process; create it if it does not exist, and delete it again if it stays empty.
+    """Lock a folder for this process. A folder that does not exist is created, and deleted again if it stays empty.
 
     Args:
         folder: the folder.
@@ -240,8 +242,8 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
 def is_held(path: Path, place: Path | None = None) -> bool:
     """Return whether a process has locked a file or folder with `exclusive` or `exclusive_in`.
 
-    The lock itself is tried only if the process that it names seems to have ended, so that a starting process is not
-    disturbed.
+    The lock is tried only if the lock file names a running process of this machine, because a trial could disturb a
+    process that is just starting.
 
     Args:
         path: the file or folder.
@@ -261,12 +263,12 @@ def is_held(path: Path, place: Path | None = None) -> bool:
 
 
 def _exists(process: int) -> bool:
-    """Return whether a process runs, of whatever user."""
+    """Return whether a process is running, including processes of other users."""
     if windows.IS_WINDOWS:
         return windows.exists(process)
     try:
         os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):  # the latter: no process has such a number
+    except (ProcessLookupError, OverflowError):  # OverflowError: no process has such a large number
         return False
     except PermissionError:
         return True
@@ -314,7 +316,10 @@ def _holder(place: Path) -> str:
 
 
 def _holder_file(place: Path) -> Path:
-    """Return the file that names the holder of a lock: on Windows, nobody else can read the lock file itself."""
+    """Return the file that names the process that holds a lock.
+
+    This is the lock file itself, except on Windows, where other processes cannot read a locked file.
+    """
     return place.with_name(place.name + _HOLDER_SUFFIX) if windows.IS_WINDOWS else place
 
 
@@ -325,7 +330,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Append to a file completely or not at all; the caller has locked it.
+    """Append to a file completely or not at all. The caller must have locked the file.
 
     A journal next to the file contains the new data until they are on disk. After a crash, `read_appended` ignores the
     incomplete data, and the next call removes them.
@@ -377,7 +382,7 @@ def cut_off(path: Path, size: int) -> None:
 
 
 def mend_append(path: Path) -> None:
-    """Remove incomplete data that a crash left at the end of a file; the caller has locked it.
+    """Remove incomplete data that a crash left at the end of a file. The caller must have locked the file.
 
     A file that was edited by hand after the crash is left unchanged.
     """
@@ -431,7 +436,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def common_folder(folders: Collection[str]) -> str:
-    """Return the folder that contains all of these; empty if they lie on different drives of Windows."""
+    """Return the deepest folder that contains all of these folders; empty if they are on different Windows drives."""
     try:
         return os.path.commonpath(folders)
     except ValueError:
@@ -439,11 +444,12 @@ def common_folder(folders: Collection[str]) -> str:
 
 
 def path_below(path: str, folder: str) -> str:
-    """Return the path of a file relative to the folder that contains it, without following links.
+    """Return the path of a file relative to a folder above it, without following links.
 
     Args:
         path: the file.
-        folder: the folder, or an empty string (`common_folder`); then the letter of the drive is the first folder.
+        folder: the folder. If it is empty (see `common_folder`), the result is the whole path, with the letter of the
+            drive as its first folder.
     """
     absolute = os.path.abspath(path)  # noqa: PTH100
     if folder:
@@ -453,15 +459,18 @@ def path_below(path: str, folder: str) -> str:
 
 
 def without_place(name: str | Path) -> str:
-    """Return how to call a file or folder in public: an absolute path by its last part, else unchanged.
+    """Return a path for publication: only the last part of an absolute path, or a relative path unchanged.
 
-    Recipients of a model or page need not learn where its author keeps files, or under which user name.
+    The recipients of a model or page should not learn the folders or the user name of its author.
     """
     return Path(name).name if Path(name).is_absolute() else str(name)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file completely or not at all. File names that are not UTF-8 keep their bytes, as line ends do."""
+    """Write a text file completely or not at all.
+
+    Line ends are written unchanged. File names in the text that are not UTF-8 keep their bytes.
+    """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
 
@@ -533,11 +542,11 @@ def _finite(value: Any) -> Any:
 
 
 def empty_array(shape: tuple[int, ...], dtype: str = "float32") -> npt.NDArray[Any]:
-    """Return an array that is to be filled in.
+    """Return an uninitialised array.
 
-    The probabilities of 50,000 images in 21,843 classes take 4.4 GB. An array above 256 MiB is therefore a temporary
-    file in vitkit's cache folder, if the system can reserve its disk space. The system keeps it in main memory only
-    while there is plenty. The file has no name, and disappears with the array.
+    An array above 256 MiB is stored in a temporary file in vitkit's cache folder, if the system can reserve the disk
+    space. For example, the probabilities of 50,000 images in 21,843 classes take 4.4 GB. The system keeps the file in
+    main memory only while enough is free. The file has no name, and is deleted with the array.
     """
     import numpy as np
 

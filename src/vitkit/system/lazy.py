@@ -1,4 +1,4 @@
-"""Import the names of a package when they are first used, so that one name does not load the rest."""
+"""Import the names of a package on first use, so that importing one name does not load the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a function for a package's `__getattr__` (PEP 562), which imports names when they are first used.
+    """Return a function for a package's `__getattr__` (PEP 562) that imports names on first use.
 
     Args:
         package: the package's `__name__`.
@@ -25,7 +25,7 @@ def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def public(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """Return the `__all__` and the `__getattr__` of a package whose names are imported when they are first used.
+    """Return the `__all__` and the `__getattr__` of a package whose names are imported on first use.
 
     Args:
         package: the package's `__name__`.

@@ -1,6 +1,6 @@
-"""Show in a Jupyter notebook how long work will take, and pictures that change while it runs.
+"""Display progress in Jupyter notebooks.
 
-Nothing here imports IPython: it is there already if the code runs in a notebook.
+IPython is used only if it is already imported, as it is in a notebook.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NotebookBar(AbstractContextManager["NotebookBar"]):
         self._what, self._began, self._shown = "", 0.0, 0.0
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Show how much is done, of how much, and the time left."""
+        """Show the progress and the time left."""
         now = time.monotonic()
         if what != self._what:
             self._what, self._began = what, now

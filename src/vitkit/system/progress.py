@@ -1,7 +1,8 @@
 """Callbacks through which long work reports lines and progress.
 
-Public functions take `progress` as a keyword argument. `check_arguments` makes it the current receiver for the length
-of the call. Functions below report to it through `progress`, so that they do not have to pass it on.
+Public functions take a callback as the keyword argument `progress`. The decorator `check_arguments` makes the callback
+the current receiver for the length of the call. Inner functions report to the current receiver by calling `progress`,
+so that the callback need not be passed on.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ def progress(what: str, done: int, total: int | None) -> None:
 
 
 def receiver() -> Progress:
-    """Return the current receiver, for work in other threads, which do not inherit it."""
+    """Return the current receiver, to pass it to other threads, because threads do not inherit it."""
     return _RECEIVER.get()
 
 
 @contextmanager
 def reporting_to(target: Progress) -> Iterator[None]:
-    """Make `target` the receiver of progress in a `with` block, for this thread."""
+    """Make `target` the receiver of the progress that this thread reports in a `with` block."""
     before = _RECEIVER.set(target)
     try:
         yield

@@ -14,30 +14,30 @@ SPLIT = "split.json"  # the split of each image, and the beginning of its conten
 GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
 LABELS = "labels.csv"  # a copy of the label file at the start
 PROPOSALS = "proposals.json"  # labels that a model proposed, and the previous ones
-FINDINGS = "findings.json"  # what the doctor found
-PRETRAINING = "pretraining.toml"  # of a pre-training: its options and remarks
-SELECTION = "selection.json"  # which weights were tried, with their results
-PREPROCESS = "preprocess.json"  # of a training on a caller's datasets: their preprocessing
-EXTENSIONS = "extensions.json"  # the names of the caller's loss, change of pictures and optimiser
+FINDINGS = "findings.json"  # problems of the data that the doctor found
+PRETRAINING = "pretraining.toml"  # for a pre-training: its options and remarks
+SELECTION = "selection.json"  # the candidate weights that were tried, with their results
+PREPROCESS = "preprocess.json"  # for a training on a caller's datasets: their preprocessing
+EXTENSIONS = "extensions.json"  # the names of the caller's loss, augmentation and optimiser
 CLASS_INDICES = "class_indices.json"  # many training scripts write it next to their weights
 
 # The course of the training.
 START = "start.safetensors"  # with `wise_ft`: the weights before the first step
 LOG = "log.txt"
 METRICS = "metrics.csv"
-LAST = Path("checkpoints", "last.ckpt")  # from which the run resumes
-BEFORE = Path("checkpoints", "before.ckpt")  # the state before that, in case `LAST` is damaged
+LAST = Path("checkpoints", "last.ckpt")  # the checkpoint from which the run resumes
+BEFORE = Path("checkpoints", "before.ckpt")  # the previous checkpoint, in case `LAST` is damaged
 BAD_BATCH = "bad_batch-*.pt"  # saved by a training that diverged
-BOARD = "tensorboard"  # a folder, as the next are
+BOARD = "tensorboard"  # a folder, like all entries of `LOGGED`
 LOGGED = (BOARD, "csv", "wandb")
 LOGGER_RUNS = "loggers.json"  # the ids of the run at logging services
 
 # The results.
 EVALUATION = "evaluation.json"
-OUT_OF_FOLD = "out_of_fold.safetensors"  # of a model without validation images: predictions by models of other images
+OUT_OF_FOLD = "out_of_fold.safetensors"  # for a model without validation images: out-of-fold predictions
 PREDICTIONS = "predictions.csv"  # the prediction for each held-out image
-FILLER = "pretraining.safetensors"  # of a pre-training: the decoder, which is not part of the model
-FOLDS = "folds.json"  # of a cross-validation
+FILLER = "pretraining.safetensors"  # for a pre-training: the decoder, which is not part of the model
+FOLDS = "folds.json"  # the figures of a cross-validation
 REPORT = "report.html"
 LABEL_ERRORS = "label_errors.csv"
 PICTURES = {  # by their captions in the report
@@ -50,7 +50,7 @@ PICTURES = {  # by their captions in the report
     "What the model sees in training": "train_batch.png",
 }
 
-FILES = (  # that a run writes into its folder; a new run in the same folder removes them
+FILES = (  # the files that a run writes into its folder; a new run in the same folder removes them
     *(
         REQUEST,
         RECIPE,
@@ -71,10 +71,10 @@ FILES = (  # that a run writes into its folder; a new run in the same folder rem
 
 
 def check_run_folder(folder: Path) -> None:
-    """Refuse a folder without a recipe, which a run writes before its first step.
+    """Check that a folder contains a recipe. A run writes its recipe before its first step.
 
     Raises:
-        VitkitError: the folder does not exist, is not that of a run, or is that of a run that was stopped earlier.
+        VitkitError: the folder does not exist, is not a run folder, or its run was stopped before the first step.
     """
     if (folder / RECIPE).is_file():
         return
@@ -96,5 +96,5 @@ def fold_folder(folder: Path, fold: int) -> Path:
 
 
 def folds_in(folder: Path) -> list[Path]:
-    """Return the folders of the folds that exist."""
+    """Return the existing folders of the folds of a cross-validation."""
     return sorted(folder.glob("fold-*"))

@@ -1,9 +1,11 @@
 """Stop programs cleanly on signals, and start and recognise processes.
 
-`stoppable` surrounds a whole program: a signal stops it, a line is printed, and it exits with 128 + the signal's
+`stoppable` surrounds a whole program: after a signal, the program prints a line and exits with 128 + the signal's
 number. `Deferral` lets work continue to a point from which it can be resumed. A signal that is ignored when the program
-starts, as under `nohup`, stays ignored. `python` returns the command that starts a process. `is_same` recognises a
-process by its start time as well as its id, since systems reuse ids.
+starts, as under `nohup`, stays ignored.
+
+`python` returns the command that starts a process. `is_same` recognises a process by its id and its start time, because
+systems reuse ids.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from vitkit.system import windows
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 _TERMINALS = tuple(
     stream for stream in (0, 1, 2) if os.isatty(stream)
-)  # checked now, as it is no longer a terminal after a hang-up
+)  # checked now, because a stream is no longer a terminal after a hang-up
 _COMPILED = {getattr(ExtensionFileLoader, name).__code__ for name in ("create_module", "exec_module")}
 _AGAIN = 0.05  # seconds until a signal that could not be answered is sent again
 _Handler = Callable[[int, FrameType | None], Any]
@@ -35,7 +37,7 @@ _Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Surround a program: a signal raises `Interrupted` at any point of the block and ends the program.
+    """Surround a program with a block in which a signal raises `Interrupted` at any point and ends the program.
 
     Raises:
         SystemExit: a signal arrived; the exit code is 128 + its number. A line is printed to stderr first.
@@ -70,7 +72,8 @@ class _SignalHandlers:
     def leave(self) -> None:
         """Restore the previous handlers.
 
-        Only the exit of the interpreter follows, which a signal may interrupt without a message.
+        Python's handler of Ctrl-C is not restored. Only the exit of the interpreter follows, so Ctrl-C may end the
+        process without a traceback.
         """
         sys.unraisablehook = self._unraisable
         for number, before in self._listening.items():
@@ -95,12 +98,12 @@ class _SignalHandlers:
 class Deferral:
     """Record a signal during work that can be stopped only at certain points.
 
-    A second signal raises `Interrupted` at once, unless it comes so soon that it is the same one: a terminal signals
-    all processes of a program, and a launcher passes the signal on to them. A recorded signal raises `Interrupted` at
-    the end of the `with` block, also if the block raises another error.
+    A recorded signal raises `Interrupted` at the end of the `with` block, even if the block raises another error. A
+    second signal raises `Interrupted` at once.
 
     Args:
-        echo: seconds after the first signal in which others count as the same one.
+        echo: seconds after the first signal in which further signals are ignored as copies of it. Copies occur because
+            a terminal signals all processes of a program, and a launcher passes the signal on to them.
 
     Attributes:
         received: the number of the recorded signal, or None.
@@ -158,15 +161,15 @@ def _send_again(number: int) -> None:
 
 
 def send_here(number: int) -> None:
-    """Send a signal to this process, whose main thread answers it; this may be called from any thread."""
-    if windows.IS_WINDOWS:  # there, `os.kill` ends a process without asking it
+    """Send a signal to this process. Any thread may call this; the main thread handles the signal."""
+    if windows.IS_WINDOWS:  # on Windows, `os.kill` ends a process without running its handlers
         signal.raise_signal(number)
     else:
         os.kill(os.getpid(), number)
 
 
 STOP_FILE = "VITKIT_STOP_FILE"  # an environment variable
-_LOOKING = 0.5  # seconds
+_LOOKING = 0.5  # seconds between checks for the file
 
 
 def request_stop(process: int, file: Path) -> None:
@@ -179,8 +182,8 @@ def request_stop(process: int, file: Path) -> None:
 
 
 def heed_stop_file() -> None:
-    """Answer as to SIGTERM once the file appears that the environment variable VITKIT_STOP_FILE names."""
-    name = os.environ.pop(STOP_FILE, "")  # which is not meant for processes that this one starts
+    """Send SIGTERM to this process when the file appears whose path is in the environment variable VITKIT_STOP_FILE."""
+    name = os.environ.pop(STOP_FILE, "")  # removed, so that child processes do not inherit it
     if not name:
         return
 
@@ -212,7 +215,7 @@ def _let_go(number: int) -> None:
 def _leave_to_parent() -> None:
     """Reset the handlers in a forked process.
 
-    Ctrl-C reaches the forked process as well, but its parent decides what happens to the work.
+    The forked process ignores Ctrl-C, because its parent receives Ctrl-C, too, and decides what happens to the work.
     """
     for number in _SIGNALS:
         if isinstance(getattr(signal.getsignal(number), "__self__", None), (_SignalHandlers, Deferral)):
@@ -267,7 +270,7 @@ def is_same(process: int, birth: str) -> bool:
 
 
 def birth_of(process: int) -> str:
-    """Return when a process started, as the system reports it; with its id, this identifies the process.
+    """Return the start time of a process as the system reports it. Id and start time identify a process.
 
     Returns an empty string if there is no such process, if it has ended, or if the system does not report start times.
     """

@@ -1,7 +1,7 @@
-"""Windows' answers to what other systems answer by signals and by /proc.
+"""Information about processes and memory on Windows. Other systems provide it by signals and by /proc.
 
-On other systems, no function here is called. `os.kill` must not be used on Windows to ask whether a process exists: its
-signal 0 is Ctrl-C, and other signals end the process at once.
+The functions are called only on Windows. They replace `os.kill`, which cannot test there whether a process exists:
+signal 0 is Ctrl-C on Windows, and other signals end the process at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if sys.platform == "win32":
     _KERNEL.GetProcessTimes.argtypes = (wintypes.HANDLE, *[ctypes.POINTER(wintypes.FILETIME)] * 4)
 
     class _MemoryStatus(ctypes.Structure):
-        """MEMORYSTATUSEX."""
+        """The structure MEMORYSTATUSEX of the Windows API."""
 
         _fields_ = (
             ("length", wintypes.DWORD),
@@ -69,7 +69,7 @@ if sys.platform == "win32":
         return str(created.dwHighDateTime << 32 | created.dwLowDateTime)
 
     def available_memory() -> int:
-        """Return the bytes of main memory that are available; 0 if Windows does not state them."""
+        """Return the available main memory in bytes; 0 if Windows does not report it."""
         memory = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
         return int(memory.available) if _KERNEL.GlobalMemoryStatusEx(ctypes.byref(memory)) else 0
 
@@ -84,5 +84,5 @@ else:
         raise NotImplementedError
 
     def available_memory() -> int:
-        """Return the bytes of main memory that are available."""
+        """Return the available main memory in bytes."""
         raise NotImplementedError

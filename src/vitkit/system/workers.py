@@ -1,8 +1,9 @@
 """Worker processes that answer questions over a pipe, one at a time.
 
-A worker is a new program, not a fork: a process with threads cannot be forked safely, and importing a user's script a
-second time would run it again. A worker ends when its pipe is closed, so that none is left even if the process that
-started it is killed.
+A worker is started as a new program. Forking would not be safe in a process with threads, and the spawn method of
+`multiprocessing` would import a user's script a second time and thereby run it again.
+
+A worker ends when its pipe is closed. Therefore no worker is left if its parent process is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _END = object()
 
 
 class Worker:
-    """A process that runs a module of vitkit which calls `answer_questions`.
+    """A process that runs a module of vitkit. The module must call `answer_questions`.
 
     Args:
         module: the full name of the module.
@@ -51,7 +52,7 @@ class Worker:
         )
 
     def ask(self, question: Any) -> Any:
-        """Send a question and return the answer; both may be any objects that can be pickled.
+        """Send a question and return the answer. Both can be any objects that can be pickled.
 
         Raises:
             EOFError: the worker has ended.
@@ -76,7 +77,7 @@ class Worker:
 
 
 def answer_questions(answer: Callable[[Any], Any], *, stops_at_end: bool = False) -> None:
-    """Answer the questions of the process that started this one, until the pipe is closed.
+    """Answer questions of the parent process until the pipe is closed.
 
     Args:
         answer: takes a question and returns the answer.

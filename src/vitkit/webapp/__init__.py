@@ -1,4 +1,4 @@
-"""vitkit studio: everything from photographs to a classifier, in a browser, on this machine.
+"""The web application of `vitkit studio`: label photographs, train classifiers and use them, in a browser.
 
 `studio.py` opens a workspace (`workspace.py`), makes the application (`app.py`) and serves it. The page is
 `static/index.html`; `static/shell.js` asks `/api/studio` for the list of tabs and shows one at a time. There is no
@@ -12,11 +12,11 @@ To add a tab:
    `VitkitError`; the page shows them as a line.
 3. `static/NAME.js` with `export async function show(main, studio)`, which fills the element `main`. It may return a
    function that is called when the user leaves the tab. `studio` is the answer of `/api/studio`, with two additions:
-   `where` is the part of the address that follows the tab's name (`#train/again:RUN`), and `goto(tab, where)` changes
-   the tab. `static/api.js` fetches and posts. `static/dom.js` makes elements; text from people and files becomes text
+   `where` is the part of the URL after the tab's name (`#train/again:RUN`), and `goto(tab, where)` opens another
+   tab. `static/api.js` fetches and posts. `static/dom.js` makes elements; text from people and files becomes text
    nodes, never HTML. If there is a style sheet `static/NAME.css`, it is loaded with the tab.
 
-Three rules apply. Photographs are read and never written. The browser refers to photographs by number and to runs by
+Three rules apply. Photographs are only read, never written. The browser refers to photographs by number and to runs by
 name, never by path. State that matters is on disk before a request is answered.
 """
 

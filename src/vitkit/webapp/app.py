@@ -1,6 +1,6 @@
 """The web application of the studio: the page, its files, and the routes of each tab.
 
-`create_app` makes it for a workspace; `webapp.studio` serves it.
+`create_app` creates the application of a workspace, and `webapp.studio` serves it.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ def create_app(workspace: Workspace, *, can_choose: bool = False) -> FastAPI:
 
 
 def create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: bool = False) -> FastAPI:
-    """Create an application with the page and its files, and without the routes of tabs.
+    """Create an application that serves the page and its files, without the routes of tabs.
 
     Args:
         tabs: the tabs of the page.
-        about: what `/api/studio` answers beside them.
-        is_chooser: no folder is open, so the page asks for no photographs.
+        about: further fields in the answer of `/api/studio`.
+        is_chooser: whether this is the page to choose a folder, which requests no photographs.
     """
     app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Json)
     app.add_exception_handler(VitkitError, _refuse)
@@ -174,5 +174,5 @@ def _refuse_system(request: Request, error: Exception) -> Response:  # noqa: ARG
 
 
 def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """Answer an unexpected exception with one line for the page; the traceback goes to the server's log."""
+    """Answer an unexpected exception with one line for the page. The server logs the traceback."""
     return _line(500, f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})")

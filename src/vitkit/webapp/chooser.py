@@ -1,12 +1,11 @@
-"""What the studio shows before a folder is chosen: folders, runs and named data, and a place to add photographs.
+"""The page to choose what the studio opens, and the page with which phones send photographs.
 
-`Studio` is the application that is served. It passes requests to the chooser, or to the studio of the workspace that
-was chosen there.
+The first page, the chooser, offers folders, runs and named data sets, and receives photographs. `Studio` is the
+application that is served. It passes requests to the chooser, or to the application of the workspace that was chosen.
 
-A phone sends photographs from a page of its own, whose address is shown as a QR code and contains a token of its own.
-The guard of the server lets this token open the page and its routes, and nothing else of the studio (`OPEN_TO_PHONES`).
-A phone that makes a folder receives a random key, and can send photographs only to folders whose keys it has. Answers
-to phones contain no paths.
+The link to the page for phones is shown as a QR code and contains a separate token. With this token, the guard of the
+server opens only that page and its routes (`OPEN_TO_PHONES`). A phone that creates a folder receives a random key, and
+can send photographs only to folders whose keys it has. Answers to phones contain no paths.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Studio:
     Args:
         workspace: the workspace to begin with; None to let the user choose.
         runs: the folder of runs.
-        opened: opens the workspace of a folder, a run or a named data set.
+        opened: a function that opens the workspace of a folder, a run or a named data set.
         phone_link: the address with which phones send photographs; None if they cannot reach the studio.
     """
 
@@ -72,7 +71,7 @@ class Studio:
         self._studio: FastAPI | None = None if workspace is None else create_app(workspace, can_choose=True)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
+        """Pass a request to the chooser or to the application of the workspace."""
         is_of_chooser = str(scope.get("path", "")).startswith((_ROUTES, _PHONE, SENDING_PAGE))
         app = self._chooser if self._studio is None or is_of_chooser else self._studio
         await app(scope, receive, send)
@@ -100,9 +99,9 @@ class Studio:
         return routes
 
     def _sending_router(self) -> APIRouter:
-        """Return the routes with which phones send photographs. They stay when another workspace is opened."""
+        """Return the routes with which phones send photographs. They stay valid when another workspace is opened."""
         routes = APIRouter(prefix=SENDING_PAGE)
-        made: dict[str, Path] = {}  # by the key that only the phone has that made the folder
+        made: dict[str, Path] = {}  # folders by key; only the phone that created the folder has the key
 
         @routes.post("/new")
         def make(new: folders.NewFolder) -> dict[str, Any]:
@@ -144,10 +143,10 @@ def _named() -> list[dict[str, Any]]:
 
 
 def _phone_router(link: str | None) -> APIRouter:
-    """Return the routes of the page that phones open, and of the QR code that leads to it.
+    """Return the routes of the page for phones and of the QR code with its link.
 
     Args:
-        link: the address of the page with its token; None if phones cannot reach the studio.
+        link: the link to the page with the token; None if phones cannot reach the studio.
     """
     routes = APIRouter()
 

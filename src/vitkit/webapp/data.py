@@ -32,11 +32,11 @@ _Found = dict[int, tuple[str, float]]  # the class and its confidence, by number
 
 
 class Suggestions:
-    """Classes suggested for the photographs without one: the predictions of the newest run, kept in memory.
+    """Suggested classes for the photographs without a class: the predictions of the newest run, kept in memory.
 
-    `vitkit predict` computes them in a separate process. An accepted suggestion is recorded as proposed by the run
-    (docs/decisions/0028-label-files.md): the run was trained on its training split alone, and the next run keeps this
-    split, so that suggestions carry nothing of the test labels.
+    `vitkit predict` computes the predictions in a separate process. An accepted suggestion is recorded as proposed by
+    the run (docs/decisions/0028-label-files.md). Suggestions contain no information about test labels, because the run
+    was trained on its training split alone, and the next run keeps this split.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -84,10 +84,10 @@ class Suggestions:
 
 
 def diagnose(state: State) -> dict[str, Any]:
-    """Run the doctor on the photographs with their current labels, without photographs that were left out.
+    """Run the doctor on the photographs with their current labels, without excluded photographs.
 
     Raises:
-        VitkitError: none of the photographs can be read.
+        VitkitError: all photographs are excluded, or none of them can be read.
     """
     table = state.table
     kept = [i for i, label in enumerate(state.labels) if label != EXCLUDED]
@@ -95,7 +95,7 @@ def diagnose(state: State) -> dict[str, Any]:
     if not rows:
         raise VitkitError("all photographs are left out")
     labelled = {row[1] for row in rows} - {UNLABELLED}
-    if len(labelled) < 2:  # of one class, of which the doctor asks no more than that it can be read
+    if len(labelled) < 2:  # too few classes: the doctor treats the photographs as unlabelled
         rows = [(path, UNLABELLED, None) for path, _, _ in rows]
     diagnosis = examine(table_of(table.name, table.root, rows, table.storage))
     return _by_number(diagnosis, {path: i for i, path in enumerate(table.paths)})
@@ -119,9 +119,9 @@ def _by_number(diagnosis: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
 
 
 def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
-    """Return the suspected label errors of the newest run that searched for them, by number of the photograph.
+    """Return the current suspected label errors (`doubts_of`) by number of the photograph.
 
-    Photographs whose content has changed since that run are left out.
+    Photographs whose content has changed since the run are left out.
     """
     doubts = doubts_of(workspace, table)
     number = {path: i for i, path in enumerate(table.paths)} if doubts.suspects else {}
@@ -135,7 +135,7 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
 
 
 def doubts_of(workspace: Workspace, table: ImageTable) -> Doubts:
-    """Return the suspected label errors of the newest run that searched for them."""
+    """Return the suspected label errors of the newest run that searched for label errors, and the decisions since."""
     for name, _ in _runs_of(workspace, table):
         folder = workspace.runs / name
         if (file := folder / LABEL_ERRORS).exists():
@@ -162,7 +162,7 @@ def _suspects_in(file: Path, changed: str) -> Mapping[str, Suspect]:  # noqa: AR
 
 
 def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
-    """Return the split of each photograph and where it comes from: the data set itself or the newest run."""
+    """Return the split of each photograph, and the run that it comes from; empty for the data set itself."""
     if any(table.splits):
         return list(table.splits), ""
     for name, known in _runs_of(workspace, table):
@@ -191,7 +191,7 @@ def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, Ima
             yield name, known
 
 
-_KEPT = "private, max-age=300"  # the address changes with the folder, the list and the files in it
+_KEPT = "private, max-age=300"  # the URL changes with the folder, the list and the files
 _MANY = 1_000_000
 
 
@@ -201,7 +201,7 @@ class Said(BaseModel):
     Attributes:
         version: the version of the list that the numbers refer to.
         images: the numbers of the photographs.
-        label: a class, the empty string to leave them out, or None to remove their class.
+        label: a class, the empty string to exclude the photographs, or None to remove their class.
         run: the run that suggested this class for the photographs in `suggested`; empty if there are none.
         suggested: the photographs for which the page showed this class as a suggestion.
     """
@@ -411,7 +411,10 @@ def _check(state: State, number: int) -> None:
 
 
 def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
-    """Return each photograph's class as its index in `classes`; -1 if it has none, -2 if it is left out."""
+    """Return the classes and labels, and whether undo and redo are possible.
+
+    A label is an index in `names`; -1 stands for no class, and -2 for a photograph that is excluded.
+    """
     classes = photographs.classes(state)
     labels = set(state.labels) - {EXCLUDED, UNLABELLED}
     names = state.table.task.label_names([answer["name"] for answer in classes], labels)
@@ -424,6 +427,6 @@ def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
 
 
 def _decided(workspace: Workspace, state: State) -> list[int]:
-    """Return the photographs with a suspected label error about which somebody has decided."""
+    """Return the numbers of the photographs with a decision about their suspected label error."""
     decided = doubts_of(workspace, state.table).decided
     return [i for i, path in enumerate(state.table.paths) if path in decided] if decided else []

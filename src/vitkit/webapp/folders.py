@@ -1,8 +1,10 @@
-"""The folders that the page can choose from, and folders that it makes of photographs that are sent to it.
+"""List the folders that the page can open, and receive uploaded photographs.
 
-The page never names a path. It chooses among folders and archives with photographs below the folder in which the
-studio was started, by a short identifier. Photographs that are dropped on the page, or sent from another device, are
-written into a new folder below `uploads`, beside the folder of runs; nothing that exists is written over.
+The page never names a path. It refers to folders and archives of photographs by a short identifier. It can open those
+below the folder in which the studio was started, the uploads, and the photographs of the studio.
+
+Photographs that are dropped on the page, or sent from another device, are uploads. They are written to a new folder in
+`uploads`, next to the folder of runs. Existing files are never overwritten.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from vitkit.errors import VitkitError
 from vitkit.system.run_files import RECIPE
 from vitkit.text.names import bare
 
-UPLOADS = "uploads"  # beside the folder of runs
+UPLOADS = "uploads"  # a folder next to the folder of runs
 _DEEPEST = 3  # levels of folders below the start that are offered
-_SEARCHED = 5_000  # folders that are looked into, at most
+_SEARCHED = 5_000  # maximum number of folders that are searched
 _OFFERED = 200
-_MOST = 2**31  # bytes of a file that is sent
-_LONGEST = 100  # characters of a name that is sent
-_MOST_IN_NAME = 240  # bytes of it: file systems take 255, and the name of an unfinished file is longer
-_MOST_FOLDERS = 2  # folders in front of the name of a file that is sent
+_MOST = 2**31  # bytes of an uploaded file
+_LONGEST = 100  # characters of the name of an uploaded file
+_MOST_IN_NAME = 240  # bytes of the name: file systems allow 255, and the name of an unfinished file is longer
+_MOST_FOLDERS = 2  # folders in front of the name of an uploaded file
 _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # devices of Windows, with any suffix
 
 
@@ -42,9 +44,10 @@ class PhotoFolder:
     """A folder or an archive of photographs that the page can choose.
 
     Attributes:
-        path: where it is.
+        path: the path of the folder or archive.
         title: the name shown to users, relative to the folder in which the studio was started.
-        images: the number of photographs in it and below; None for an archive, which is not opened.
+        images: the number of photographs in the folder and its subfolders; None for an archive, because archives are
+            not opened.
     """
 
     path: Path
@@ -53,18 +56,18 @@ class PhotoFolder:
 
     @property
     def identifier(self) -> str:
-        """A short name for requests, which says nothing about the path."""
+        """A short identifier for requests, which does not reveal the path."""
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
+        """Return the fields for the page, as plain JSON types."""
         return {"id": self.identifier, "title": self.title, "images": self.images}
 
 
 def folders(start: Path, *others: Path) -> list[PhotoFolder]:
-    """Return the folders and archives with photographs below `start`, and those of `others` that exist.
+    """Return the folders and archives with photographs in and below `start` and `others`.
 
-    Hidden folders, run folders and links are not followed.
+    Folders of `others` that do not exist are ignored. Hidden folders, run folders and links are not searched.
     """
     offered = {folder.path: folder for other in others if other.exists() for folder in _below(other, other.parent)}
     offered |= {folder.path: folder for folder in _below(start, start)}
@@ -99,19 +102,19 @@ def _title(path: Path, start: Path) -> str:
     return path.name if path == start else path.relative_to(start).as_posix()
 
 
-# --- Photographs that are sent ------------------------------------------------------------------------------
+# --- Uploads --------------------------------------------------------------------------------------------------
 
 
 def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
-    """Create an empty folder for photographs that are sent, with a name that no other has.
+    """Create an empty folder for uploads, with an unused name.
 
     Args:
-        runs: the folder of runs, beside which it lies.
-        name: the name that is wished for.
+        runs: the folder of runs. `uploads`, which contains the new folder, lies next to it.
+        name: the requested name, to which a number is added.
         photographs: the folder of photographs of the studio, if there is one.
 
     Raises:
-        VitkitError: it would lie among the photographs of the studio.
+        VitkitError: the new folder would lie among the photographs of the studio.
     """
     uploads = runs.parent / UPLOADS
     if photographs is not None and uploads.resolve().is_relative_to(photographs):
@@ -129,7 +132,7 @@ def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
 
 
 def sent_folders(runs: Path) -> list[PhotoFolder]:
-    """Return the folders that photographs were sent to, newest first. Hidden ones are unfinished (`joining`)."""
+    """Return the folders with uploads, newest first. Hidden folders are left out: they are unfinished (`joining`)."""
     uploads = runs.parent / UPLOADS
     every = uploads.iterdir() if uploads.is_dir() else ()
     places = [place for place in every if place.is_dir() and not place.name.startswith(".")]
@@ -140,7 +143,7 @@ def sent_folders(runs: Path) -> list[PhotoFolder]:
 
 
 def _by_class(folder: Path) -> dict[str, int]:
-    """Return the number of pictures in each folder directly below a folder; those in the folder itself under ""."""
+    """Return the number of pictures directly in a folder, under the key "", and in each of its subfolders, by name."""
     counts: dict[str, int] = {}
     for place in (folder, *sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.is_symlink())):
         pictures = sum(path.suffix.lower() in SUFFIXES for path in place.iterdir())
@@ -149,10 +152,10 @@ def _by_class(folder: Path) -> dict[str, int]:
 
 
 def target_in(folder: Path, name: str) -> Path:
-    """Return where to write a file that is sent with this name, which may have folders in front.
+    """Return the path for an uploaded file, whose name may begin with folders.
 
     Raises:
-        VitkitError: the name leads out of the folder, or is not that of a picture or an archive.
+        VitkitError: the name leads out of the folder, or its suffix is not that of a picture or an archive.
     """
     parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", ".")]
     kept = [_part(part) for part in parts]
@@ -161,13 +164,13 @@ def target_in(folder: Path, name: str) -> Path:
     if Path(kept[-1]).suffix.lower() not in SUFFIXES | STORAGES.keys():
         raise VitkitError(f"{kept[-1]} is neither a picture nor an archive of pictures: it is left out")
     *above, name = kept
-    if len(above) > _MOST_FOLDERS:  # the outer ones become one name, so that no two files meet
+    if len(above) > _MOST_FOLDERS:  # the outer folders become one, so that paths stay different
         above = [_part("_".join(above[: 1 - _MOST_FOLDERS])), *above[1 - _MOST_FOLDERS :]]
     return folder.joinpath(*above, name)
 
 
 async def receive(target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *, is_last: bool = True) -> int:
-    """Write a part of a file that is sent; the file appears under its name when its last part has arrived.
+    """Write a part of an uploaded file. The file gets its final name when the last part has arrived.
 
     Args:
         target: the file.
@@ -179,8 +182,8 @@ async def receive(target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *
         The size of the file so far.
 
     Raises:
-        VitkitError: it is empty or too large, a part is missing, there is such a file already, or it cannot be written.
-            The message contains no path, as it is sent to phones.
+        VitkitError: the file is empty or too large, exists already or cannot be written, or a part is missing. The
+            message contains no path, because it is sent to phones.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -214,7 +217,7 @@ async def _receive(target: Path, chunks: AsyncIterator[bytes], offset: int, *, i
 
 
 def _part(name: str) -> str:
-    """Return one part of a path without characters that mean something to systems; empty if nothing remains."""
+    """Return one part of a path without characters that operating systems reserve; empty if nothing remains."""
     kept = "".join("_" if character in '/\\:*?"<>|' or not character.isprintable() else character for character in name)
     kept = bare(kept).strip(" .")
     if _RESERVED.fullmatch(kept.partition(".")[0].strip()):
@@ -230,7 +233,7 @@ def _part(name: str) -> str:
 
 
 class NewFolder(BaseModel):
-    """A request for a folder that photographs are sent to."""
+    """A request for a new folder for uploads."""
 
     name: str = Field(max_length=300)
 
@@ -239,7 +242,7 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
     """Return the routes that list folders and receive photographs.
 
     Args:
-        runs: the folder of runs, beside which photographs that are sent are stored.
+        runs: the folder of runs, next to which uploads are stored.
         photographs: the folder of photographs of the studio, if one is open.
     """
     routes = APIRouter(prefix="/api/folders")
@@ -278,7 +281,7 @@ def chosen(identifier: str, runs: Path, photographs: Path | None = None) -> Phot
     """Return an offered folder by its identifier.
 
     Raises:
-        VitkitError: there is none any more.
+        VitkitError: no folder with this identifier is offered any more.
     """
     for folder in offered(runs, photographs):
         if folder.identifier == identifier:

@@ -1,12 +1,12 @@
-"""The queue of trainings that were started on the page. It is kept in files, and its processes outlive the server.
+"""The queue of trainings that were started on the page. The queue is stored in files, so it outlives the server.
 
-Each job is a file, `jobs/NUMBER.json`, and the run folder that its process writes. The runner (`python -m
-vitkit.webapp.jobs RUNS`) is a process, too: it runs one job after the other, and ends when the queue is empty. The
-server keeps none of this in memory. The page, the server and the runner may each end at any time, and a new one reads
-the state from the folder.
+Each job has a file, `jobs/NUMBER.json`, and a run folder that the process of the job writes. Another process, the
+runner (`python -m vitkit.webapp.jobs RUNS`), runs one job after the other and ends when the queue is empty. The server
+keeps no state of jobs in memory. Page, server and runner may end at any time, because each of them reads the state from
+the files when it starts again.
 
 The folder of the queue belongs to the user (`workspace.state_of_runs`) and lies outside the runs. Therefore a queue
-that was copied along with somebody else's runs is never started, resumed or stopped.
+that was copied together with another user's runs is never started, resumed or stopped.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from vitkit.webapp.workspace import state_of_runs
 
 State = Literal["queued", "running", "done", "stopped", "failed"]
 _LOCK = "runner.lock"
-_OLD_FOLDER = ".studio"  # in a folder of runs; earlier versions kept queues there, which may be another user's
-_FLAGS = {"--out", "--labels", "--weights", "--method", "--time", "--split-from", "--recipe"}  # of a new training
+_OLD_FOLDER = ".studio"  # earlier versions stored queues in this subfolder of runs; they may belong to another user
+_FLAGS = {"--out", "--labels", "--weights", "--method", "--time", "--split-from", "--recipe"}  # flags of a new training
 _PATIENCE = 3.0  # seconds that a second runner waits for the first, which may be about to end
 _STARTING = 60.0  # seconds that a process may take to lock its run folder
 _POLLING = 0.2  # seconds between checks of a process that is not a child of the runner
-_LARGEST = 2**31  # the end of job and process numbers
+_LARGEST = 2**31  # job and process numbers are smaller
 
 
 @dataclass(frozen=True)
@@ -118,14 +118,14 @@ class Jobs:
         return {job.run: job for job in self.all()}
 
     def add(self, run: str, arguments: Sequence[str], request: dict[str, Any]) -> Job:
-        """Append a job to the queue, and start a runner unless one is working."""
+        """Append a job to the queue, and start a runner, which ends soon if another runner is working."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive(self.folder, self.state_folder / "jobs.lock", wait=5.0):
             numbers = [int(file.stem) for file in self.folder.glob("*.json") if file.stem.isdecimal()]
             number = max(numbers, default=0) + 1
             job = Job(number, run, tuple(arguments), str(Path.cwd()), request, time.time())
             self.write(job)
-        self._start_runner()  # a runner that is there may be about to end
+        self._start_runner()  # always, because an existing runner may be about to end
         return job
 
     def write(self, job: Job) -> None:
@@ -143,7 +143,7 @@ class Jobs:
         return self.folder / f"{job.number:06}.stop"
 
     def reserve(self, name: str) -> str:
-        """Create an empty run folder with a new name, which no run and no job has, and return the name.
+        """Create an empty run folder with an unused name, and return the name.
 
         Concurrent requests, other studios and the command line each get a different name.
         """
@@ -181,15 +181,15 @@ class Jobs:
         return "stopped" if self.can_resume(run) or (folder / DESCRIPTION).is_file() else "failed"
 
     def is_starting(self, job: Job) -> bool:
-        """Return whether the job's process exists without a lock on its run folder.
+        """Return whether the process of a job is running, even if it has not locked its run folder yet.
 
-        It has not locked the folder yet, or has just released it.
+        If no runner is working, only jobs that started within the last minute count.
         """
         if not job.started or job.ended or not job.process:
             return False
         if not self.is_worked_on and time.time() - job.started >= _STARTING:
             return False
-        return is_same(job.process, job.birth)  # after a restart the number may be another process's
+        return is_same(job.process, job.birth)  # after a restart, another process may have the same number
 
     def can_resume(self, run: str) -> bool:
         """Return whether the run has a checkpoint to resume from."""
@@ -212,7 +212,7 @@ class Jobs:
             self._start_runner()
 
     def _start_runner(self) -> None:
-        """Start a runner process. It ends at once if another one is working."""
+        """Start a runner process, which ends soon if another runner is working."""
         with open(self.state_folder / "runner.log", "ab", opener=regular) as log:
             runner = subprocess.Popen(  # noqa: S603  # this program
                 python("vitkit.webapp.jobs", str(self.runs)),
@@ -260,7 +260,7 @@ class Jobs:
 
 
 def work(runs: Path) -> None:
-    """Run one job after the other until the queue is empty. Return at once if another process does so already."""
+    """Run one job after the other until the queue is empty. Return without a job if another runner is working."""
     jobs = Jobs(runs)
     try:
         with exclusive(jobs.state_folder, jobs.state_folder / _LOCK, wait=_PATIENCE):
@@ -335,7 +335,7 @@ def _run(jobs: Jobs, job: Job) -> None:
         return  # it was removed from the queue meanwhile
     try:
         log = open(jobs.log(job), "ab", opener=regular)  # noqa: SIM115
-    except OSError:  # nobody could read why it fails
+    except OSError:  # without a log, nobody could see why the job fails
         jobs.write(replace(job, started=time.time(), ended=time.time(), code=1))
         return
     with log:

@@ -1,9 +1,9 @@
-"""Join the photographs of the studio with others into a new folder that can be opened and trained on.
+"""Join the photographs of the studio with other photographs in a new folder, which can be opened and trained on.
 
-The new folder lies in `uploads`, beside the runs, and is hidden until it is complete. Photographs are linked into it
-where the file system allows that, so that they take no further space, and copied elsewhere. Those of the studio keep
-their places, so that a training can keep the split of an earlier run. The label file of the new folder begins with the
-labels that the photographs have.
+The new folder lies in `uploads`, next to the runs, and is hidden until it is complete. Photographs are hard links if
+the file system supports them, so that they take no further space; otherwise they are copies. The studio's photographs
+keep their relative paths, so that a training can keep the split of an earlier run. The label file of the new folder
+begins with the existing labels.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from vitkit.webapp.workspace import Workspace, label_file_of
 
 
 def join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, str]]) -> Path:
-    """Make a folder of the studio's photographs and of others, with a label file, and return it.
+    """Create a folder with the studio's photographs and other photographs, write its label file, and return its path.
 
     Args:
         workspace: the workspace whose photographs are joined.
         others: the folder of the other photographs.
-        labels: the class of each other photograph, and the run that proposed it or an empty text, by its path relative
-            to `others`. Only these photographs are added.
+        labels: the photographs of `others` to add, by relative path: the class of each photograph, and the run that
+            proposed the class or an empty text.
 
     Raises:
         VitkitError: the photographs lie in an archive, the new folder would lie among them, or the disk is full.
@@ -73,7 +73,10 @@ def join(workspace: Workspace, others: Path, labels: Mapping[str, tuple[str, str
 
 
 def _places(photographs: Path, name: str, paths: Iterable[str]) -> dict[str, str]:
-    """Return where other photographs are added: in a folder of their own, unless the studio's lie in no folders."""
+    """Return the new path of each added photograph.
+
+    Added photographs get a separate subfolder, unless the studio's photographs are in no subfolders.
+    """
     if has_no_folders(photographs):
         return {path: f"{name}-{path}".replace("/", "-") for path in paths}
     added = _new_name(photographs, name)
@@ -81,10 +84,10 @@ def _places(photographs: Path, name: str, paths: Iterable[str]) -> dict[str, str
 
 
 def _check_read(folder: Path, added: Iterable[str]) -> None:
-    """Check that the photographs that were added are read as part of the data.
+    """Check that the added photographs are read as part of the data.
 
     Raises:
-        VitkitError: they are not, because the folder is divided into folders such as `train` and `val`.
+        VitkitError: some are ignored, because the data are divided into folders such as `train` and `val`.
     """
     if not set(added) <= set(photographs_in(folder).paths):
         raise VitkitError(
@@ -94,7 +97,7 @@ def _check_read(folder: Path, added: Iterable[str]) -> None:
 
 
 def _new_name(folder: Path, name: str) -> str:
-    """Return a name for a folder that is not taken in `folder`."""
+    """Return an unused name for a subfolder of `folder`: `name`, or `name` with a number."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(candidate for candidate in names if not (folder / candidate).exists())
 
@@ -112,6 +115,6 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _relative(edit: Edit, folder: Path) -> Edit:
-    """Return a row whose path is relative to a folder, if it names a photograph below it."""
+    """Return a row with its path relative to `folder`, or unchanged if its photograph is not below `folder`."""
     path = Path(edit.path)
     return edit._replace(path=path.relative_to(folder).as_posix()) if path.is_relative_to(folder) else edit

@@ -1,7 +1,7 @@
-"""The features of photographs: find similar photographs, and choose which to label next.
+"""Compute features of photographs, find similar photographs, and choose which photographs to label next.
 
-Features are computed by `vitkit embed` in a separate process. `Background` runs work that takes too long for a request,
-one task at a time, and knows its progress. `evaluation.label_choice` chooses the photographs to label next.
+`vitkit embed` computes the features in a separate process. `Background` runs tasks that take too long for a request,
+one at a time, and reports their progress. `evaluation.label_choice` chooses the photographs to label next.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-_SETTLED = 2.0  # seconds of a stage after which its rate is known
+_SETTLED = 2.0  # seconds of a stage after which its speed can be estimated
 
 
 class Background(Generic[T]):
@@ -49,7 +49,7 @@ class Background(Generic[T]):
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._progress: tuple[str, int, int | None] = ("", 0, None)
-        self._since = time.monotonic()  # when the stage began
+        self._since = time.monotonic()  # when the current stage began
         self._error = ""
         self._result: T | None = None
         self._key: object = None
@@ -78,7 +78,7 @@ class Background(Generic[T]):
         return self._result if self._key == key else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the progress of the task, the seconds that its stage may still take, and the error if it failed."""
+        """Return the progress of the task, the estimated seconds to the end of its stage, and an error message."""
         what, done, total = self._progress
         spent = time.monotonic() - self._since
         left = spent * (total - done) / done if total and done and spent >= _SETTLED else None
@@ -91,7 +91,7 @@ class Background(Generic[T]):
                 self._result = work()
         except (VitkitError, OSError) as error:
             self._error = first_line(error)
-        except Exception as error:  # a thread's own end, which nobody else hears of
+        except Exception as error:  # an exception in a thread reaches nobody else
             self._error = f"{type(error).__name__}: {first_line(error)}"
 
     def _tell(self, what: str, done: int, total: int | None) -> None:
@@ -117,10 +117,10 @@ class Likeness:
         self.workspace = workspace
         self.work: Background[Path] = Background()
         self._kept: tuple[Path, tuple[int, ...], Floats] | None = None
-        self._chosen: Offer | None = None  # where no model is on this machine
+        self._chosen: Offer | None = None  # the user's choice if no model is on this machine
 
     def eyes(self) -> Offer | None:
-        """Return the model that computes features: the best one that is here, else the one chosen; None without any."""
+        """Return the model that computes features: the best local model, else the user's choice, else None."""
         return best_eyes(self.workspace) or self._chosen
 
     def start(self, table: ImageTable, way: str = "") -> None:
@@ -128,10 +128,10 @@ class Likeness:
 
         Args:
             table: the photographs.
-            way: what to do if no model is here: `download` the smallest one, or use `colours`.
+            way: what to do if no model is on this machine: `download` the smallest model, or use `colours`.
 
         Raises:
-            VitkitError: no model is here and no way was chosen, or downloads are forbidden.
+            VitkitError: no model is on this machine and no way was chosen, or downloads are forbidden.
         """
         if best_eyes(self.workspace) is None and way:
             self._chosen = COLOURS if way == COLOURS.source else smallest_download()
@@ -145,7 +145,7 @@ class Likeness:
             self.work.start(out, lambda: self._embed(eyes, out, table))
 
     def features(self, table: ImageTable) -> tuple[tuple[int, ...], Floats] | None:
-        """Return the indices of the readable photographs and their unit vectors (n, D); None if not computed yet."""
+        """Return the indices of the n readable photographs and their unit vectors (n, D); None if not computed."""
         import numpy as np
 
         eyes = self.eyes()
@@ -159,7 +159,7 @@ class Likeness:
                 paths, vectors = stored["paths"].tolist(), stored["features"].astype(np.float32)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError):  # damaged: it is made again
+        except (OSError, ValueError, KeyError):  # the file is damaged and must be computed again
             place.unlink(missing_ok=True)
             return None
         number = {str(table.file(i)): i for i in range(len(table))}
@@ -170,10 +170,10 @@ class Likeness:
         return self._kept[1], self._kept[2]
 
     def alike(self, table: ImageTable, number: int) -> list[int]:
-        """Return the indices of all readable photographs, the most similar to this one first.
+        """Return the indices of all readable photographs, those most similar to photograph `number` first.
 
         Raises:
-            VitkitError: the features are not computed yet, or this photograph cannot be read.
+            VitkitError: the features are not computed yet, or photograph `number` cannot be read.
         """
         import numpy as np
 
@@ -198,7 +198,7 @@ class Likeness:
     def _place(self, table: ImageTable, eyes: Offer) -> Path:
         """Return the path of the cached features.
 
-        It depends on the model, on the photographs, and on the modification times of all of them.
+        The path changes with the model, the list of photographs, and their files.
         """
         digest = hashlib.sha256(f"{table.root}\0{eyes.source}\0{stamp_of(Path(eyes.source))}".encode())
         for i, path in enumerate(table.paths):
@@ -216,12 +216,12 @@ class Likeness:
         return out
 
 
-_GRID = 8  # cells of a side, whose mean colours are features
+_GRID = 8  # cells per side of a grid whose mean colours are features
 _COMPONENTS = 32
 
 
 def _write_colours(table: ImageTable, out: Path) -> None:
-    """Write features that need no weights: principal components of colours by place, and of the directions of edges."""
+    """Write features that need no model: principal components of local mean colours and edge orientations."""
     import numpy as np
 
     paths, rows = [], []
@@ -258,7 +258,7 @@ def _colours_of(picture: Image.Image) -> Floats:
 
 
 def run_vitkit(arguments: list[str]) -> None:
-    """Run a vitkit command in another process, which is stopped if this function is interrupted.
+    """Run a vitkit command in another process. If this function is interrupted, it stops the process.
 
     Raises:
         VitkitError: the command failed; the message is that of the command.
@@ -293,7 +293,7 @@ def run_vitkit(arguments: list[str]) -> None:
 def next_labels(
     state: State, seen: tuple[tuple[int, ...], npt.NDArray[np.float32]] | None, count: int
 ) -> dict[str, Any]:
-    """Return the indices of the unlabelled photographs whose labels would teach the model most, best first.
+    """Return the indices of the unlabelled photographs that are most useful to label next, best first.
 
     Args:
         state: the photographs with their current labels.
@@ -318,7 +318,7 @@ def next_labels(
 
 
 def _repeated(state: State) -> set[int]:
-    """Return the unlabelled photographs that are exact copies of labelled ones, or of an earlier unlabelled one.
+    """Return the unlabelled photographs that are exact copies of a labelled or an earlier unlabelled photograph.
 
     Only files of the same size are read.
     """

@@ -1,7 +1,7 @@
-"""The Live tab: record pictures of classes with the camera, and see a model's answers as they happen.
+"""The Live tab: record pictures of classes with the camera, and see a model's live predictions.
 
-The pictures are sent to the routes of `folders`, as photographs that are dropped on the page. A frame to be answered is
-computed and forgotten.
+Recorded pictures are sent to the routes of `folders`, like photographs that are dropped on the page. Frames for live
+predictions are not stored.
 """
 
 from __future__ import annotations

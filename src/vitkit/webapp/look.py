@@ -1,4 +1,4 @@
-"""The Look tab: a model's prediction for any picture, and the regions it is based on."""
+"""The Look tab: a model's prediction for any picture, and the regions on which the prediction is based."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LEVELS = 255
 class Models:
     """The models of runs, which are opened on demand.
 
-    The most recently used ones stay open, and only one computes at a time.
+    The most recently used models stay open, and only one model computes at a time.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -67,7 +67,7 @@ class Models:
         return {**answer, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
 
     def answer(self, run: str, content: bytes) -> dict[str, Any]:
-        """Return the prediction for a picture, without anything about the picture itself."""
+        """Return the most probable classes of a camera frame, with the score for unknown images."""
         with self._lock:
             classifier = self._open(run)
             prediction = classifier.prediction(run, _row(classifier, content))
@@ -82,7 +82,7 @@ class Models:
         return {**whole, "top": top}
 
     def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
-        """Return the regions of a picture that speak for a class: a grid of values from 0 to 255, and its area."""
+        """Return the regions of a picture that speak for a class, as a grid of values from 0 to 255 and its area."""
         if method not in _WITH_METHODS:
             raise VitkitError(f"{method!r} is none of {', '.join(_WITH_METHODS)}")
         with self._lock:
@@ -125,7 +125,7 @@ class Models:
 
 @lru_cache(maxsize=1)  # one workspace is open at a time
 def models_of(workspace: Workspace) -> Models:
-    """Return the models of a workspace, which its tabs share."""
+    """Return the models of a workspace. All tabs share them."""
     return Models(workspace)
 
 

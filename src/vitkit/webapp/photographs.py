@@ -1,7 +1,7 @@
 """The photographs of a workspace, their labels and their thumbnails.
 
-Every edit is in the label file before the request is answered. Thumbnails are kept in vitkit's cache; a photograph that
-changes gets a new one.
+Every edit is written to the label file before the request is answered. Thumbnails are stored in vitkit's cache, and a
+photograph that changes gets a new thumbnail.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vitkit.webapp.workspace import Workspace
 
 
 def stamp_of(file: Place) -> str:
-    """Return size, modification time and location of a file as text, to notice changes; empty if it does not exist."""
+    """Return a text that changes whenever a file changes; empty if the file does not exist."""
     return " ".join(map(str, version_of(file) or ()))
 
 
@@ -46,7 +46,7 @@ _LONGEST = 200  # characters of a class's name
 
 
 class ChangedError(VitkitError):
-    """The list of photographs has changed, so numbers of an earlier list may mean other photographs."""
+    """The list of photographs has changed, so that old numbers may refer to other photographs."""
 
 
 class GoneError(VitkitError):
@@ -58,9 +58,9 @@ class Doubts:
     """The suspected label errors that are shown with the photographs.
 
     Attributes:
-        run: the run whose list it is; empty if there is none.
-        suspects: the suspects by the path of their photograph.
-        decided: the paths of the suspects about which somebody has decided since.
+        run: the run that found the label errors; empty if there is none.
+        suspects: the suspected label errors, by the path of the photograph.
+        decided: the paths of the photographs whose label was confirmed, changed or excluded since the run.
     """
 
     run: str = ""
@@ -68,7 +68,7 @@ class Doubts:
     decided: frozenset[str] = frozenset()
 
     def is_open(self, path: str, label: str) -> bool:
-        """Return whether the label of a photograph is suspected, and nobody has decided about it."""
+        """Return whether the label of a photograph is suspected to be wrong and no user has decided about it."""
         suspect = self.suspects.get(path)
         return suspect is not None and suspect.label == label and path not in self.decided
 
@@ -115,7 +115,7 @@ class Photographs:
         self._state: tuple[LabelFile, State] | None = None
 
     def begin(self) -> None:
-        """Start to read the list in the background. Errors are reported to the first request."""
+        """Start to read the list in the background. If this fails, the first request reports the error."""
 
         def read() -> None:
             with contextlib.suppress(VitkitError, OSError):
@@ -152,7 +152,7 @@ class Photographs:
         Raises:
             VitkitError: the list has changed since that version, or is shorter.
         """
-        table = self._table if version == self._version else None  # without the lock: nothing is waited for
+        table = self._table if version == self._version else None  # without the lock, to avoid waiting
         if table is None:
             table = self._current(version, (number,)).table
         if not 0 <= number < len(table):
@@ -169,8 +169,8 @@ class Photographs:
     ) -> State:
         """Give photographs a class. `EXCLUDED` leaves them out, and `UNLABELLED` removes their class.
 
-        If a photograph has the class already, nothing is written, unless its label is suspected: then the row confirms
-        the label.
+        A photograph that already has the class gets no row in the label file. If its label is suspected to be wrong,
+        it gets a row, which confirms the label.
 
         Args:
             version: the version of the list that `numbers` refer to.
@@ -226,7 +226,7 @@ class Photographs:
             return self._add([Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()])
 
     def rename(self, old: str, new: str) -> State:
-        """Rename a class; it is merged with a class that already has the new name."""
+        """Rename a class. If another class already has the new name, merge both classes."""
         with self._lock:
             state = self.read()
             new = checked_name(new)
@@ -302,7 +302,7 @@ class Photographs:
             names = stored.get(str(self.workspace.labels), [])
             return [name for name in names if isinstance(name, str)]
         except (OSError, ValueError, AttributeError):
-            return []  # they are a convenience, and made again in a second
+            return []  # empty classes are only a convenience
 
     def _keep_empty(self, names: Sequence[str]) -> None:
         if list(names) == self._empty():
@@ -321,7 +321,7 @@ _CLASSES = "classes.json"
 
 def _edit(state: State, number: int, label: str, doubts: Doubts) -> Edit:
     path, before = state.table.paths[number], state.labels[number]
-    is_shown = doubts.is_open(path, before)  # a label that was changed since is doubted no more
+    is_shown = doubts.is_open(path, before)  # a label that was changed since the run is no longer suspected
     by = doubts.run if is_shown and label in (doubts.suspects[path].suggested, EXCLUDED) else ""
     return Edit(path, label, "" if before == UNLABELLED else before, proposed_by=by)
 
@@ -357,9 +357,9 @@ def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
 
 
 def _version_of(table: ImageTable) -> str:
-    """Return a hash of the folder, the list and the files; it changes whenever one of them does.
+    """Return a hash that changes whenever the folder, the list or a file changes.
 
-    Browsers cache pictures by it, and must never show the picture of another file.
+    The hash is part of the URL of pictures, so that browsers never show the cached picture of another file.
     """
     digest = hashlib.sha256(os.fsencode(table.root))
     for i, path in enumerate(table.paths):
@@ -372,20 +372,20 @@ def photographs_in(folder: Path) -> ImageTable:
     return read_unlabelled(folder) if has_no_folders(folder) else read_table(folder)
 
 
-SIDE = 256  # pixels of the longer one
-_LARGE = 1600  # of a picture that is looked at by itself
+SIDE = 256  # pixels of the longer side of a thumbnail
+_LARGE = 1600  # pixels of the longer side of a picture that is shown alone
 _FOLDER = "thumbnails-1"
 
 
 class Thumbnails:
-    """Make thumbnails in one thread per core; `data.decode` limits the memory they use together."""
+    """Make thumbnails in one thread per core. `data.decode` limits the memory that all threads use together."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(cores(), thread_name_prefix="thumbnail")
         self._turn = asyncio.Semaphore(2 * cores())
 
     async def get(self, file: Place, is_left: Callable[[], Awaitable[bool]]) -> bytes | None:
-        """Return the thumbnail of a file as JPEG; None if `is_left` reports that nobody waits for it any more.
+        """Return the thumbnail of a file as JPEG; None if `is_left` reports that the client has disconnected.
 
         Raises:
             UnreadableImageError: the file does not contain a picture.
@@ -396,7 +396,7 @@ class Thumbnails:
             return await asyncio.get_running_loop().run_in_executor(self._pool, thumbnail, file)
 
     async def get_large(self, file: Place) -> bytes:
-        """Return the picture at screen size; it is not cached.
+        """Return a picture at screen size as JPEG, without a cache.
 
         Raises:
             UnreadableImageError: the file does not contain a picture.
@@ -406,7 +406,7 @@ class Thumbnails:
 
 
 def thumbnail(file: Place) -> bytes:
-    """Return the thumbnail from the cache; if it is not there, make it and try to cache it.
+    """Return the thumbnail of a file from the cache. If it is not cached, make it and try to cache it.
 
     Raises:
         UnreadableImageError: the file does not contain a picture.

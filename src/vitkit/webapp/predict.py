@@ -1,7 +1,8 @@
-"""The Predict tab: a run's answers for all photographs of a folder, to correct, to save and to add to the data.
+"""The Predict tab: predict all photographs of a folder, then correct, save, or add the predictions to the data.
 
-`vitkit predict` computes them in a separate process. What it wrote, and what people corrected, is stored in the state
-folder of the user, so that no folder of runs that somebody gave away can name files to show.
+`vitkit predict` computes the predictions in a separate process. Predictions and corrections are stored in the state
+folder of the user. They are not stored among the runs, because a folder of runs from another person could then name
+files to show.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class Answers:
         number: a number that increases with each request.
         run: the run.
         folder: the folder or archive of the photographs.
-        title: what the page calls the folder.
+        title: the name of the folder on the page.
         when: the time of the request in seconds since 1970.
-        corrections: classes that people chose instead, by number of the row.
+        corrections: classes that people chose instead of the predicted ones, by number of the row.
     """
 
     number: int
@@ -67,10 +68,10 @@ class Answer:
     """The prediction for a photograph.
 
     Attributes:
-        path: where the photograph is.
-        ranking: the most probable classes with their probabilities, the best first; empty if it cannot be read.
-        error: why it cannot be read.
-        unknown: the part of known images that look at least as unfamiliar; None if the model cannot tell.
+        path: the path of the photograph.
+        ranking: the most probable classes with their probabilities, the best first; empty if there is an error.
+        error: the reason why the photograph cannot be read; empty if it can.
+        unknown: the fraction of known images that look at least as unfamiliar; None if the model has no such score.
     """
 
     path: str
@@ -96,7 +97,7 @@ class StoredPredictions:
         """Return a prediction.
 
         Raises:
-            VitkitError: there is none with this number.
+            VitkitError: no prediction has this number.
         """
         item = self._read(self.folder / f"{number:06}.json")
         if item is None:
@@ -114,13 +115,16 @@ class StoredPredictions:
         return self._kept[1]
 
     def label(self, item: Answers, number: int) -> str:
-        """Return the class of a row: a correction if there is one."""
+        """Return the class of a row: the correction if there is one, otherwise the predicted class."""
         row = self.rows(item)[number]
         return item.corrections.get(str(number), row.ranking[0][0] if row.ranking else "")
 
     def correct(self, number: int, rows: Sequence[int], label: str) -> dict[str, str]:
-        """Give rows a class, or that of the model if `label` is empty. Returns all corrections of the prediction."""
-        with self._lock:  # of several requests at once, none is lost
+        """Correct the class of rows, and return all corrections of the prediction.
+
+        An empty `label` restores the predicted class.
+        """
+        with self._lock:  # so that no correction of a concurrent request is lost
             item = self.get(number)
             changed = {row: name for row, name in item.corrections.items() if int(row) not in set(rows)}
             changed |= {str(row): label for row in rows if label}
@@ -128,12 +132,12 @@ class StoredPredictions:
         return changed
 
     def keep(self, item: Answers) -> None:
-        """Write a prediction's description."""
+        """Write the description of a prediction, with its corrections."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(self.folder / f"{item.number:06}.json", asdict(item))
 
     def compute(self, run: str, folder: Path, title: str) -> int:
-        """Predict a folder, and return the number of the result."""
+        """Predict a folder, and return the number of the new prediction."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         numbers = [int(file.stem) for file in self.folder.glob("*.csv") if file.stem.isdecimal()]
         item = Answers(max(numbers, default=0) + 1, run, str(folder), title, time.time())
@@ -164,7 +168,7 @@ def _answers(file: Path) -> Iterator[Answer]:
         raise VitkitError("the file with these predictions is gone or damaged: predict the folder again") from error
 
 
-# --- What is taken along --------------------------------------------------------------------------------------
+# --- Exports and additions to the data ------------------------------------------------------------------------
 
 
 def table_of(
@@ -172,13 +176,13 @@ def table_of(
 ) -> tuple[list[str], list[list[str | float | None]]]:
     """Return the header and the rows of a table of predictions.
 
-    If the model says how unfamiliar photographs look, this is the last column.
+    If the model has a score for unknown images, the score is the last column.
 
     Args:
         stored: the predictions of the workspace.
         item: the prediction.
-        withhold: classes with a lower confidence are left empty, unless somebody chose them.
-        unknown: photographs whose value `unknown` is at most this have the class `?`, unless somebody chose one.
+        withhold: the smallest confidence at which a predicted class is shown. Corrected classes are always shown.
+        unknown: the largest value of `Answer.unknown` at which the class is `?`. Corrected classes are always shown.
     """
     answers = stored.rows(item)
     has_unknown = any(row.unknown is not None for row in answers)
@@ -226,7 +230,7 @@ def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unk
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "sheet.html"
         write_page(page, title, [f"<h1>{_escaped(title)}</h1>", f"<p>{len(rows)} photographs</p>", gallery(shown)])
-        return page.read_bytes()  # names of files need not be UTF-8
+        return page.read_bytes()  # bytes, because names of files need not be UTF-8
 
 
 def _caption(cells: Sequence[str | float | None]) -> tuple[str, ...]:
@@ -256,9 +260,9 @@ def add_to_data(
 ) -> dict[str, Any]:
     """Write the classes of photographs into a label file.
 
-    Photographs in the studio's folder that have no class yet are added to its label file. Those of another folder get
-    a label file of that folder, `labels/FOLDER.csv`, with which it can be opened as data. Classes that nobody has
-    corrected are recorded as proposed by the run.
+    Photographs in the studio's folder are added to its label file if they have no class yet or if their class was
+    corrected. Photographs of another folder are added to the label file of that folder, `labels/FOLDER.csv`, with which
+    the studio can open the folder. Classes that nobody has corrected are recorded as proposed by the run.
 
     Raises:
         VitkitError: a row does not exist.
@@ -287,10 +291,10 @@ def add_to_data(
 
 
 def join_data(workspace: Workspace, stored: StoredPredictions, item: Answers, numbers: Sequence[int]) -> dict[str, Any]:
-    """Make a folder of the studio's photographs and of predicted ones from another folder, to open and to train on.
+    """Create a folder that joins the studio's photographs with predicted photographs of another folder.
 
     Raises:
-        VitkitError: a row does not exist, or the folder cannot be made (`joining.join`).
+        VitkitError: a row does not exist, no row has a class, or the folder cannot be created (`joining.join`).
     """
     rows = stored.rows(item)
     if not all(0 <= number < len(rows) for number in numbers):
@@ -320,7 +324,7 @@ class PredictionRequest(BaseModel):
 
 
 class Correction(BaseModel):
-    """The class of some photographs, as a person sees it; empty for that of the model."""
+    """The class that a person chose for some photographs; empty to restore the predicted class."""
 
     numbers: list[int] = Field(max_length=1_000_000)
     label: str = Field(max_length=1000)
@@ -336,7 +340,7 @@ def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
     routes, stored = APIRouter(prefix="/api/predict"), StoredPredictions(workspace)
     work: Background[int] = Background()
-    last: list[str] = [""]  # what is being predicted
+    last: list[str] = [""]  # the title of the folder that was predicted last
 
     @routes.get("")
     def show() -> dict[str, Any]:

@@ -37,7 +37,7 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
     rows = []
     for name in workspace.run_names():
         folder = workspace.runs / name
-        # A cross-validation has no views of its own; a run without figures is being trained, or was stopped.
+        # A cross-validation has no views itself. A run without figures is still training, or was stopped.
         if (folder / EVALUATION).is_file() and (figures := figures_in(folder)):
             rows.append({"name": name, **figures, "report": (folder / REPORT).is_file()})
     return rows
@@ -54,7 +54,7 @@ def figures_in(folder: Path) -> dict[str, Any]:
         beside = {name: counted[name] for name in _BESIDE if name in counted}
         beside = {name: value["mean"] if quoted.folds else value for name, value in beside.items()}
     except (OSError, VitkitError, TypeError, KeyError, AttributeError):
-        return {}  # it is just being written, or is damaged
+        return {}  # the file is just being written, or is damaged
     figures = {
         "figure": quoted.figure,
         "accuracy": quoted.value,
@@ -90,8 +90,8 @@ class _RunPhotographs:
     """The photographs of a run.
 
     Attributes:
-        root: their folder.
-        places: the file of each photograph, by its path below the root.
+        root: the folder of the photographs.
+        places: the file of each photograph, by its path relative to `root`.
         contents: the digest of each photograph's content when the run began, by the same path.
         task: whether a photograph may have several classes.
     """
@@ -131,7 +131,7 @@ def _read_files(split: Path, changed: int) -> _RunPhotographs:  # noqa: ARG001
     table = split_from_file(split)
     places = {path: table.file(i) for i, path in enumerate(table.paths)}
     root = table.root.resolve()
-    for proposal in read_proposals(split.parent):  # those that were left out are tested all the same
+    for proposal in read_proposals(split.parent):  # including photographs that a proposal excluded
         if (table.root / proposal.path).resolve().is_relative_to(root):
             places.setdefault(proposal.path, table.at(proposal.path))
     return _RunPhotographs(table.root, places, read_contents(split), table.task)
@@ -180,17 +180,17 @@ def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> di
 
 
 def _seen(folder: Path) -> set[str]:
-    """Return the paths of images that the weights had seen; reports of earlier versions list them among the others."""
+    """Return the paths of images that the weights had seen. Reports of earlier versions include these images."""
     with suppress(OSError, VitkitError):
         return set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
     return set()
 
 
-# --- Labels that look wrong ---------------------------------------------------------------------------------
+# --- Suspected label errors ---------------------------------------------------------------------------------
 
 
 def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Return a run's suspected label errors, the strongest suspicion first, with the decisions made since the run."""
+    """Return a run's suspected label errors, the most suspicious first, with the decisions made since the run."""
     suspects = _suspects(folder)
     said = {path: edit.label for path, edit in decisions_since(workspace.said.read(), folder).items()}
     rows = [
@@ -227,7 +227,7 @@ def decide(
     chosen, edits, task = [suspects[i] for i in dict.fromkeys(numbers)], [], _files(folder).task
     check_there([workspace.photographs / item.path for item in chosen])
     for item in chosen:
-        file_of(folder, item.path)  # which must still be the photograph whose label was doubted
+        file_of(folder, item.path)  # raises if it is no longer the photograph whose label was suspected
         new = {"keep": item.label, "relabel": label or item.suggested, "exclude": EXCLUDED}[what]
         if what == "relabel":
             new = checked_name(new, task)

@@ -72,7 +72,7 @@ def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
 
 
 def offered() -> list[dict[str, Any]]:
-    """Return the kinds of files that a model can be exported to, with the download that a kind still needs."""
+    """Return the kinds of files that a model can be exported to, with the megabytes that each must download first."""
     return [
         {
             "name": kind.name,
@@ -110,7 +110,7 @@ def card_of(workspace: Workspace, run: str) -> str:
     from vitkit.weights import inspect
 
     folder = _folder(workspace, run)
-    model = inspect(folder)  # which refuses what is damaged
+    model = inspect(folder)  # raises if the model folder is damaged
     return model_card(run, model, version_of(folder), folder)
 
 
@@ -131,7 +131,7 @@ def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
     routes = APIRouter(prefix="/api/ship")
     work: Background[dict[str, Any]] = Background()
-    last: list[tuple[str, str]] = []  # what the last export was of
+    last: list[tuple[str, str]] = []  # run and format of the last export
 
     @routes.get("/models")
     def show_models() -> dict[str, Any]:

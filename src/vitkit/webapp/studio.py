@@ -1,4 +1,4 @@
-"""`vitkit studio`: serve the studio of a workspace, or the page that chooses one, and open the browser."""
+"""`vitkit studio`: serve the studio of a workspace, or a page to choose a workspace, and open the browser."""
 
 from __future__ import annotations
 
@@ -116,12 +116,15 @@ def _called(host: str) -> str:
 
 
 def _reached(host: str) -> str:
-    """Return the host by which other machines reach this one: its address, as phones do not resolve machine names."""
+    """Return the host by which other machines reach this one.
+
+    If the studio listens at all addresses, this is the IP address, because phones do not resolve machine names.
+    """
     if host not in (EVERY_ADDRESS, "::"):
         return _called(host)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # an address of nobody (RFC 5737); nothing is sent
+            probe.connect(("192.0.2.1", 9))  # an address that no machine has (RFC 5737); nothing is sent
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostname()

@@ -1,6 +1,7 @@
-"""The Train tab: the models to start from, the queue of trainings, and the progress of each, read from its run folder.
+"""The Train tab: choose a model to start from, queue trainings, and show the progress of each training.
 
-Models to start from are those of runs, local files, and published weights that can be downloaded.
+A training can start from the model of a run, from a local file, or from published weights. The progress of a training
+is read from its run folder.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from vitkit.webapp.results import figures_in
 from vitkit.webapp.workspace import Workspace
 
 _SUFFIXES = (".pth", ".safetensors", ".npz", ".pt", ".bin", ".ckpt")
-_PUBLISHED = (  # one of each size that people ask for, the smallest first; the command line knows them all
+_PUBLISHED = (  # common models of each size, the smallest first; the command line offers all models
     ("deit_tiny_patch16_224.fb_in1k", "small and quick", 5_717_416),
     ("deit_small_patch16_224.fb_in1k", "medium", 22_050_664),
     ("vit_small_patch16_224.augreg_in21k_ft_in1k", "medium, trained on more images", 22_050_664),
@@ -59,15 +60,15 @@ class Offer:
     megabytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
+        """Return the fields for the page, as plain JSON types."""
         known = {"source": self.source, "title": self.title, "kind": self.kind}
         return {**known, "here": self.is_here, "megabytes": self.megabytes}
 
 
 def offers(workspace: Workspace) -> list[Offer]:
-    """Return the models that a training can start from, those on this machine first.
+    """Return the models that a training can start from, beginning with models on this machine.
 
-    If downloads are forbidden, only these are returned.
+    Models that would have to be downloaded are left out if downloads are forbidden.
     """
     return [*_files(workspace), *_runs(workspace), *_published()]
 
@@ -76,7 +77,7 @@ def offered(workspace: Workspace, source: str) -> Offer:
     """Return the offer with this source.
 
     Raises:
-        VitkitError: the source is not among the offers; the page cannot name other files.
+        VitkitError: no offer has this source. Therefore the page cannot name arbitrary files.
     """
     for offer in offers(workspace):
         if offer.source == source:
@@ -85,9 +86,9 @@ def offered(workspace: Workspace, source: str) -> Offer:
 
 
 def best_eyes(workspace: Workspace) -> Offer | None:
-    """Return the local offer with the best features; None if there is none.
+    """Return the local model with presumably the best features; None if there is no local model.
 
-    Weights trained on a large data set come before those of runs on these photographs.
+    Files and published weights come before models of runs, because they were probably trained on more data.
     """
     here = [offer for offer in offers(workspace) if offer.is_here]
     return next((offer for kind in ("file", "published", "run") for offer in here if offer.kind == kind), None)
@@ -242,7 +243,10 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
 
 
 def _recipe_of(photographs: Path) -> list[str]:
-    """Return the flag of the included recipe of a named data set, by which `vitkit train NAME` trains a new model."""
+    """Return the flag for the bundled recipe of a named data set; empty if there is none.
+
+    `vitkit train NAME` uses the same recipe for a training from scratch.
+    """
     is_named = photographs.parent == (cache_folder() / "data").resolve() and photographs.name in DATASETS
     return ["--recipe", photographs.name] if is_named and photographs.name in bundled() else []
 
@@ -253,7 +257,7 @@ def _safe(name: str) -> str:
 
 
 def _names(workspace: Workspace, more: Iterable[str]) -> list[str]:
-    """Return the names of the runs: jobs without a run folder first, then runs, the newest first."""
+    """Return the names of jobs that have not become runs yet, then those of the runs, each the newest first."""
     there = workspace.run_names()
     return [name for name in reversed(list(more)) if name not in there] + there
 
@@ -292,7 +296,7 @@ def _metrics(folder: Path) -> list[dict[str, float]]:
     try:
         return read_metrics(folder / METRICS)
     except (VitkitError, OSError):
-        return []  # a row is just being written
+        return []  # the last row is just being written
 
 
 def _tail(file: Path) -> list[str]:

@@ -1,8 +1,8 @@
-"""The files of a studio: photographs, which are only read, run folders, and the label file.
+"""The files of a studio: photographs, run folders and the label file.
 
-Labels from the page are appended to the label file. Other studios, and people with a spreadsheet, may edit the same
-file meanwhile, and nobody overwrites the rows of others. Undo removes rows that this studio wrote, or that were there
-when it started. Redo does not override newer labels.
+Photographs are only read. Labels from the page are appended to the label file. Other studios, and people with a
+spreadsheet, may edit the label file at the same time, and their rows are never overwritten. Undo removes rows that this
+studio wrote, or that existed when it started. Redo does not override newer labels.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Labels:
     Args:
         file: the label file, which need not exist yet.
         root: the folder of photographs.
-        seen: the file in which the studio lists the label files that it has seen.
+        seen: the file that lists the label files which the studio has already found.
     """
 
     def __init__(self, file: Path, root: Path, seen: Path) -> None:
@@ -61,7 +61,7 @@ class Labels:
         self._news: list[str] = []
 
     def read(self) -> LabelFile:
-        """Return the current content; only rows that were added since the last call are read from disk.
+        """Return the current content. Only rows that were added since the last call are parsed.
 
         Raises:
             VitkitError: the file is damaged, or it existed before and is gone.
@@ -80,7 +80,7 @@ class Labels:
             return self._known
 
     def add(self, edits: Sequence[Edit]) -> None:
-        """Append rows. Steps that were undone before can no longer be redone."""
+        """Append rows. Earlier undone steps can then no longer be redone."""
         with self._lock:
             self.read()
             if edits:
@@ -145,7 +145,7 @@ class Labels:
             self.read()
 
     def news(self) -> list[str]:
-        """Return the notes since the last call, and forget them."""
+        """Return the notes for the user since the last call, and clear them."""
         with self._lock:
             news, self._news = self._news, []
             return news
@@ -176,7 +176,7 @@ class Labels:
         lost = [edit for edit in self._written if edit not in now]
         for edit in lost:
             del self._written[edit]
-        if lost and new:  # somebody saved an edited older copy; rows that were only deleted stay deleted
+        if lost and new:  # an older copy was edited and saved; if rows were only deleted, they stay deleted
             relabelled = set(map(self._key, new))
             back = [edit for edit in lost if self._key(edit) not in relabelled]
             if back:
@@ -244,7 +244,7 @@ class Workspace:
 
     @cached_property
     def said(self) -> Labels:
-        """The label file."""
+        """The reader and editor of the label file."""
         return Labels(self.labels, self.photographs, self.state_folder / "label-files.json")
 
     @property
@@ -253,10 +253,10 @@ class Workspace:
         return state_of_runs(self.runs)
 
     def run_folder(self, name: str) -> Path:
-        """Return the folder of a run, by a name from the browser.
+        """Return the folder of a run. The name may come from the browser.
 
         Raises:
-            VitkitError: there is no run of this name.
+            VitkitError: no run has this name.
         """
         if name not in self.run_names():  # a name in this list cannot lead out of the folder
             raise VitkitError(f"there is no run {name!r} in {self.runs}")
@@ -270,7 +270,7 @@ class Workspace:
         return [run.name for run in sorted(runs, key=lambda run: (run / RECIPE).stat().st_mtime, reverse=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the page shows of the workspace."""
+        """Return the fields that the page shows, as plain JSON types."""
         return {
             "name": self.name,
             "photographs": str(self.photographs),
@@ -283,7 +283,7 @@ class Workspace:
 def state_of_runs(runs: Path) -> Path:
     """Return this user's state folder for a folder of runs.
 
-    It lies outside of the folder of runs, which may belong to somebody else.
+    The state folder lies outside of the folder of runs, which may belong to another user.
 
     Raises:
         VitkitError: other users may write to the state folder.
@@ -302,8 +302,8 @@ def open_workspace(
     """Open the workspace of a folder of photographs, a named data set, or a run.
 
     Args:
-        source: a folder or archive of photographs, the name of a data set, which is downloaded on first use, or a run
-            folder, which stands for the photographs of the run.
+        source: a folder or archive of photographs; the name of a data set, which is downloaded on first use; or a run
+            folder, to open the photographs of the run.
         runs: the folder of existing and new run folders. The default is the parent of the run, or else `runs`.
         labels: the label file. The default is `labels/NAME.csv`.
         weights: local files or models to start from, in addition to those of the runs.
@@ -334,7 +334,7 @@ def open_workspace(
 
 
 def label_file_of(photographs: Path) -> Path:
-    """Return the label file of a folder of photographs, unless the user names another one: `labels/NAME.csv`."""
+    """Return the default label file of a folder of photographs, `labels/NAME.csv` in the current folder."""
     return Path("labels", f"{photographs.name or 'photographs'}.csv").absolute()
 
 
@@ -372,4 +372,4 @@ def _check(photographs: Path, runs: Path, labels: Path) -> None:
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))  # noqa: PTH100  # as it was named: links are left as they are
+    return Path(os.path.abspath(path))  # noqa: PTH100  # without following links
