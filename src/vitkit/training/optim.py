@@ -1,9 +1,9 @@
 """Parameter groups, optimisers, the learning-rate schedule, and averages of the weights.
 
-An average of the weights can become the model: an exponential moving average over all steps (EMA), or an equal mean
-over the last epochs (SWA). An average starts with the weights of its first update, not with the initial weights. The
-decay of the EMA warms up, so that the first steps of a short run do not dominate the average. The running statistics of
-batch norms are averaged like the weights.
+The final model can have averaged weights: an exponential moving average over all steps (EMA), or an equal mean over
+the last epochs (SWA). The first update of an average copies the current weights, so the initial weights do not count.
+The decay of the EMA rises over the first updates, because otherwise the first steps would dominate the average of a
+short run. The running statistics of batch norms are averaged like the weights.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Split a model's parameters into groups for the optimiser, by weight decay and by layer.
 
-    Weight matrices decay; biases, norms, tokens and position embeddings do not.
+    Weight decay applies to weight matrices, but not to biases, norms, tokens and position embeddings.
 
     Args:
         model: the model to train. Parameters that require no gradient are left out.
         weight_decay: the weight decay of the matrices.
-        layer_decay: the ratio of a layer's `lr_scale` to that of the layer above it (BEiT, arXiv 2106.08254, app. D).
-            The head has 1. Position embeddings that are shared by all layers, or stored in one tensor for all layers,
-            belong to the lowest layer.
-        decay_all: whether all parameters decay.
+        layer_decay: the ratio of the `lr_scale` of a layer to the `lr_scale` of the next layer (BEiT, arXiv 2106.08254,
+            app. D). The `lr_scale` of the head is 1. Position embeddings belong to the lowest layer if all layers share
+            them, or if one tensor stores them for all layers.
+        decay_all: whether weight decay applies to all parameters.
     """
     depth = _depth(model)
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
@@ -57,10 +57,10 @@ def parameter_groups(
 def layer_of(name: str, model: nn.Module) -> int:
     """Return the layer of a parameter: 0 for the embeddings, 1 to depth for the blocks, and depth + 1 after them.
 
-    The layers are counted as in BEiT's and MAE's code; timm counts the last LayerNorm with the last block.
+    The numbering follows BEiT's and MAE's code. timm differs: the last LayerNorm belongs to the last block.
     """
     depth, match = _depth(model), _BLOCK_PARAMETER.match(name)
-    # A table of relative positions is one of its block's weights, unless all blocks share it.
+    # A table of relative positions belongs to its block, unless all blocks share one table.
     if match is not None and len(model.get_submodule(match[1])) == depth:  # type: ignore[arg-type]
         return int(match[2]) + 1
     return 0 if name.startswith(("patch_embed.", "norm_pre.", *_TOKEN_PARAMETERS)) else depth + 1
@@ -79,7 +79,7 @@ def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None
         make: the caller's function, which takes the groups and returns the optimiser; None for the recipe's optimiser.
 
     Raises:
-        VitkitError: `make` fails, or returns something else.
+        VitkitError: `make` fails, returns no optimiser, or changes the groups.
     """
     groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay, recipe.decay_all)
     if make is not None:
@@ -112,15 +112,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
-    """Return the learning rate as a fraction of its peak.
+    """Return the scheduled learning rate as a fraction of its peak.
 
-    It rises linearly in the warm-up, and then falls to `min_lr` along a cosine or a line, or stays constant.
+    The rate rises linearly in the warm-up, and then falls to `min_lr` along a cosine or a line, or stays constant.
 
     Args:
-        progress: the part of the training that is done, in [0, 1].
+        progress: the completed fraction of the training, in [0, 1].
         recipe: sets `warmup`, `schedule` and `min_lr`.
-        stride: the part of the training until the rate is set again. The warm-up uses the end of this interval, and the
-            decay uses the start, so that the rate is never 0, even in a training of one step.
+        stride: the fraction of the training between two updates of the rate. The warm-up uses the progress at the end
+            of this interval, and the decay uses the progress at its start. The rate is therefore never 0, even in a
+            training of one step.
     """
     if progress < recipe.warmup:
         return min((progress + stride) / recipe.warmup, 1.0)
@@ -155,7 +156,7 @@ def ema_decay(updates: int, limit: float) -> float:
 
 
 def has_batch_norms(model: nn.Module) -> bool:
-    """Return whether a model has batch norms. Their running statistics are valid only with the model's weights."""
+    """Return whether a model has batch norms, whose running statistics are only valid for the current weights."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
@@ -164,7 +165,7 @@ class WeightAverage(nn.Module):
 
     Args:
         model: the model whose weights are averaged; it is copied.
-        recipe: sets the decay `ema`. If that is 0, all updates count equally, as in stochastic weight averaging.
+        recipe: sets the decay `ema`. If `ema` is 0, all updates count equally, as in stochastic weight averaging.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
@@ -199,7 +200,7 @@ class WeightAverage(nn.Module):
 
 
 def _interpolate(averages: Sequence[Tensor], values: Sequence[Tensor], weight: float) -> None:
-    """Move averages towards the values by this weight; integer counters take the latest values."""
+    """Move averages towards new values by the fraction `weight`. Integer counters take the new values."""
     if averages[0].is_floating_point():
         torch._foreach_lerp_(list(averages), list(values), weight)
         return

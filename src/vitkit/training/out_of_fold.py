@@ -1,11 +1,12 @@
 """Predictions for the training images by models that were trained without them.
 
-A model that is trained on all images has no image left for its calibration. A cross-validation, however, predicts each
-image with a model that was not trained on the image. These predictions determine the temperature and the thresholds of
-the final model, and the promises of `vitkit predict` (docs/decisions/0046-final-models.md describes their guarantees).
+A cross-validation predicts each image with a model that was not trained on the image. These out-of-fold predictions
+calibrate the final model, which is trained on all images and has no image left for its calibration. The predictions
+determine the temperature, the thresholds, and the promises of `vitkit predict`. docs/decisions/0046-final-models.md
+describes the guarantees of these promises.
 
-The predictions are stored in the run folder as logits. They exclude the temperature and the prior correction of the
-folds' models, because the final model gets its own.
+The run folder stores the predictions as logits. The logits exclude the temperature and the prior correction of the
+folds' models, because both differ for the final model.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class OutOfFold:
         logits: (n, K), before the temperature and without any correction of the class prior.
         folds: the number of folds, which is the number of models.
         fold: the fold of each image, (n,).
-        tested: logits (n, K) of the same images by models that were neither fitted nor selected with their help; None
-            if other images test the training.
-        temperatures: the temperature of the model that computed `tested` for each fold, (folds,).
+        tested: logits (n, K) of the same images, each by a model that was neither fitted nor selected on the image;
+            None without a nested cross-validation.
+        temperatures: the temperature of the model that predicted each fold in `tested`, (folds,).
     """
 
     classes: tuple[str, ...]
@@ -87,7 +88,7 @@ class OutOfFold:
         )
 
     def evaluation(self, classifier: Classifier) -> Evaluation:
-        """Return the predictions with the prior correction of a classifier, at temperature 1."""
+        """Return the evaluation of the predictions at temperature 1, with the prior correction of a classifier."""
         correction = correction_of(classifier)
         shift = 0.0 if correction is None else logit_shift(classifier.model, correction).double().numpy()
         probabilities = to_probabilities(self.logits.astype(np.float64) + shift, self.labels)

@@ -1,10 +1,12 @@
-"""`--method probe`: fit a head to the features of a frozen backbone, which each image passes once.
+"""Fit a head to the features of a frozen backbone, which are computed once (`--method probe`).
 
 The head is a regularised multinomial logistic regression on the class token and the mean of the patches. Together they
-are more informative than either of them (docs/log.md). The validation images choose the penalty. Without validation
-images, a cross-validation of the training images chooses the penalty, and its predictions calibrate the model. Without
-test images as well, the training images test the head: each image is predicted by a head that was fitted, selected and
-calibrated without the image (`nested_cross_validation`).
+are more informative than either of them (docs/log.md).
+
+The penalty is chosen on the validation images. Without validation images, a cross-validation of the training images
+chooses the penalty, and the out-of-fold predictions calibrate the model. If there are no test images either, a nested
+cross-validation tests the head: each training image is predicted by a head that was fitted, selected and calibrated
+without the image (`nested_cross_validation`).
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Fit:
     Attributes:
         weight, bias: (K, D) and (K,), for unnormalised features.
         penalty: the penalty, from PENALTIES; infinite for a head that was not fitted.
-        train_loss, val_loss, val_accuracy: the figures of the head. The last two are None without validation images.
+        train_loss: the log loss on the training images.
+        val_loss, val_accuracy: the log loss and the accuracy on the validation images; None if there are none.
         val_map: the mean average precision on the validation images; None unless the data are multi-label.
     """
 
@@ -88,9 +91,9 @@ _BEGAN_FROM = (
 
 
 def frozen(recipe: Recipe) -> Recipe:
-    """Return the recipe of the model that computes frozen features with the initial weights of a run.
+    """Return a recipe for computing frozen features with the initial weights of a run.
 
-    The features are the class token and the mean of the patches. `new_classifier` creates the model.
+    `new_classifier` creates the model. Its features are the class token and the mean of the patches.
     """
     return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
 
@@ -126,7 +129,10 @@ class HeadImages:
 def head_images(
     recipe: Recipe, table: ImageTable, classifier: Classifier, change: ChangePicture | None = None
 ) -> HeadImages:
-    """Return the images in the files of a table; `change` is the caller's change of training pictures."""
+    """Return the data sets of a table's images for fitting a head.
+
+    The caller's function `change` is applied to training pictures before their augmentation.
+    """
     train, preprocess = table.of_split("train"), classifier.preprocess
     augmented = TrainingImages(train, preprocess, augment_of(recipe, change), recipe.seed)
     return HeadImages(
@@ -144,7 +150,7 @@ def fit_head(
 ) -> Features:
     """Compute the features, fit the head, save the model folder, and write metrics.csv.
 
-    Without validation images, the predictions of the cross-validation are written to the run's folder.
+    Without validation images, the out-of-fold predictions of the cross-validation are also written to the run folder.
 
     Args:
         run: the run.
@@ -194,13 +200,14 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
 
 @dataclass(frozen=True)
 class CrossFit:
-    """The cross-validation that has chosen the penalty of a head.
+    """The result of the cross-validation that chose the penalty of a head.
 
     Attributes:
         loss, accuracy: figures of the out-of-fold predictions with the best penalty. They are optimistic, because the
             same predictions have chosen the penalty.
         parts: the number of folds.
-        predictions: the out-of-fold predictions for images that the weights had not seen; None if they had seen all.
+        predictions: the out-of-fold predictions for the images that the initial weights had not seen; None if these
+            weights had seen all images.
     """
 
     loss: float
@@ -210,7 +217,7 @@ class CrossFit:
 
     @property
     def words(self) -> str:
-        """The figures in a line."""
+        """Return the figures as a line of text."""
         reached = f"loss {self.loss:.4f}, accuracy {self.accuracy:.4f}"
         return f"chosen by cross-validation of the training images: {reached}, flattered by the selection"
 
@@ -220,10 +227,10 @@ class _BestHead:
     """The result of fitting a head.
 
     Attributes:
-        begun: the head of the class names, if the fit started from it.
+        begun: the head of the class names; None if the fit did not start from it.
         fitted: the best head.
         features: the features of training and validation images without augmentation.
-        cross: the cross-validation that has chosen the penalty; None if there was no cross-validation.
+        cross: the result of the cross-validation that chose the penalty; None if there was no cross-validation.
     """
 
     begun: Fit | None
@@ -242,9 +249,9 @@ def _put_best_head(
     *,
     is_tested: bool = False,
 ) -> _BestHead:
-    """Fit a head to the features of the training images and of their views, and copy it into the model.
+    """Fit a head to the features of the training images and their views, and copy the head into the model.
 
-    With `is_tested`, the training images also test the head, if the conditions of `_cross_fit` are met.
+    With `is_tested`, a nested cross-validation also tests the head, if the conditions of `_cross_fit` are met.
     """
     precision = choose_precision(recipe.precision, recipe.device)
     train, val = table.of_split("train"), table.of_split("val")
@@ -349,12 +356,12 @@ def choose_head(
 
     Args:
         x: features of training images, (n, D).
-        y: the labels of these images, (n,), or 0 and 1 for each class, (n, K).
-        held_out: features and labels of validation images.
+        y: the labels of these images, (n,), or class indicators, (n, K).
+        held_out: features and labels of validation images; None if there are none.
         classes: the number of classes, K.
-        penalty: the only penalty that is used without held-out images.
-        begun: a head that was not fitted to these images. The penalty is then on the distance from this head. The head
-            itself is returned if no fitted head is better on the held-out images.
+        penalty: the penalty without held-out images. Only one head is fitted then.
+        begun: an initial head, such as that of the class names; None for zeros. The penalty applies to the distance
+            from the initial head. If no fitted head is better on the held-out images, the initial head is returned.
     """
     mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
     standard = (x - mean) / scale
@@ -379,12 +386,12 @@ def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor 
 
     Args:
         train: n training images.
-        groups: the group number, by path, of images that belong together. A group is in one fold.
+        groups: the group number of each image that belongs to a group, by path. All images of a group get one fold.
         seed: the seed of the folds.
 
     Returns:
-        The fold of each image, (n,). It is -1 for the images beyond `_MOST`, which are left out. The result is None if
-        no class has two groups.
+        The fold of each image, (n,); None if no class has two groups. At most `_MOST` images get a fold. The others are
+        left out and have -1.
     """
     count = len(train)
     rows = np.sort(np.random.default_rng(seed).permutation(count)[:_MOST]).tolist()
@@ -402,15 +409,16 @@ def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor 
 def cross_validate_head(
     x: Tensor, y: Tensor, fold_of: Tensor, classes: int, is_judge: Tensor | None = None, begun: Fit | None = None
 ) -> tuple[float, Tensor]:
-    """Return the penalty with the lowest log loss in a cross-validation, and its out-of-fold logits (n, K).
+    """Return the penalty with the lowest cross-validated log loss, and the out-of-fold logits for this penalty, (n, K).
 
     Args:
         x: features of n training images, followed by those of each view of the images, ((views + 1) * n, D).
-        y: the labels of the rows of `x`, ((views + 1) * n,), or 0 and 1 for each class.
+        y: the labels of the rows of `x`, ((views + 1) * n,), or class indicators, ((views + 1) * n, K).
         fold_of: the fold of each image, (n,); -1 for images that are neither trained on nor predicted.
         classes: the number of classes, K.
-        is_judge: whether the loss of each image counts, (n,); None for all predicted images.
-        begun: see `choose_head`. The penalty is infinite if this head is best.
+        is_judge: whether each image counts in the loss that chooses the penalty, (n,). If it is None, or if no such
+            image is predicted, all predicted images count.
+        begun: the initial head (see `choose_head`). The returned penalty is infinite if the initial head is the best.
     """
     n, parts = len(fold_of), int(fold_of.max()) + 1
     fold_of_row = fold_of.repeat(len(x) // n)
@@ -438,10 +446,10 @@ def cross_validate_head(
 def nested_cross_validation(
     x: Tensor, y: Tensor, fold_of: Tensor, classes: int
 ) -> tuple[Tensor, npt.NDArray[np.float64]]:
-    """Test the whole procedure on each fold: choose the penalty, fit the head and calibrate it on the other folds.
+    """Predict each fold with a head that was selected, fitted and calibrated on the other folds.
 
     An inner cross-validation of the other folds chooses the penalty and the temperature (Varma & Simon 2006, doi
-    10.1186/1471-2105-7-91). The figures are therefore not biased by this selection.
+    10.1186/1471-2105-7-91). The selection therefore does not bias figures of these predictions.
 
     Args:
         x: features of n training images, followed by those of each view of the images, ((views + 1) * n, D).
@@ -474,7 +482,7 @@ def nested_cross_validation(
 
 @dataclass
 class _Standardised:
-    """A head with standardised features, which can be fitted repeatedly. Each fit starts from the previous solution."""
+    """A head on standardised features that can be fitted repeatedly. Each fit starts from the previous solution."""
 
     x: Tensor
     mean: Tensor
@@ -510,8 +518,9 @@ def _cross_fit(
 ) -> tuple[Fit, CrossFit]:
     """Choose the penalty by cross-validation, and fit a head to all images.
 
-    With `is_tested`, a nested cross-validation also tests the head. This requires a single-label task, three folds, a
-    fit that does not start from a head, and that every image is in a fold and had not been seen.
+    With `is_tested`, a nested cross-validation also tests the head. This requires a single-label task, at least three
+    folds, and no initial head `begun`. Also, every image must be in a fold, and the initial weights must not have seen
+    any image.
     """
     classes, n = len(train.classes), len(fold_of)
     penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, begun)

@@ -1,8 +1,8 @@
 """The settings of a training run, as a dataclass.
 
-The flags of `vitkit train` are the fields of `Recipe`, and recipe files contain them as TOML. A flag takes precedence
-over the recipe file. The file takes precedence over a value that is chosen for the data, and the chosen value over the
-default. The complete recipe is stored in the run.
+The flags of `vitkit train` are the fields of `Recipe`, and recipe files contain the fields as TOML. A field gets its
+value from the first of these sources that sets it: the flag, the recipe file, a choice for the data, the default. The
+complete recipe is stored in the run folder.
 
 The `[model]` table of a recipe, and `--set model.FIELD=VALUE`, change fields of a named model's `ViTConfig`. If the
 recipe has a field of the same name (`dropout`, `image_size`, ...), the value is moved to the recipe, so that each
@@ -31,19 +31,19 @@ _OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
 
 
 def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert changes of a model to the types of their fields. `none` becomes None if the field allows it.
+    """Convert changed fields of a model to the types of the fields. `none` becomes None if the field allows it.
 
     Args:
         changes: the keyword arguments of `create_model`.
 
     Raises:
-        VitkitError: a field is unknown (similar names are suggested), or a value has another type.
+        VitkitError: a field is unknown (similar names are suggested), or a value has the wrong type.
     """
     return {name: _settled(name, value) for name, value in canonical(changes).items()}
 
 
 def read_change(name: str, text: str) -> dict[str, Any]:
-    """Parse a change whose value is text, such as the value of a flag. Commas separate the numbers of a tuple.
+    """Parse a changed field of a model from text, such as a flag. Commas separate the numbers of a tuple.
 
     Raises:
         VitkitError: see `settle_changes`.
@@ -78,10 +78,10 @@ _PREFIX = "model."
 
 
 def read_sets(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse the changes of `--set`, by the names of `ViTConfig`'s fields; `name` is the name of the model.
+    """Parse the arguments of `--set` to fields of `ViTConfig`. The additional field `name` names the model.
 
     Raises:
-        VitkitError: a text is not `model.FIELD=VALUE`, or a field is unknown, given twice, or of another type.
+        VitkitError: a text is not `model.FIELD=VALUE`, or a field is unknown, given twice, or of the wrong type.
     """
     fields: dict[str, Any] = {}
     for text in texts:
@@ -102,13 +102,13 @@ def read_sets(texts: Iterable[str]) -> dict[str, Any]:
 def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the fields of a recipe: `model` becomes a name, and the changes of the model become `model_fields`.
 
-    A field of the model that the recipe has itself is moved to the recipe.
+    If a changed field of the model is also a field of the recipe, the value is moved to the recipe.
 
     Args:
         fields: the fields; `model` may be a table, as in TOML, and `model_fields` may have any field of the model.
 
     Raises:
-        VitkitError: a field of the model is unknown, has another type, depends on the data, or is given twice; or a
+        VitkitError: a field of the model is unknown, has the wrong type, depends on the data, or is given twice; or a
             table is empty.
     """
     unfolded = dict(fields)
@@ -149,10 +149,10 @@ def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, An
 
 
 def check_model_fields(changes: Any) -> dict[str, Any] | None:
-    """Check changes of a model, and return them with the types of their fields; None if there are none.
+    """Check changed fields of a model, and convert them to the types of the fields. Return None if there are none.
 
     Raises:
-        VitkitError: they are not fields of a model, or the recipe or the data determine one of them.
+        VitkitError: a change is not a field of a model, or the recipe or the data determine the field.
     """
     if changes is None or (isinstance(changes, Mapping) and not changes):
         return None
@@ -168,13 +168,13 @@ def check_model_fields(changes: Any) -> dict[str, Any] | None:
 
 
 def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert changes to the `[model]` table of TOML, which cannot express None."""
+    """Convert changed fields of a model to the `[model]` table of TOML. None becomes `none`, as TOML has no null."""
     plain = {key: "none" if v is None else list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
     return plain if name is None else {"name": name, **plain}
 
 
 def in_words(changes: Mapping[str, Any]) -> str:
-    """Describe changes, e.g. `position none, layers 6`."""
+    """Describe changed fields of a model, such as `position none, layers 6`."""
     return ", ".join(
         f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else str(value).lower()}"
         for name, value in changes.items()
@@ -216,10 +216,10 @@ def join_weights(weights: Any) -> Any:
 
 
 def candidates(recipe: Any) -> tuple[str, ...]:
-    """Return the weights that a recipe compares if it sets `select_time`, or else its only weights.
+    """Return the names of the weights that a recipe compares. Without `select_time`, there is only one name.
 
     Raises:
-        VitkitError: the recipe sets `select_time` and names fewer than two weights, or `auto`, or `none`.
+        VitkitError: the recipe sets `select_time`, but names fewer than two weights, a name twice, `auto`, or `none`.
     """
     if recipe.select_time is None:
         return (recipe.weights,)
@@ -239,7 +239,7 @@ def parse_duration(text: str, name: str = "time") -> float:
     """Parse `90s`, `10m`, `2h` or plain seconds, and return seconds.
 
     Raises:
-        VitkitError: the text is not a duration, or not above 0.
+        VitkitError: the text is not a positive duration.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
@@ -252,7 +252,7 @@ def checkpoint_every(text: str) -> int:
     """Convert `none`, `all` or a number to a value of `VisionTransformer.checkpointing`.
 
     Raises:
-        VitkitError: it is not one of these.
+        VitkitError: the text is none of these.
     """
     if text in ("none", "all"):
         return int(text == "all")
@@ -555,7 +555,7 @@ class Recipe:
         """Return a copy with changed fields.
 
         Raises:
-            VitkitError: a field is unknown, of the wrong type, or out of range; the message names it.
+            VitkitError: a field is unknown, of the wrong type, or out of range. The message names the field.
         """
         return with_fields(self, changes, "recipe")
 
@@ -571,7 +571,7 @@ class Recipe:
 
     @property
     def seed_of_split(self) -> int:
-        """Return `split_seed`, or `seed` if it is None."""
+        """Return `split_seed`, or `seed` if `split_seed` is None."""
         return self.seed if self.split_seed is None else self.split_seed
 
     @property
@@ -585,10 +585,10 @@ def build(fields: dict[str, Any], source: str | None = "recipe") -> Recipe:
 
     Args:
         fields: the fields that differ from their defaults.
-        source: the name of the source of the fields, which messages start with; None for function arguments.
+        source: the source of the fields, such as a file. Error messages start with it. None for function arguments.
 
     Raises:
-        VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
+        VitkitError: a field is unknown, of the wrong type, or out of range. The message names the field and `source`.
     """
     with naming(source):
         fields = unfold(fields)
@@ -600,10 +600,10 @@ def build(fields: dict[str, Any], source: str | None = "recipe") -> Recipe:
 
 
 def with_fields(recipe: Recipe, changes: Mapping[str, Any], source: str | None) -> Recipe:
-    """Return a copy of a recipe with changed fields. Errors name `source`, as in `build`.
+    """Return a copy of a recipe with changed fields; for `source`, see `build`.
 
     Raises:
-        VitkitError: a field is unknown, of the wrong type, or out of range; the message names it and `source`.
+        VitkitError: a field is unknown, of the wrong type, or out of range. The message names the field and `source`.
     """
     with naming(source):
         _check_names(changes)
@@ -634,11 +634,11 @@ def _check_names(fields: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """A requested training. Fields that are not set are chosen for the data.
+    """A request for a training. Fields that are not set are chosen for the data.
 
     Attributes:
         fields: the fields that are set, by the names of `Recipe`.
-        recipe: the recipe with these fields; the other fields have their defaults.
+        recipe: the recipe with these fields, and with the defaults of all other fields.
     """
 
     fields: dict[str, Any]
@@ -646,7 +646,7 @@ class Request:
 
     @classmethod
     def of(cls, fields: Request | Recipe | Mapping[str, Any]) -> Request:
-        """Build a request from fields. A request is returned unchanged, and a recipe counts as setting all fields.
+        """Build a request from fields. A recipe sets all fields. A request is returned unchanged.
 
         Raises:
             VitkitError: see `build`.
@@ -660,12 +660,12 @@ class Request:
 
 
 def without_places(recipe: Recipe) -> Recipe:
-    """Return the recipe for publication: without the paths of files and folders."""
+    """Return the recipe for publication. Only the last part of an absolute path is kept."""
     return Recipe(**fields_without_places(recipe))
 
 
 def fields_without_places(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of a recipe by name, without the paths of files and folders."""
+    """Return the fields of a recipe for publication. Only the last part of an absolute path is kept."""
     teacher = recipe.teacher
     if teacher is not None:
         model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
@@ -676,12 +676,12 @@ def fields_without_places(recipe: Recipe) -> dict[str, Any]:
 
 
 def name_of(recipe: Recipe) -> str:
-    """Return the name of the model, or else of its initial weights, and the changes made to the model."""
+    """Return the name of a recipe's model, or else of its initial weights, and the changed fields of the model."""
     name = recipe.model or Path(recipe.weights).name
     return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"
 
 
-# --- Lists that a new field must be added to, besides the class ---------------------------------------------------
+# --- Lists to which a new field must be added, in addition to the class -------------------------------------------
 
 ON_STEPS = (  # fields that act in the steps of a training
     *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
@@ -810,6 +810,6 @@ class PlannedFields(ComparedFields, total=False):
 
 
 class RecipeFields(PlannedFields, total=False):
-    """Fields of a recipe that `vitkit.train` accepts; `data` is a parameter."""
+    """Fields of a recipe that `vitkit.train` accepts as keywords. `data` is a separate parameter."""
 
     select_time: str | None

@@ -1,8 +1,8 @@
 """Read recipes from files and flags.
 
-`load_fields` reads a file, or a recipe that vitkit contains. `request_of` combines a file with the flags of a command.
-`add_recipe_fields` gives a function the fields of a recipe as keywords. Type checkers and editors read the same fields
-from the `TypedDict`s next to the dataclasses, and a test compares the two.
+`load_fields` reads a file or a bundled recipe. `request_of` combines a recipe with the flags of a command.
+`add_recipe_fields` adds the fields of a recipe to the signature of a function as keyword arguments. Type checkers and
+editors read the same fields from the `TypedDict`s next to the dataclasses. A test checks that both agree.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from vitkit.training.recipe import Recipe, Request, build, in_words, naming, ove
 
 
 def load_fields(recipe: str | Path) -> dict[str, Any]:
-    """Read the fields of a TOML recipe: a file, or the name of a bundled one (see `bundled`).
+    """Read the fields of a recipe from a TOML file, or from a bundled recipe by its name (see `bundled`).
 
     Raises:
-        VitkitError: there is no such file or name, the file is not TOML, or its `[model]` is invalid.
+        VitkitError: there is no such file or name, the file is not TOML, or its `[model]` table is invalid.
     """
     path = Path(recipe)
     text = bundled().get(str(recipe))
@@ -46,11 +46,13 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
 
 
 def load_of_run(path: Path) -> Recipe:
-    """Read the recipe in a run's folder in order to continue the run.
+    """Read the recipe file of a run that will be continued.
+
+    The file must contain every field, because the default of a missing field could silently differ from the value that
+    the run was started with.
 
     Raises:
-        VitkitError: the recipe lacks a field, because it is damaged or an earlier version of vitkit wrote it. The
-            default could silently differ from the value that the run was started with.
+        VitkitError: the file lacks a field, because it is damaged or an earlier version of vitkit wrote it.
     """
     fields = load_fields(path)
     recipe = build(fields, str(path))
@@ -61,7 +63,7 @@ def load_of_run(path: Path) -> Recipe:
 
 
 def _without(path: Path, missing: list[str]) -> str:
-    """Explain why a run's recipe lacks fields, by the original recipe in the model.json next to it."""
+    """Explain why a run's recipe lacks fields, based on the copy of the original recipe in model.json."""
     begun, fields = f"{path} lacks {', '.join(missing)}", {}
     with suppress(OSError, ValueError):
         model = from_json((path.parent / DESCRIPTION).read_text(encoding="utf-8"))
@@ -92,7 +94,7 @@ def bundled() -> dict[str, str]:
 def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Request:
     """Return the request of a command: the fields of a recipe file, overridden by the flags.
 
-    If no recipe is named and the data have a bundled recipe, as `digits` does, that recipe is used.
+    If no recipe is named, the bundled recipe of the data is used if there is one, as for `digits`.
 
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
@@ -111,7 +113,7 @@ def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Reque
 
 
 def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
-    """Return the name of the bundled recipe that a command names directly or by its data; None if there is none."""
+    """Return the name of the bundled recipe that a command requests by name or by its data, or None."""
     if recipe is not None:
         return None if Path(recipe).is_file() or str(recipe) not in bundled() else str(recipe)
     data = flags.get("data")
@@ -121,7 +123,7 @@ def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | 
 
 
 def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[str]:
-    """Return a line on the values of a bundled recipe that the flags change. The list is empty if there are none."""
+    """Return at most one line, which lists the fields of a bundled recipe that the flags change."""
     name = published(flags, recipe)
     if name is None:
         return []
@@ -149,7 +151,7 @@ def add_recipe_fields(
     Args:
         function: the function; it is changed in place.
         exclude: the fields that the function does not accept.
-        owners: the dataclasses. If several have a field of the same name, the first one counts.
+        owners: the dataclasses. If several have a field of the same name, the field of the first is used.
         heading: the heading of the fields in the docstring.
     """
     entries, seen = "", set(exclude)

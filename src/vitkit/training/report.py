@@ -1,7 +1,7 @@
 """Evaluate a finished run, search for label errors, and write the report.
 
 The saved model is loaded with the same backend and precision as in `vitkit eval RUN`, so that the figures of the run
-and of the command are identical. Temperature and thresholds are fitted on predictions that are computed in this way.
+and of the command are identical. The temperature and the thresholds are fitted on predictions of the same backend.
 The search for label errors uses the weights that the run started from.
 """
 
@@ -106,7 +106,10 @@ def settle(
     facts: ValidationFacts,
     frozen: Features | None = None,
 ) -> tuple[Classifier, Evaluation | None]:
-    """Calibrate the saved model on the validation images, and report the result.
+    """Calibrate the saved model, and report the result.
+
+    The calibration uses the validation images. Without validation images, it uses the out-of-fold predictions of the
+    training images, if the run has such predictions.
 
     Args:
         folder: the run folder, whose model folder is changed.
@@ -115,11 +118,12 @@ def settle(
         table: the split images of the run.
         say: called with each line of output.
         facts: facts about the validation images.
-        frozen: features of the images, computed with the initial weights; None if these weights had seen the images.
+        frozen: features of the images, computed with initial weights that had not seen the images; None if there are
+            none.
 
     Returns:
-        The classifier with its backend, and the evaluation of the validation images after calibration; None if no
-        validation image can be read.
+        The classifier with its backend, and the evaluation of the calibration images after the calibration. The
+        evaluation is None if there are no such images, or if none can be read.
     """
     split = held_out_split(table)
     images = len(table) if split == "all" else len(table.of_split(split))  # it decides the backend, as in `vitkit eval`
@@ -128,7 +132,7 @@ def settle(
     before = correction_of(calibrated_classifier)
 
     def updated(classifier: Classifier) -> Classifier:
-        """Create a new backend if the head has changed, because the backend has a copy of the head."""
+        """Create a new backend if the head has changed, because a backend contains a copy of the head."""
         if correction_of(classifier) == before:
             return classifier
         return classifier.use(images=images, device=choose_device(recipe), features=is_single)
@@ -163,7 +167,7 @@ def _fit_unknown(
     seed: int,
     say: Say,
 ) -> Unknown | None:
-    """Fit the score for unknown images, and report what it misses. Return None if no image can be read."""
+    """Fit the score for unknown images, and report which ones it misses. Return None if no image can be read."""
     started = time.monotonic()
     row_of = {} if frozen is None else {path: i for i, path in enumerate(frozen.paths)}
     number_of, place = align(table, classifier), {path: i for i, path in enumerate(table.paths)}
@@ -197,9 +201,9 @@ def _fit_unknown_by_folds(
     recipe: Recipe,
     say: Say,
 ) -> Unknown | None:
-    """Fit the score for unknown images to the training images, each of which is compared with the other folds.
+    """Fit the score for unknown images to the training images, comparing each with the images of other folds.
 
-    Return None if the training changed the features. New images then have other features than training images.
+    Return None if the training changed the backbone, because the backbone was then trained on every image.
     """
     if recipe.method != "probe":
         say("unknown images cannot be recognised: no image has features of the final model that it was not trained on")
@@ -252,8 +256,8 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
 
     Args:
         numbers: the figures of an evaluation (`evaluation.figures`).
-        seen: the validation images that the temperature was fitted on.
-        evaluation: the evaluation that the figures belong to.
+        seen: the evaluation of the images that the temperature was fitted on.
+        evaluation: the evaluation that `numbers` belongs to.
     """
     rise, rose = calibration_rise(evaluation, numbers), ""
     if rise is not None:
@@ -269,13 +273,13 @@ _EXPLAINED = 12  # maximum number of explained mistakes
 
 
 def draw_data(folder: Path, table: ImageTable, images: TrainingImages | TrainingOf, seed: int) -> None:
-    """Draw classes.png and train_batch.png.
+    """Draw the number of images per class (classes.png) and some augmented training images (train_batch.png).
 
     Args:
         folder: the folder of the run.
         table: all images of the run.
         images: the augmented images of the training split.
-        seed: determines which of them are drawn.
+        seed: determines which training images are drawn.
     """
     splits = {name: table.of_split(name) for name in SPLITS if name in table.splits}
     counts = {name: images_of_split.counts() for name, images_of_split in splits.items()}
@@ -293,7 +297,8 @@ class Reported(NamedTuple):
 
     Attributes:
         numbers: the content of evaluation.json.
-        evaluation: the evaluation of the images that the initial weights had not seen; None if they had seen all.
+        evaluation: the evaluation of the images that the initial weights had not seen; None if the weights had seen
+            all images.
     """
 
     numbers: dict[str, Any]
@@ -315,8 +320,10 @@ def report(
         recipe: the recipe of the run.
         table: the split images of the run.
         say: called with each line of output.
-        doubts: likely label errors; None to search for them with the model's predictions for held-out images.
-        frozen: features of the images, computed with the initial weights; None if these weights had seen the images.
+        doubts: the likely label errors in all images (see `doubt_labels`). If it is None, only the held-out images are
+            searched for label errors, with the model's own predictions.
+        frozen: features of the images, computed with initial weights that had not seen the images; None if there are
+            none.
     """
     held_out: list[str] = [name for name in ("val", "test") if name in table.splits] or ["all"]
     table, changes = look_over(table, read_contents(folder / SPLIT), held_out)
@@ -399,7 +406,7 @@ def _test_by_folds(
 ) -> ProposalEvaluation:
     """Evaluate each training image with the head that was fitted without its fold.
 
-    Images that were left out because of a proposal have no fold. The final head evaluates them.
+    Images that were left out of the training because of a proposal have no fold. The final head predicts them.
     """
     plain = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
     rows = evaluated_images(table, "all", proposals)
@@ -415,7 +422,7 @@ def _test_by_folds(
 def _figures_by_folds(
     numbers: Mapping[str, Any], predictions: OutOfFold, evaluation: Evaluation, classifier: Classifier
 ) -> dict[str, Any]:
-    """Replace intervals and calibration figures by those of the cross-validation, and return all figures."""
+    """Return the figures with the confidence intervals and calibration figures of the cross-validation."""
     untempered = predictions.tests(is_calibrated=False)
     assert untempered is not None
     fold_of = dict(zip(predictions.paths, predictions.fold.tolist(), strict=True))
@@ -447,7 +454,7 @@ def pictures_for_page(folder: Path, captions: Iterable[str], rows: Sequence[Mapp
 
 
 def _judge(classifier: Classifier, *, table: ImageTable, recipe: Recipe, facts: ValidationFacts) -> Evaluation | None:
-    """Evaluate a classifier on the validation images that its weights had not seen; return None if there are none."""
+    """Evaluate a classifier on the validation images that its weights had not seen. Return None if there are none."""
     if "val" not in table.splits:
         return None
     classifier = classifier.use(images=len(table.of_split("val")), device=choose_device(recipe), features=False)
@@ -468,7 +475,7 @@ def _tried(path: Path) -> Tried | None:
 
 
 def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:
-    """Explain the worst mistakes of the model. Mistakes on multi-label data or of heads of folds are not explained."""
+    """Explain the worst mistakes of the model, except on multi-label data and in tests by cross-validation."""
     is_unexplained = isinstance(evaluation, MultiEvaluation) or evaluation.split == BY_FOLDS
     chosen = [] if is_unexplained else evaluation.mistakes(_EXPLAINED)
     chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
@@ -485,7 +492,7 @@ def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Plac
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
-    """Return the evaluations of validation and test images, each image once."""
+    """Return the evaluations of validation and test images, one for each split."""
     both = {part.split: part for part in (seen, evaluation) if part is not None}
     return [part for split, part in both.items() if split in ("val", "test")]
 
@@ -523,7 +530,7 @@ def _spent(rows: list[dict[str, float]]) -> str:
 
 
 def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
-    """Return the accuracy before any training, for a model that starts from the names of its classes."""
+    """Describe the validation figures before any training, if the head starts from the class names."""
     lines = [
         f"{name} {row[name]:.4f}"
         for row in rows
@@ -534,7 +541,7 @@ def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
 
 
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
-    """Describe whether the images that the weights had seen before the run are recorded."""
+    """State whether there is a complete record of the images that the weights had seen before the run."""
     if record is None:
         return {}
     if record.is_whole:
@@ -580,13 +587,14 @@ def doubt_labels(
     """Find likely label errors in all images of a run, the most likely first.
 
     The search uses the initial weights of the run, because the trained weights may have memorised the labels. If the
-    initial weights had seen some of the images, their own initial weights are used instead, and so on.
+    initial weights had seen some of the images, the search uses the latest earlier weights that had seen no image (see
+    `unspoilt_weights`).
 
     Args:
         run: the run, for messages.
         recipe: the recipe of the run.
         table: all images.
-        known: features that were already computed for a head on frozen features.
+        known: the features that `probe.fit_head` has computed; None if there are none.
         weights: the weights that the run started from, if they have been opened already.
 
     Returns:
@@ -634,7 +642,7 @@ def _features(
     precision: str,
     progress: Callable[[int, int], None],
 ) -> Tensor:
-    """Return the features (n, D) of all images, computing those that are not known."""
+    """Return the features of all images, (n, D). Features in `known` are not computed again."""
 
     def compute(images: ImageTable) -> Tensor:
         plain_images = EvaluationImages(images, begun.preprocess)
@@ -653,9 +661,10 @@ def _features(
 
 
 def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None = None) -> str | None:
-    """Return the most recent weights in the run's ancestry that had seen none of its images.
+    """Return the latest weights in the ancestry of a run that had seen none of the run's images.
 
-    Weights without a picture record, such as published ones, count as not having seen any of the images.
+    The ancestry consists of the initial weights of the run, the initial weights of the run that trained these, and so
+    on. Weights without a picture record, such as published weights, are assumed to have seen none of the images.
 
     Returns:
         The name or path of the weights; None if there are no such weights or they can no longer be found.
@@ -680,7 +689,7 @@ def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource |
 
 
 def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
-    """Return the initial weights of a model: the path in its run's recipe, or the name in its model.json, or None."""
+    """Return the initial weights of the run that trained a model. Return None if they are unknown or random."""
     recipe = Path(source) / RECIPE
     if recipe.is_file():
         began = build(load_fields(recipe), str(recipe))

@@ -1,11 +1,11 @@
-"""Support one command for the first start of a run and for every restart, for launchers and batch systems.
+"""Let launchers and batch systems use one command for the first start of a run and for every restart.
 
-With `--resume-if-there`, the command starts the run if its folder contains none, and continues the run otherwise. A
+With `--resume-if-there`, a command continues the run in its folder if there is one, and starts a new run otherwise. A
 start first writes the fields that the command sets (request.json), and writes the recipe last. If a folder has
 request.json but no recipe, the start was interrupted before any training, and the run starts again.
 
 A repeated command may change the fields that determine how the run is computed and how long it continues. Any other
-difference means that the command belongs to another run.
+difference is an error, because the command then belongs to another run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATIENCE = 60.0  # seconds in which the processes of an interrupted attempt, suc
 
 
 def check_restartable(out: str | Path | None, *, force: bool) -> None:
-    """Refuse `--resume-if-there` without the name of the folder, or together with `--force`."""
+    """Refuse `--resume-if-there` without `--out`, or together with `--force`."""
     if out is None:
         raise VitkitError("--resume-if-there looks for the run in a folder: name it with --out")
     if force:
@@ -40,7 +40,7 @@ def holds_run(out: str | Path | None) -> bool:
 def start_over(out: str | Path | None, *, force: bool, resume_if_there: bool) -> tuple[bool, float]:
     """Return whether a new run may overwrite the content of its folder, and the seconds to wait for the folder's lock.
 
-    A restart overwrites a start that was interrupted before its recipe was written.
+    With `--resume-if-there`, a new run may only overwrite a start that was interrupted before its recipe was written.
     """
     if out is None or not resume_if_there:
         return force, 0.0
@@ -80,7 +80,7 @@ def recipe_of_restart(folder: Path, fields: Mapping[str, Any]) -> tuple[Recipe, 
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert fields to the types of JSON, and omit those that are None."""
+    """Convert fields to the types of JSON, and omit fields that are None."""
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
     stored: dict[str, Any] = from_json(to_json({name: value for name, value in plain.items() if value is not None}))
     return stored

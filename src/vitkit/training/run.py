@@ -1,11 +1,12 @@
-"""Carry out a run from beginning to end: resolve, train, evaluate and report.
+"""Carry out a run from beginning to end: resolve the request, train, evaluate and report.
 
-`drive` starts the processes, writes the run folder, and lets all processes work. It is used for folders, for datasets
-of the user, and for pre-training. `cross_validate` tests each image once, with a model that was not trained on it.
+`drive` starts the processes, writes the run folder, and lets all processes work. It carries out every kind of run:
+`train` on image files, `train_on` on datasets of the user, and pre-training. `cross_validate` tests each image once,
+with a model that was not trained on the image.
 
-Datasets of the user return (image, label) by index. They have no files, so there is no check of files and no split.
-Their labels are read once. Validation pictures that are also training pictures are not counted. The figures state that
-the model was selected on the validation images.
+A dataset of the user returns (image, label) by index. It has no files, so the files are not checked and the images are
+not split. All items are read once before the training to get the labels. Validation images that are also training
+images are not counted in the figures. The figures state that the model was selected on the validation images.
 """
 
 from __future__ import annotations
@@ -148,15 +149,15 @@ from vitkit.weights.preprocessing import preprocess_of
 
 
 def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> Evaluation | None:
-    """Train and report, starting from the files in the run's folder.
+    """Train and evaluate one classifier, starting from the files in the run folder.
 
     Args:
-        run: the run, whose folder has the split.
+        run: the run, whose folder contains the split.
         recipe: the complete recipe.
-        blueprint: the blueprint of the model, if this process has created it already.
+        blueprint: the blueprint of the model; None if this process has not created it yet.
 
     Returns:
-        The evaluation of the held-out images that the weights had not seen; None if they had seen all of them.
+        The evaluation of the held-out images that the weights had not seen; None if the weights had seen all of them.
     """
     table, known, weights = _fit(run, recipe, blueprint)
     with reporting(run):
@@ -192,7 +193,7 @@ def _fit(
 
 
 def _seen_before(run: Run, blueprint: Blueprint) -> frozenset[str]:
-    """Return the paths of the images that the initial weights had been trained on or selected by."""
+    """Return the paths of the images on which the initial weights had been trained or selected."""
     if blueprint.pictures is None:
         return frozenset()
     roles = roles_in_run(run.folder / SPLIT, PictureRecord.from_bytes(blueprint.pictures, run.folder))
@@ -202,7 +203,7 @@ def _seen_before(run: Run, blueprint: Blueprint) -> frozenset[str]:
 def before_training(
     run: Run, blueprint: Blueprint, table: ImageTable, data_hash: str
 ) -> tuple[Classifier, Teacher | None]:
-    """Create the classifier that will be trained, and its teacher, and print the assumptions about both."""
+    """Create the classifier to train and its teacher, and print notes about both."""
     recipe = blueprint.recipe
     classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
     if recipe.weights != "none":
@@ -246,18 +247,18 @@ _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")  
 
 @dataclass(frozen=True)
 class FoldFigure:
-    """A figure of a cross-validation, which tests each image with a model that was not trained on it.
+    """A figure of a cross-validation.
 
     Attributes:
-        mean: the figure, computed over the images of all folds together; None if there are no images.
-        interval: the 95 % interval of `fold_intervals`; None if there is none for this figure.
+        mean: the figure, computed over the test images of all folds together; None if there are no images.
+        interval: the 95 % interval of `fold_intervals`; None if this figure has no interval.
     """
 
     mean: float | None
     interval: Interval | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
+        """Return the figure as a dictionary for JSON."""
         return {"mean": self.mean, "interval_95": None if self.interval is None else list(self.interval)}
 
     def __str__(self) -> str:
@@ -283,9 +284,9 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     The results of all folds are written to folds.json, and to report.html when the final model is finished.
 
     Args:
-        run: the run, whose folder contains those of the folds.
+        run: the run, whose folder contains the folders of the folds.
         recipe: the complete recipe.
-        blueprint: the blueprint of the model, which is the same for each fold, if this process has created it already.
+        blueprint: the blueprint of the model, which all folds share; None if this process has not created it yet.
 
     Raises:
         VitkitError: the folder of a fold or the images of a finished fold are missing.
@@ -330,7 +331,7 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
 
 
 def _write_predictions(run: Run, folders: Sequence[Path], evaluations: Sequence[Evaluation | None]) -> None:
-    """Write the predictions of the folds' models for their test images. They calibrate the final model."""
+    """Write the predictions of the folds' models for their test images, which will calibrate the final model."""
     pairs = [(item, folder) for item, folder in zip(evaluations, folders, strict=True) if item is not None]
     if pairs:
         model = load(folders[0]).model
@@ -354,7 +355,7 @@ def _fit_final(run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blu
 
 
 def _known(file: Path) -> dict[str, FoldFigure]:
-    """Read the figures in folds.json. Return none if the file is missing, damaged, or in an older format."""
+    """Read the figures in folds.json. The result is empty if the file is missing, damaged, or in an older format."""
     try:
         stored = from_json(file.read_text(encoding="utf-8"))
         rows = {
@@ -368,7 +369,7 @@ def _known(file: Path) -> dict[str, FoldFigure]:
 
 
 def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
-    """Repeat the evaluation of a finished fold on the images that the weights had not seen, as in its report."""
+    """Repeat the evaluation of a finished fold on the images that the weights had not seen."""
     images = images_of_run(folder / SPLIT)
     split = held_out_split(images)
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
@@ -378,7 +379,7 @@ def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -
 
 
 def _unseen(folder: Path) -> str:
-    """Describe whether the models of the folds had seen their test images, as far as this is recorded."""
+    """Describe, as part of a sentence, whether the folds' models had seen their test images."""
     record = fold_folder(folder, 0) / RECORD
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
         return "had not seen it"
@@ -449,11 +450,12 @@ def drive(
     """Carry out a run: start its processes, let the main process prepare the folder, and let all processes work.
 
     Args:
-        recipe: the recipe as far as it is known, which determines the processes and the device.
+        recipe: the recipe, which determines the processes and the device. It need not be complete.
         observers: the observers of the run.
-        prepare: locks and fills the run folder. It is called in the main process. Contexts that it enters on the stack
-            are closed at the end of the run.
-        work: receives the run, its recipe, and the blueprint of the model if this process has created it.
+        prepare: locks and fills the run folder. It is called in the main process. The contexts that it enters on the
+            stack are closed at the end of the run.
+        work: trains and reports. It receives the run, the complete recipe, and the blueprint of the model, which is
+            None if this process has not created it.
         again: returns the command that continues an interrupted run in a folder.
 
     Returns:
@@ -510,14 +512,14 @@ def drive_again(
 def prepare_restart(
     folder: Path, fields: Mapping[str, Any], team: ProcessGroup, observers: Observers, hold: ExitStack
 ) -> Prepared:
-    """Lock the folder of a run whose command is repeated, and apply the fields that the command changes.
+    """Prepare a restart with `--resume-if-there`: lock the run, and apply the fields that the repeated command changes.
 
     Args:
         folder: the folder, which contains a run.
         fields: the fields that the command has set.
         team: the processes that train together.
         observers: the observers of the run.
-        hold: keeps the lock.
+        hold: the stack that holds the lock.
     """
     observers.extensions.check_resumed(folder)
     _tidy(folder, None, hold, PATIENCE)
@@ -552,7 +554,7 @@ def train(
         out: the run folder; by default the next free `runs/NAME-N`.
         force: overwrite the run in `out`.
         resume_if_there: continue the run in `out` if there is one.
-        notes: lines about the recipe, which are printed together with the choices that were left to vitkit.
+        notes: lines about the recipe. They are printed before the reasons for the values that vitkit has chosen.
         named: the fields that the user set for this training, as opposed to those of a recipe file.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, in addition to the recipe's.
@@ -563,8 +565,8 @@ def train(
         The run folder, which is also the model folder of the best weights.
 
     Raises:
-        VitkitError: the data or the recipe cannot be trained on, `out` exists, or another process works on it.
-        Interrupted: a signal stopped the run; the folder contains the best model so far.
+        VitkitError: the data or the recipe cannot be trained on, `out` exists, or another process works on the run.
+        Interrupted: a signal stopped the run. The folder contains the best model so far.
         OSError: the folder cannot be written.
     """
     if isinstance(recipe, dict) and recipe.get("data") is None:
@@ -597,7 +599,7 @@ def _prepare(
     observers: Observers,
     hold: ExitStack,
 ) -> Prepared:
-    """Resolve everything that the request leaves open, create and lock the run's folder, and write the result to it."""
+    """Resolve a request, lock the run folder, and write everything that the run starts from into the folder."""
 
     idle, reserved = list[str](), list[bool]()
 
@@ -664,7 +666,7 @@ def _prepare(
 
 
 def _work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
-    """Train and report, starting from the files in the run's folder."""
+    """Train one classifier, or cross-validate if the recipe has `folds`, from the files in the run folder."""
     if recipe.folds is None:
         fit_and_report(run, recipe, blueprint)
     else:
@@ -684,7 +686,7 @@ def resume(
     extensions: Extensions = NONE,
     say: Say = print,
 ) -> Path:
-    """Continue an interrupted run from its last checkpoint. The final weights are those of an uninterrupted run.
+    """Continue an interrupted run from its last checkpoint. The interruption does not change the final weights.
 
     Args:
         folder: the folder of the run.
@@ -714,7 +716,7 @@ def _refuse_pretraining(folder: Path) -> None:
 
 
 def _tidy(folder: Path, data_root: Path | None, hold: ExitStack, wait: float = 0.0) -> None:
-    """Lock a run that will be continued, record a new folder of its images, and refuse changed images."""
+    """Lock a run that will be continued, record where its images have moved, and refuse changed images."""
     lock_run(folder, hold, wait)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
@@ -740,14 +742,14 @@ def write_start(
     *,
     has_labels: bool = True,
 ) -> None:
-    """Write everything that the training starts from, so that it can be resumed.
+    """Write everything that a training starts from into its folder, so that the training can be resumed.
 
     Args:
         folder: the folder of the run.
         recipe: the complete recipe.
         images: the split images.
-        before: the record of the pictures that the weights have seen.
-        findings: the findings of the doctor.
+        before: the record of the pictures that the initial weights have seen.
+        findings: the findings about the data.
         has_labels: whether the training uses the classes of the images.
     """
     table = images.images.table
@@ -865,7 +867,7 @@ def _refuse(fields: dict[str, Any]) -> None:
 def _preprocess_of(
     datasets: Datasets, data_survey: Survey, preprocess_before: Preprocess
 ) -> tuple[Preprocess, list[str]]:
-    """Return the preprocessing for the model, and notes about it.
+    """Return the preprocessing of the saved model, and lines to print about the preprocessing.
 
     Raises:
         VitkitError: the caller's preprocessing is invalid, or is for another image size than the model's.
@@ -903,11 +905,11 @@ def _work_on_datasets(
 
 @dataclass(frozen=True)
 class _SeenImages:
-    """The validation images of which the weights have seen the image or a copy, in this run or before.
+    """The validation images that the weights have seen, in this run or before it. Seeing a copy counts.
 
     Attributes:
-        roles: the role of each such image, by the text that replaces its path.
-        doubt: the reason why more images may have been seen; empty if there is none.
+        roles: the role that each of these images or its copy had, by the name that replaces the image's path.
+        doubt: the reason why the weights may have seen more images; empty if there is no such reason.
     """
 
     roles: dict[str, str]
@@ -917,7 +919,7 @@ class _SeenImages:
 def _look_up(
     blueprint: Blueprint, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
 ) -> tuple[bytes, _SeenImages]:
-    """Return the picture record of the weights after the run, and the validation images that they have seen."""
+    """Return the picture record of the weights after the run, and the validation images that the weights have seen."""
     before = ancestry_of(blueprint.recipe, blueprint.pictures, None if teacher is None else teacher.pictures)
     facts, table = data_survey.facts(classifier.preprocess), data_survey.table
     overlap = find_overlap(before, table, facts)
@@ -936,7 +938,7 @@ _DOUBT = "it cannot be determined for tensors, or pictures that change, whether 
 def _data_of(
     recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, run: Run
 ) -> tuple[BatchedImages, HeadImages]:
-    """Return the images in batches, and the images for fitting a head."""
+    """Return the images in batches for training, and the images for fitting a head."""
     labels = {name: table.of_split(name).labels for name in ("train", "val")}
     preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
     augment = augment_of(recipe, run.extensions.augment)

@@ -44,7 +44,7 @@ class Run:
     Attributes:
         folder: the run folder.
         tell: called with each line of output.
-        whole: for a fold, the folder of the cross-validation.
+        whole: the folder of the cross-validation if the run is a fold; otherwise None.
         team: the processes that work on the run.
         callbacks, loggers, extensions: the caller's objects (see `Observers`).
         until: the number of epochs after which the training ends; None for the whole schedule.
@@ -115,7 +115,7 @@ def check_overwritten(out: str | Path | None, teacher: str | None, weights: str)
 
 
 def check_free(folder: Path, *, force: bool) -> None:
-    """Refuse a folder that is not empty, unless it contains a run and `force` is set. The caller has locked it."""
+    """Refuse a locked folder that is not empty, unless it contains a run and `force` is set."""
     if is_empty(folder):
         return
     if not force:
@@ -125,11 +125,11 @@ def check_free(folder: Path, *, force: bool) -> None:
 
 
 def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool, wait: float = 0.0) -> None:
-    """Lock the requested folder, if a run may be written there.
+    """Lock the requested run folder, and check that a run may be written there.
 
     Args:
         out: the folder.
-        hold: keeps the lock.
+        hold: the stack that holds the lock.
         force: whether a run in the folder may be overwritten.
         wait: seconds to wait for another process that has locked the folder.
 
@@ -141,7 +141,7 @@ def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool, wait: float
 
 
 def new_run_folder(name: str, hold: ExitStack) -> Path:
-    """Create and lock a new folder `runs/NAME-N`, which is removed if the run never starts."""
+    """Create and lock a new folder `runs/NAME-N`. If it is still empty when `hold` is closed, it is removed."""
     folder = next_free(name)
     hold.callback(remove_if_empty, folder)
     hold.enter_context(exclusive_in(folder))
@@ -153,7 +153,7 @@ def lock_run(folder: Path, hold: ExitStack, wait: float = 0.0) -> None:
 
     Args:
         folder: the folder of the run.
-        hold: keeps the lock.
+        hold: the stack that holds the lock.
         wait: seconds to wait for another process that has locked the folder.
 
     Raises:
@@ -190,7 +190,7 @@ def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
 
 @contextmanager
 def reporting(run: Run) -> Iterator[None]:
-    """After an interruption in this context, print that the model is saved and the report is not finished."""
+    """If this context is interrupted, print that the model is saved but its report is not finished."""
     try:
         yield
     except Interrupted:
@@ -213,13 +213,13 @@ def next_free(name: str) -> Path:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove the folder of a run that never started."""
+    """Remove the folder of a run that never started. A folder with content is kept."""
     with suppress(OSError):  # it is usually not empty
         folder.rmdir()
 
 
 def discard_if_empty(folder: Path) -> None:
-    """Remove the files of a run that ended before there was a model, a checkpoint, or a saved bad batch."""
+    """Remove the files of a run that has saved no model, no checkpoint, and no bad batch."""
     runs = (folder, *folds_in(folder))
     if not any((member / name).exists() for member in runs for name in (WEIGHTS, LAST, BEFORE)) and not any(
         folder.rglob(BAD_BATCH)
@@ -274,7 +274,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read the rows of metrics.csv. A column without a value is left out of its row.
+    """Read the rows of metrics.csv. Empty cells are left out.
 
     Raises:
         VitkitError: the file is damaged.

@@ -1,9 +1,9 @@
 """Write checkpoints while the training goes on.
 
 `BackgroundSave` copies a state and writes it in a thread of the main process. The thread copies weights and moments
-during the forward and backward pass of the next step, because they change only in the optimiser's step. The optimiser's
-step waits for the copy, which is usually complete by then. The file is written under a temporary name, and renamed when
-it is complete. The thread communicates with no other process, so it cannot wait for one
+during the forward and backward pass of the next step. Only the optimiser's step changes weights and moments, and it
+waits for the copy, which is usually complete by then. The file is written under a temporary name, and renamed when the
+file is complete. The thread never waits for another process, because it communicates with none
 (docs/decisions/0040-a-place-in-the-epoch.md).
 """
 
@@ -26,7 +26,7 @@ CHECKSUM = 64  # length of the checksum, which is the comment of the zip archive
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
-    """Write the state of a training, completely or not at all. The previous file becomes `before.ckpt` next to it.
+    """Write the state of a training, completely or not at all. The previous file is kept as `before.ckpt`.
 
     Raises:
         OSError: the file cannot be written; the error names `path`.
@@ -58,7 +58,7 @@ def _keep_before(last: Path) -> None:
 
 
 def seal(path: Path) -> None:
-    """Append the checksum to a file that `torch.save` wrote."""
+    """Append a checksum to a file that `torch.save` wrote."""
     with path.open("rb+") as file:
         file.seek(-2, os.SEEK_END)
         if file.read() != b"\0\0":  # the length of the comment
@@ -71,10 +71,10 @@ def seal(path: Path) -> None:
 
 
 def check_seal(path: Path) -> None:
-    """Check that a sealed file is whole.
+    """Check the checksum of a file that `seal` has processed.
 
     Raises:
-        ValueError: its content does not match its checksum.
+        ValueError: the content of the file does not match the checksum.
         OSError: the file cannot be read.
     """
     digest, left = hashlib.sha256(), path.stat().st_size - CHECKSUM
@@ -106,11 +106,11 @@ class BackgroundSave:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, changing: Mapping[str, Any], constant: Mapping[str, Any]) -> None:
-        """Begin to write a state.
+        """Start to write a state in a thread.
 
         Args:
-            changing: the part of the state whose tensors change again after `wait_for_copy`.
-            constant: the other part, whose tensors do not change.
+            changing: the part of the state that is copied. Its tensors may change again after `wait_for_copy`.
+            constant: the part of the state whose tensors never change.
 
         Raises:
             OSError: the previous checkpoint could not be written.
@@ -128,7 +128,7 @@ class BackgroundSave:
         """Wait until the checkpoint is written.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the checkpoint could not be written.
         """
         if self._thread is not None:
             self._thread.join()

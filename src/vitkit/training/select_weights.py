@@ -1,9 +1,9 @@
-"""Choose among several pretrained weights those that suit the images best.
+"""Choose the best of several pretrained weights for a set of images.
 
 Each candidate is evaluated by a linear probe on frozen features, with cross-validation on training images only. The
-validation and test images therefore still give an unbiased result for the chosen weights. All candidates use the same
-images, as many as the time allows. The penalty of a probe is chosen on images that do not test the probe. Copies of a
-picture and images of one scene stay in one fold.
+validation and test images therefore still give an unbiased result for the chosen weights. All candidates are evaluated
+on the same images. The number of images depends on the available time. The penalty of a probe is chosen on images that
+do not test the probe. Copies of a picture and images of one scene stay in one fold.
 """
 
 from __future__ import annotations
@@ -44,15 +44,18 @@ _ALIKE = 0.05  # the p-value above which two candidates are not distinguished
 
 @dataclass(frozen=True)
 class Trial:
-    """One of the candidates, with the result of a linear probe on its frozen features.
+    """A candidate, with the result of a linear probe on its frozen features.
+
+    The figures of a candidate that was not measured are None.
 
     Attributes:
-        weights: the weights by the name that was requested.
-        pixels: height and width of the images; None if the candidate was not opened.
+        weights: the requested name of the weights.
+        pixels: height and width of the images.
         seconds: the seconds per image for decoding and computing on this machine.
-        accuracy: the accuracy in cross-validation with its 95 % interval; the exact match for multi-label data.
-        alike: the p-value of the difference from the chosen candidate; None for that candidate itself.
-        reason: the reason why the candidate was not measured; the other figures are then None.
+        accuracy: the cross-validated accuracy; for multi-label data, the fraction of exact matches.
+        interval: the 95 % interval of the accuracy.
+        alike: the p-value of the difference from the chosen candidate; None for the chosen candidate itself.
+        reason: the reason why the candidate was not measured; None if it was measured.
     """
 
     weights: str
@@ -72,11 +75,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Selection:
-    """The result of choosing among weights.
+    """The result of choosing among several candidates.
 
     Attributes:
         trials: the candidates, in the requested order.
-        chosen: the weights with the highest accuracy, and among equal ones the fastest.
+        chosen: the weights with the highest accuracy. Of several with equal accuracy, the fastest are chosen.
         images: the number of images that each candidate was tested on.
         of: the number of training images.
         parts, tested: the number of folds, and the number of folds for which there was time.
@@ -95,7 +98,7 @@ class Selection:
     figure: str = "accuracy"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
+        """Return the selection as a dictionary for JSON."""
         stored = asdict(self)
         stored["asked"] = stored.pop("budget")
         return stored
@@ -129,7 +132,7 @@ class Selection:
         )
 
     def table(self, name: Callable[[str], str] = str) -> list[list[str]]:
-        """Return a heading and a row for each candidate, the best first. Rows of unmeasured candidates have a reason.
+        """Return a table: a heading, the measured candidates from best to worst, and the unmeasured candidates.
 
         Args:
             name: returns the text that is shown for weights.
@@ -143,7 +146,7 @@ class Selection:
         ]
 
     def remarks(self, name: Callable[[str], str] = str) -> list[str]:
-        """Describe the chosen weights, the bias of their figure, and the weights that do not differ significantly."""
+        """Describe the chosen weights, the bias of their figure, and candidates that are not significantly worse."""
         best = next(trial for trial in self.trials if trial.weights == self.chosen)
         alike = [trial for trial in self.trials if trial.alike is not None and trial.alike > _ALIKE]
         lines = [
@@ -190,7 +193,7 @@ class SelectionImages:
     """The training images that the candidates are measured on.
 
     Attributes:
-        table: the training images, ordered so that the first n, for any n, have about the class proportions of all.
+        table: the training images. For any n, the first n have about the same class proportions as all images.
         groups: a number for each image; images with the same number stay in the same cross-validation fold.
         seed: the seed of the order and of the folds.
     """
@@ -204,7 +207,7 @@ class SelectionImages:
         """Select at most `MOST` of these training images.
 
         Raises:
-            VitkitError: there are too few.
+            VitkitError: there are too few training images.
         """
         trained = [i for i, split in enumerate(table.splits) if split == "train"]
         drawn = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
@@ -223,12 +226,12 @@ class SelectionImages:
         return min(len(self.table), max(LEAST, 2 * len(self.table.classes)))
 
     def parts(self, count: int) -> int:
-        """Return the number of folds for the first images: `PARTS`, or fewer if no class has so many groups."""
+        """Return the number of folds for the first `count` images: `PARTS`, or fewer if no class has `PARTS` groups."""
         pairs = {(label, self.groups[i]) for i in range(count) for label in self.table.classes_of(i)}
         return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
 
     def targets(self, count: int) -> Tensor:
-        """Return the labels (n,) of the first images, or for multi-label data class indicators (n, K)."""
+        """Return the labels of the first `count` images, (n,), or for multi-label data class indicators, (n, K)."""
         table = self.table
         labels = torch.tensor(table.labels[:count])
         return table.task.targets(labels, table.set_targets())
@@ -260,10 +263,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class CandidateFeatures:
-    """The features that one candidate has computed.
+    """The features that were computed with the weights of one candidate.
 
     Attributes:
-        features: the features of the first images, (n, D).
+        features: the features of the first n images, (n, D).
         seconds: the seconds per image.
         pixels: height and width of the images.
     """
@@ -278,9 +281,12 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
 
     Args:
         tried: the blueprint of each candidate.
-        table: the split images, of which no candidate has seen any.
+        table: the split images. No candidate may have seen any of them.
         groups: a number for each image; images with the same number are not independent.
         seconds: the time for the whole selection.
+
+    Raises:
+        VitkitError: there are too few training images, or the time is too short to measure two candidates.
     """
     started, recipes = time.monotonic(), [candidate.recipe for candidate in tried]
     judges = SelectionImages.of(table, groups, recipes[0].seed)
@@ -330,7 +336,9 @@ class ProbeAccuracy:
 
 
 def probe_accuracy(candidate: Blueprint, table: ImageTable, groups: Sequence[int]) -> ProbeAccuracy:
-    """Cross-validate a linear probe on the training images. The penalty for an image is chosen on other images.
+    """Return the cross-validated accuracy of a linear probe on the training images.
+
+    The penalty of each probe is chosen on images that do not test the probe.
 
     Args:
         candidate: the blueprint of a model whose weights have not seen the images.
@@ -353,7 +361,7 @@ def probe_accuracy(candidate: Blueprint, table: ImageTable, groups: Sequence[int
 
 
 def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> tuple[int, list[int]]:
-    """Return the number of images on which candidates can be measured in time, and the indices of these candidates.
+    """Return the number of images and the indices of the candidates that can be measured in the given time.
 
     The slowest candidates are left out until the time suffices to measure the others on `least` images.
     """
@@ -368,7 +376,7 @@ def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> 
 
 
 def _frozen_encoder(candidate: Blueprint, table: ImageTable) -> Classifier:
-    """Open the weights of a candidate for a linear probe."""
+    """Create the classifier that computes frozen features with the weights of a candidate."""
     return new_classifier(blueprint_of(frozen(candidate.recipe), table.classes, candidate.weights), table, "")
 
 
@@ -427,7 +435,7 @@ def _tell(what: str, before: int, total: int, done: int, _of: int) -> None:
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """The result of a cross-validation.
+    """The result of cross-validating the probes of all candidates.
 
     Attributes:
         right: for each candidate, whether each image is classified correctly by the probe that was fitted without the
@@ -462,7 +470,7 @@ def _cross_validate(
 
 
 def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: int) -> Tensor:
-    """Return whether a probe on the other folds classifies each image of this fold correctly, (n,)."""
+    """Return which images of a fold are classified correctly by a probe that is fitted to the other folds, (n,)."""
     tested = fold_of == part
     judging = fold_of == (part + 1) % int(fold_of.max() + 1)
     fitted = ~(tested | judging)
@@ -518,14 +526,17 @@ def choose_and_resolve(
     reserve: Callable[[ImageTable, Sequence[Recipe]], None],
     runs: Sequence[Path] = (Path("runs"),),
 ) -> tuple[Start, Selection]:
-    """Choose the best of the weights that a request names, and return its start and the selection.
+    """Choose the best of the weights that a request names, and resolve the request for the chosen weights.
 
     The request is resolved as if it had named only the chosen weights. All candidates lead to the same split.
 
     Args:
         fields: the requested fields; `data` must be set.
-        reserve: see `resolve`; receives the recipe of each candidate.
+        reserve: see `resolve`. Here it receives the recipes of all candidates.
         runs: see `resolve`.
+
+    Returns:
+        The start of the run, and the result of the selection.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on, or a candidate has seen some of the images.
@@ -552,7 +563,7 @@ def choose_and_resolve(
 
 
 def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
-    """Return the blueprint of each candidate. A candidate that cannot be built fails here, before images are read."""
+    """Return the blueprint of each candidate, so that impossible candidates fail before images are read."""
     recipe_first = requests[0].recipe
     assert recipe_first.data is not None
     table = read_corrected(recipe_first.data, recipe_first.labels, recipe_first.layout)
@@ -567,7 +578,7 @@ def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
 
 
 def _refuse_known(images: RunImages, candidate: Blueprint) -> None:
-    """Refuse a candidate that has seen some of these images, because they cannot test it."""
+    """Refuse a candidate that has seen some of these images, because these images cannot test it."""
     weights = candidate.recipe.weights
     record = ancestry_of(candidate.recipe.replace(teacher=None), candidate.pictures, None)
     report_step = partial(progress, f"comparing with {weights}")

@@ -1,11 +1,11 @@
-"""Average the weights of several runs that share a start: model soups (Wortsman et al. 2022, arXiv 2203.05482).
+"""Average the weights of runs with the same initial weights: model soups (Wortsman et al. 2022, arXiv 2203.05482).
 
-Fine-tunings of the same weights end in one valley of the loss, so the mean of their weights is a good model, too. It is
-as fast as a single model, and often more accurate than the best one. This does not hold for runs with different initial
-weights, so they are refused (docs/decisions/0047-averages.md).
+Fine-tunings of the same weights end in one valley of the loss, so the mean of their weights is a good model, too. The
+averaged model is as fast as a single model, and often more accurate than the best single model. This does not hold for
+runs with different initial weights, so such runs are refused (docs/decisions/0047-averages.md).
 
-Only images that are test images of all runs can test the average. The folds of a cross-validation have none, because
-each image was a training or validation image of all folds but one.
+Only images that are test images of all runs can test the average. The folds of a cross-validation have no such images,
+because each image was a training or validation image of all folds but one.
 """
 
 from __future__ import annotations
@@ -58,17 +58,18 @@ class Ingredient:
 
     @property
     def name(self) -> str:
-        """The name of the run folder; for a fold, preceded by the name of the cross-validation."""
+        """Return the name of the run folder. The name of a fold includes the name of the cross-validation."""
         is_fold = self.folder.name.startswith("fold-")
         return "/".join(self.folder.parts[-2:]) if is_fold else self.folder.name
 
 
 def open_runs(folders: Sequence[Path]) -> list[Ingredient]:
-    """Open the runs; a cross-validation stands for its folds.
+    """Open the runs to average. The folder of a cross-validation is replaced by the folders of its folds.
 
     Raises:
-        VitkitError: a folder contains no run on files, a run is named twice, there are fewer than two runs, or the runs
-            differ in start, architecture, classes, preprocessing, data or prior.
+        VitkitError: a folder contains no run on files, a run is named twice, or there are fewer than two runs; the runs
+            differ in initial weights, architecture, classes, preprocessing, data or prior; a run does not record its
+            initial weights or its images; or the model has batch norms.
     """
     runs = [member for folder in folders for member in _members(folder)]
     places = [folder.resolve() for folder in runs]
@@ -135,8 +136,8 @@ class SharedImages:
     """The images that all runs have in common, with a split for the average.
 
     Attributes:
-        table: the images. The split of an image is `train` if any run was trained on it, else `val` if any run was
-            selected by it, else `test`.
+        table: the images. The split of an image is `train` if any run was trained on the image, else `val` if any run
+            was selected on the image, else `test`.
         contents: the digest of each image's content, by path.
         groups: the group number of each image that is not independent of others, by path.
         pictures: the record of the images that any of the runs has seen.
@@ -162,11 +163,11 @@ def shared_images(runs: Sequence[Ingredient]) -> SharedImages:
 
 
 def average(runs: Sequence[Ingredient], every: Sequence[Ingredient], images: SharedImages, how: str) -> Classifier:
-    """Return a classifier whose weights are the mean of the weights of the runs. It is not calibrated yet.
+    """Return an uncalibrated classifier whose weights are the mean of the weights of the runs.
 
     Args:
         runs: the runs that are averaged.
-        every: all runs from which `runs` were chosen, which are recorded in the provenance.
+        every: all runs from which `runs` were chosen. They are recorded in the provenance.
         images: the images that all runs in `every` have in common.
         how: `uniform` or `greedy`.
     """
@@ -198,7 +199,7 @@ def average(runs: Sequence[Ingredient], every: Sequence[Ingredient], images: Sha
 
 
 def _uncorrected(classifier: Classifier) -> dict[str, Tensor]:
-    """Return the weights without the prior correction in the head, because its strength differs between runs."""
+    """Return the weights without the prior correction in the head, whose strength differs between runs."""
     correction = correction_of(classifier)
     if correction is None or not any(correction.in_head):
         return stored_weights(classifier.model)
@@ -224,7 +225,7 @@ class TriedRun:
     is_used: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
+        """Return the trial as a dictionary for JSON."""
         return {"run": self.run.name, "accuracy": self.accuracy, "with_it": self.with_it, "used": self.is_used}
 
 

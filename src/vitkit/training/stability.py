@@ -1,6 +1,7 @@
 """Detect instability in training, and recover from it.
 
-`StabilityGuard` counts and reports incidents, and ends a training that cannot be saved. There are three kinds:
+`StabilityGuard` counts and reports incidents, and ends a training that does not recover. There are three kinds of
+incidents:
 
 - The loss or the gradient of a step is not finite. `FiniteCheck` (on a GPU `DeferredFiniteCheck`) skips the step.
 - The model predicts one class for all images, or its weights are not finite. `SafePoint` restores the weights of the
@@ -12,10 +13,11 @@ out of memory do not change the statistics. Each process normalises its own shar
 processes average their statistics, weighted by the number of images, so that all processes have the same model. A
 single process, which normalises whole batches, gets different statistics.
 
-New batch normalisation layers start with mean 0 and variance 1. After n steps, a fraction of 0.9^n of this initial
-variance remains. It exceeds the true variance for about a hundred steps, in every layer. In evaluation, the network
-would give the same output for all images, although it learns well. The statistics are therefore the plain mean over the
-first batches, until the usual exponential average gives old batches less weight than the mean does.
+New batch normalisation layers start with mean 0 and variance 1. In the usual exponential average, a fraction of 0.9^n
+of this initial variance remains after n steps. The remainder exceeds the true variance for about a hundred steps. In
+evaluation, the network would therefore give the same output for all images, although it learns well. To avoid this, the
+statistics begin as the arithmetic mean over all batches. The exponential average takes over as soon as it gives old
+batches less weight than the mean does.
 """
 
 from __future__ import annotations
@@ -46,20 +48,21 @@ _ADVICE = "try a lower --lr or a longer --warmup"
 
 
 class DivergedError(VitkitError):
-    """The training diverged and cannot be saved."""
+    """The training diverged and does not recover."""
 
 
 @dataclass(frozen=True)
 class ValidationOutcome:
     """The result of a validation, as sums over images. The sums of several processes can be added.
 
-    Relative logits are the logits before the fixed shift, minus their mean over the classes of an image.
+    The fixed shift is an offset of the logits that is not learned. Relative logits are the logits of an image without
+    the fixed shift, minus their mean over the classes.
 
     Attributes:
         images: the number of images.
         correct: the number of images that were classified correctly.
         infinite: the number of images whose logits are not all finite.
-        losses: the sums of the cross-entropy with the logits, and with the logits before the fixed shift, (2,).
+        losses: the sums of the cross-entropy with the logits, and with the logits without the fixed shift, (2,).
         predicted: the number of images for which each class was predicted, (K,).
         labelled: the number of images of each class, (K,).
         relative: the sum of the relative logits, (K,).
@@ -82,7 +85,7 @@ class ValidationOutcome:
         Args:
             logits: the logits, (n, K).
             labels: the true classes, (n,).
-            shift: a fixed offset of the logits that is not learned, (K,); None for none.
+            shift: the fixed shift that `logits` includes, (K,); None if there is none.
         """
         logits, K = logits.double(), logits.shape[1]
         learned = logits if shift is None else logits - shift
@@ -100,7 +103,7 @@ class ValidationOutcome:
         )
 
     def over(self, team: ProcessGroup) -> ValidationOutcome:
-        """Return the sums over all processes; all must call it together."""
+        """Return the sums over all processes. All processes must call this method together."""
         if team.size == 1:
             return self
         numbers = torch.tensor([self.images, self.correct, self.infinite], dtype=torch.float64)
@@ -120,7 +123,11 @@ class ValidationOutcome:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return the standard deviations of the most variable relative logit, and of the mean relative logits."""
+        """Return two standard deviations of the relative logits.
+
+        The first is taken over images, for the class for which it is largest. The second is taken over classes, of the
+        means over images.
+        """
         means = self.relative / self.images
         variances = (self.squared - self.images * means.square()).clamp(min=0) / (self.images - 1)
         return variances.sqrt().max().item(), means.std().item()
@@ -141,7 +148,7 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
     Args:
         outcome: the outcome of the validation images.
         best_accuracy: the best accuracy of earlier epochs.
-        fell_before: whether the model has collapsed before in this training. No sign of harm is needed then.
+        fell_before: whether the model has collapsed before in this training. If so, no sign of harm is required.
     """
     images = outcome.images
     if images < 10 or outcome.largest_class > 0.9:
@@ -165,7 +172,7 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 
 
 class StabilityGuard:
-    """Count incidents, report them, and end a training that cannot be saved.
+    """Count incidents, report them, and end a training that does not recover.
 
     Attributes:
         lowered: how many times the learning rate was lowered.
@@ -179,7 +186,7 @@ class StabilityGuard:
 
     @property
     def lr_scale(self) -> float:
-        """Return the factor of the learning rate."""
+        """Return the factor by which incidents have lowered the learning rate."""
         return _FACTOR**self.lowered
 
     def state_dict(self) -> dict[str, Any]:
@@ -223,7 +230,7 @@ class StabilityGuard:
         return path
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
-        """Return False if the model has collapsed in this epoch. Without an outcome, return True."""
+        """Return False if the model has collapsed in this epoch, else True. Without an outcome, return True."""
         if outcome is None:
             return True
         if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
@@ -259,7 +266,7 @@ def all_finite(weights: Mapping[str, Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class StepIndex:
-    """The position of a batch: its epoch, its number in the epoch, and the number of steps taken before it."""
+    """The position of a batch: the epoch, the batch's number in the epoch, and the number of steps before the batch."""
 
     epoch: int
     batch: int
@@ -274,7 +281,7 @@ class FiniteCheck:
 
     Args:
         guard: counts the skipped steps.
-        describe: returns the data of a batch that are saved.
+        describe: returns the data to save for a bad batch.
         team: the processes that train together; they skip the same steps.
         scaler: the gradient scaler. An overflowing gradient does not count as an incident while the scale can be
             lowered.
@@ -299,7 +306,7 @@ class FiniteCheck:
             self._bad, self._is_bad = self._describe(batch, index), True
 
     def note_team(self, bad_losses: Tensor) -> None:
-        """Record whether the losses of all processes are finite: `bad_losses`, (), is then 0."""
+        """Record whether all processes have finite losses. If so, `bad_losses`, (), is 0."""
         self._is_bad = bool(bad_losses)
 
     def is_finite(self, norm: Tensor) -> Tensor:
@@ -346,7 +353,7 @@ class DeferredFiniteCheck:
 
     Args:
         guard: counts the skipped steps.
-        describe_again: loads an earlier batch by its index, and returns the data that are saved.
+        describe_again: loads an earlier batch by its index, and returns the data to save for it.
         team: the processes that train together; they skip the same steps.
         scaler: the gradient scaler. An overflowing gradient does not count as an incident while the scale can be
             lowered.
@@ -371,7 +378,7 @@ class DeferredFiniteCheck:
         self._losses = self._local = finite if self._losses is None else self._losses & finite
 
     def note_team(self, bad_losses: Tensor) -> None:
-        """Record whether the losses of all processes are finite: `bad_losses`, (), is then 0."""
+        """Record whether all processes have finite losses. If so, `bad_losses`, (), is 0."""
         self._losses = bad_losses == 0
 
     def is_finite(self, norm: Tensor) -> Tensor:
@@ -394,7 +401,7 @@ class DeferredFiniteCheck:
         return True
 
     def settle(self) -> None:
-        """Query which steps were skipped since the last query, and report them. An epoch ends with this call.
+        """Query which steps were skipped since the last query, and report them. The loop calls this after each epoch.
 
         Raises:
             DivergedError: three steps in a row were skipped.
@@ -409,7 +416,7 @@ class DeferredFiniteCheck:
                 self._guard.skip_step("loss or its gradient", self._describe_first(index, is_bad=not is_own_finite))
 
     def _describe_first(self, index: StepIndex, *, is_bad: bool) -> dict[str, Any]:
-        """Return the data to save: the batch of the first process with a bad loss, or else of this process."""
+        """Return the data of the bad batch of the first process that has one, or else of this process's batch."""
         if self._team.size == 1:
             return self._describe_again(index)
         shares = self._team.gather(self._describe_again(index) if is_bad else None)
@@ -461,15 +468,17 @@ class SafePoint:
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
         """Store the current weights if they are good, or restore the stored weights if they are unusable.
 
-        A model that predicts one class for all images during the warm-up is neither stored nor replaced.
-
-        Returns whether the weights were restored.
+        During the warm-up, the weights of a model that predicts one class for all images are neither stored nor
+        replaced.
 
         Args:
             guard: detects collapse, and lowers the learning rate.
             outcome: the outcome of the validation images; None if there are none.
             epoch: the epoch, from 0.
             is_warm: whether the warm-up is over.
+
+        Returns:
+            Whether the stored weights were restored.
 
         Raises:
             DivergedError: the model was useless even with a much lower learning rate.
@@ -488,11 +497,14 @@ class SafePoint:
         return False
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the stored weights if those of the last epoch are doubtful, else None."""
+        """Return the stored weights if the weights of the last epoch are doubtful, else None."""
         return self.weights if self.is_doubtful else None
 
     def load_state_dict(self, state: dict[str, Any] | None, *, is_doubtful: bool | None = None) -> None:
-        """Load the result of `state_dict`, or stored weights if `is_doubtful` is passed."""
+        """Load the result of `state_dict`, or with `is_doubtful` any stored weights.
+
+        By default, the last epoch is doubtful if `state` is not None.
+        """
         self.is_doubtful = state is not None if is_doubtful is None else is_doubtful
         self.weights = state or {}
 
@@ -506,7 +518,7 @@ def _copied(module: nn.Module, names: set[str] | None = None) -> Weights:
 
 
 class Pieces:
-    """The number of images that are computed at once, which is halved when memory runs out.
+    """The division of batches into pieces that fit into memory. The piece size is halved when memory runs out.
 
     Attributes:
         size: the maximum number of images at a time; None while a batch fits as a whole.
@@ -558,7 +570,7 @@ class Pieces:
 
 @contextmanager
 def optimizer_in_memory() -> Iterator[None]:
-    """Add advice to the error if the first step of an optimiser, which allocates its moments, runs out of memory."""
+    """Add advice to the error if an optimiser's step runs out of memory. The first step allocates the moments."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -573,7 +585,7 @@ _MARGIN = 10  # times the memory of the average; generous, because skipped steps
 
 
 class RunningStatistics:
-    """The running means, variances and counters of a model's batch norms. Without batch norms it does nothing.
+    """The running means, variances and counters of a model's batch norms. Without batch norms, the methods do nothing.
 
     Args:
         model: the model in training.
@@ -590,9 +602,10 @@ class RunningStatistics:
         self._steps_to_correct = _MARGIN * memory  # after these steps the initial values no longer matter
 
     def start(self) -> None:
-        """Prepare for the first step, so that statistics from a weights file are continued and not replaced.
+        """Prepare for the first step, so that the training continues the statistics of a weights file.
 
-        The file may lack the counter of batches that belongs to the statistics. The counter is set here.
+        A weights file may lack the counter of batches. With a counter of 0, the first steps would replace the
+        statistics. The counter is therefore set here.
         """
         for norm in self._norms:
             mean, variance, counter = norm.buffers()
@@ -601,7 +614,7 @@ class RunningStatistics:
                 counter.fill_(math.ceil(1 / norm.momentum))
 
     def begin(self) -> None:
-        """Remember the statistics at the beginning of a step."""
+        """Store the statistics at the beginning of a step."""
         self._before = [buffer.clone() for buffer in self._buffers]
 
     def finish(self, images: int, is_finite: Callable[[], Tensor]) -> None:
@@ -609,8 +622,8 @@ class RunningStatistics:
 
         Args:
             images: the number of images of the step that this process has seen.
-            is_finite: returns whether loss and gradient are finite, (). The result stays on the device, so nothing
-                waits for it.
+            is_finite: returns whether loss and gradient are finite, (). The result stays on the device, so that the
+                CPU need not wait.
         """
         if not self._buffers:
             return
@@ -632,7 +645,7 @@ class RunningStatistics:
             buffer.copy_(total / count)
 
     def _forget_initial_values(self) -> None:
-        """Give the step's batches their weight in a plain mean over all batches, if the momentum gives them less."""
+        """Replace the exponential average by the mean over all batches while the mean gives the step more weight."""
         old = {id(buffer): before for buffer, before in zip(self._buffers, self._before, strict=True)}
         for norm in self._norms:
             if norm.momentum is None:  # the layer itself computes the plain mean
@@ -647,7 +660,7 @@ class RunningStatistics:
 
     @contextmanager
     def attempt(self, images: int) -> Iterator[None]:
-        """Run a pass over this many images, and restore the statistics if it fails.
+        """Run a pass over this many images, and restore the statistics if the pass fails.
 
         A batch of one image is normalised by the running statistics, as in evaluation.
         """

@@ -1,11 +1,14 @@
 """Resolve everything that a run starts from, before anything is written: `resolve` returns a `Start`.
 
 A start contains the complete recipe, the configuration of the model, the plan for loading its weights, and the split
-images. A new head starts with zeros or with the text encoder's vectors of the class names. In the second case the model
-is a classifier before any training, and its validation figures are epoch 0 (WiSE-FT, arXiv 2109.01903, sec. 3).
+images.
 
-A model may have proposed to change the label of a test image, or to remove the image. The image then stays in the test
-with its previous label, and is not used for training (docs/decisions/0028-label-files.md).
+A new head starts with zeros or with the text encoder's vectors of the class names. A head of class names makes the
+model a classifier before any training. The validation figures of this zero-shot classifier are reported as epoch 0
+(WiSE-FT, arXiv 2109.01903, sec. 3).
+
+A model of an earlier run may have proposed to change the label of a test image, or to remove the image. The image then
+stays in the test with its previous label, and is not used for training (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations
@@ -85,7 +88,7 @@ from vitkit.weights.loading import LoadPlan, WeightsSource
 def choose_head_start(
     recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, weights: WeightsSource | None
 ) -> tuple[Recipe, list[str]]:
-    """Choose whether the head starts from zeros or from the class names; return the recipe and the reasons.
+    """Choose whether the head starts from zeros or from the class names. Return the recipe and the reasons.
 
     Args:
         recipe: the complete recipe.
@@ -135,7 +138,7 @@ class JudgeStart:
     """A callback that evaluates the model before its first step.
 
     Args:
-        validate: evaluates the model on validation images, and puts the figures into the state.
+        validate: evaluates the model on validation images, and stores the figures in the state.
         writer: the writer of the run.
     """
 
@@ -154,7 +157,7 @@ _LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
 
 @dataclass(frozen=True)
 class Blueprint:
-    """The description of the model that a training starts from. The model is not built, and no weights are read.
+    """The description of the model that a training starts from. No model is built, and no weight tensors are read.
 
     Attributes:
         recipe: the recipe.
@@ -221,9 +224,9 @@ def _check(config: Config, recipe: Recipe) -> None:
 
 
 def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> Classifier:
-    """Create the untrained classifier for the classes of a table; equal seeds give equal weights.
+    """Create the untrained classifier for the classes of a table. Equal seeds give equal weights.
 
-    Pretrained weights get a head of zeros (paper, app. B.1.1) or of the class names.
+    With pretrained weights, the new head consists of zeros (paper, app. B.1.1) or is made from the class names.
     """
     recipe, config, plan = blueprint.recipe, blueprint.config, blueprint.plan
     torch.manual_seed(mix_seeds(recipe.seed))
@@ -257,9 +260,9 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
 
 
 def digest_of_backbone(model: Model) -> str:
-    """Return a SHA-256 of all parameters and buffers of a model except those of its heads.
+    """Return a SHA-256 of the parameters and buffers of a model without its heads.
 
-    Two runs with the same digest have started from the same weights.
+    Runs whose initial models have the same digest have started from the same weights.
     """
     heads = {id(tensor) for head in heads_of(model) for tensor in head.state_dict(keep_vars=True).values()}
     digest = hashlib.sha256()
@@ -271,7 +274,7 @@ def digest_of_backbone(model: Model) -> str:
 
 
 def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:
-    """Copy all weights except those of the heads, which become `first_head`, or zeros if it is empty."""
+    """Copy weights into a model without its heads. The heads are set to `first_head`, or to zeros if it is empty."""
     target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
     head = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
     heads = {name for name in target.state_dict() if name.startswith(head)}
@@ -284,7 +287,7 @@ def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mappin
 
 
 def _plain_pixels(config: Config) -> Preprocess:
-    """Return the preprocessing of a model that starts from no weights."""
+    """Return the default preprocessing of a model with random initial weights."""
     values = HALF[: config.in_channels]
     return Preprocess(size=config.image_size, mean=values, std=values)
 
@@ -333,9 +336,9 @@ def normalises_on_gpu(recipe: Recipe) -> bool:
 def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: int = 12) -> int:
     """Return the number of processes that prepare images: the recipe's, or as many as cores and shared memory allow.
 
-    The training processes on this machine share its cores. With up to two cores for each, the default is 0, because the
-    training step uses both cores. Each worker holds two batches in /dev/shm, which often has 64 MiB in containers. At
-    most half of the free space is used.
+    The training processes on this machine share its cores. If each has at most two cores, the default is 0 workers,
+    because the training step uses both cores. Each worker holds two batches in /dev/shm, which often has 64 MiB in
+    containers. The workers use at most half of the free space.
     """
     if recipe.workers is not None:
         return recipe.workers
@@ -355,7 +358,7 @@ def _free_shared_memory() -> int:
 
 
 def versions(config: Config | None = None) -> dict[str, str]:
-    """Return the versions of the libraries for the record of a run."""
+    """Return the versions of Python and of the libraries that a run uses, by name."""
     more = (config.library,) if isinstance(config, NetworkConfig) and config.library != "custom" else ()
     libraries = {name: importlib.metadata.version(name) for name in dict.fromkeys((*_LIBRARIES, *more))}
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
@@ -363,16 +366,16 @@ def versions(config: Config | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Proposed:
-    """The labels that models of earlier runs proposed for a run's images, before the images are split.
+    """The label changes that models of earlier runs proposed for a run's images.
 
     Attributes:
-        proposals: the images whose labels were changed, or that were left out.
+        proposals: the proposals to change the label of an image, or to leave the image out.
         facts: the file facts of each image that is left out, by its path.
-        earlier: runs that may have proposed labels.
+        earlier: the earlier runs that may have made proposals.
         digests: the beginning of each file's SHA-256, including images that are left out.
         taught: the record of the images that the proposing runs were trained on; None if no record is available.
         teachers: the names of the proposing runs that have a record.
-        comes_split: whether the data has its own splits.
+        comes_split: whether the data is already split into training and test images.
     """
 
     proposals: tuple[Proposal, ...] = ()
@@ -385,13 +388,13 @@ class Proposed:
 
 
 def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: Iterable[Path]) -> Proposed:
-    """Find the labels that models proposed.
+    """Find the label changes that models of earlier runs proposed for the images.
 
     Args:
         images: the readable images.
         table: the images as in the source, with the edits of their label file.
-        recipe: the complete recipe.
-        places: folders that contain runs, which may have proposed labels in addition to the runs of the recipe.
+        recipe: the complete recipe. Its weights and its `split_from` may be earlier runs.
+        places: folders that contain further earlier runs.
     """
     ancestors = [item for item in (recipe.split_from, weights_of(recipe)) if item is not None]
     earlier = earlier_runs(ancestors, places)
@@ -413,7 +416,7 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
 
 
 def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
-    """Return whether a label is a proposal of this run: the proposal names the run, or the run suggested the label."""
+    """Return whether this run proposed any of the labels: a proposal names the run, or the run suggested the label."""
     return any(
         proposal.by == run.name or run.suggested.get(proposal.digest, ("", None))[1] == label
         for proposal, label in followed
@@ -441,7 +444,7 @@ def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Re
 
 
 def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[Finding]:
-    """Report that models of earlier runs proposed labels, and whether this affects the test."""
+    """Report the earlier runs that proposed labels, and whether they were trained on held-out images of this run."""
     if proposed.taught is None:
         return []
     names, role_of = listed(proposed.teachers), proposed.taught.role_of()
@@ -462,7 +465,7 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[
 
 
 def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
-    """Report deleted images whose labels an earlier run had suspected. Without them, figures are too optimistic."""
+    """Report held-out images that were deleted after an earlier run suspected their labels, which inflates figures."""
     held_out = held_out_split(part.images.table)
     for run in proposed.earlier:
         if run.is_ancestor and (gone := run.gone(proposed.digests, held_out)):
@@ -471,7 +474,7 @@ def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
 
 
 def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
-    """Set the split of each proposal: the held-out split if its image is left out and still tested, else None."""
+    """Set the split of each proposal: the held-out split if its image was left out but is still tested, else None."""
     proposals, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
     held_out = held_out_split(images.table)
     left = [
@@ -493,10 +496,11 @@ def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) ->
 
 
 def _split(proposal: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int, held_out: str) -> str | None:
-    """Return the split that an image would be in if it were not left out.
+    """Return the split to which the image of a proposal would belong if the image were not left out.
 
-    This is the split in an earlier run or in the data. Otherwise it is drawn at random, in proportion to the split
-    sizes.
+    This is the image's split in an earlier run or in the data. If there is no such split, whether the image is held out
+    is drawn at random, in proportion to the split sizes. None means that the image is not held out, or not tested in
+    this fold.
     """
     if recipe.folds is None:
         for run in earlier:
@@ -521,12 +525,12 @@ class Start:
     Attributes:
         blueprint: the description of the model.
         reasons: the reasons for the values of fields that the user did not set, one line each.
-        table: the data as in the source.
+        table: the images as in the source, with the edits of their label file.
         parts: the split images; one item, or an item for each fold of a cross-validation.
         whole: with a cross-validation, the images of the final model, which are all training images; None otherwise.
         before: the record of the images that the initial weights and the teacher were trained on.
         findings: problems of the data that do not depend on the split.
-        torn: findings about scenes whose images are in more than one split.
+        torn: findings about scenes whose images are in more than one of the data's original splits.
     """
 
     blueprint: Blueprint
@@ -549,7 +553,7 @@ class Start:
         return self.blueprint.config
 
     def released(self) -> Start:
-        """Return the start without its weights, to free their memory."""
+        """Return a copy of the start without the weights, to free the memory of the weights."""
         return replace(self, blueprint=replace(self.blueprint, weights=None, plan=None))
 
     def findings_of(self, part: SplitImages) -> list[Finding]:
@@ -573,7 +577,7 @@ def resolve(
     Args:
         fields: the requested fields; `data` must be set.
         reserve: called with the table and the recipe before the images are read, because reading may take long.
-        runs: folders that contain runs, which may have proposed labels of these images.
+        runs: folders that contain earlier runs, whose models may have proposed label changes for these images.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
@@ -614,9 +618,9 @@ def resolve(
 
 
 def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) -> tuple[Blueprint, list[str]]:
-    """Return the blueprint of a recipe's model, and the reasons for the start of its head.
+    """Return the blueprint of a recipe's model, and the reasons for the choice of its initial head.
 
-    The recipe of the blueprint includes the fields that depend on the model.
+    The recipe in the blueprint has values for the fields that depend on the model.
 
     Args:
         recipe: the complete recipe.
@@ -639,7 +643,7 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
 
 
 def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed) -> list[SplitImages]:
-    """Split the images once, or with `folds` once for each fold, whose images are then the test images."""
+    """Split the images. With `folds`, return a split for each fold, in which the images of the fold are tested."""
     if recipe.folds is None:
         proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
         return [divide(images, recipe, before, proposers)]
@@ -662,13 +666,16 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
 
 
 def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
-    """Return all images as training images, without proposals, because the folds test the proposals."""
+    """Return all images as training images, for the final model of a cross-validation.
+
+    The proposals are removed, because the folds test the images of the proposals.
+    """
     table = replace(images.table, splits=("train",) * len(images.table))
     return replace(fold, images=replace(images, table=table), findings=[], proposals=())
 
 
 def limit(part: SplitImages, most: int, seed: int) -> SplitImages:
-    """Return the images with at most this many training images."""
+    """Limit the number of training images. Validation and test images are not limited."""
     limited = limit_training(part.images.table, most, seed)
     place = {path: i for i, path in enumerate(part.images.table.paths)}
     kept = [place[path] for path in limited.paths]

@@ -1,16 +1,18 @@
 """Fit the score for unknown images at the end of a training, and measure which images it misses.
 
-A data set contains no unknown images, so two sorts of images take their role. *Made pictures* are made from the
-validation images (`make_strangers`): noise, clouds, patterns, shuffled patches. *Left-out classes* are classes of the
-data set, each of which is treated as unknown in turn. The trained weights have learned to distinguish these classes,
-which would make the task too easy. The features of left-out classes are therefore computed with the initial weights of
-the training, and the logits with a head that is fitted without the class. Without such weights, no figure for left-out
-classes is reported.
+A data set contains no unknown images. Two sorts of images substitute for unknown images:
+
+- *Made pictures* are made from the validation images (`make_strangers`): noise, clouds, patterns, shuffled patches.
+- *Left-out classes* are classes of the data set that are treated as unknown, one class at a time. The trained weights
+  have learned to distinguish these classes, which would make the task too easy. The features are therefore computed
+  with the initial weights of the training, and the logits with a head that is fitted without the class. Without
+  features of suitable initial weights, no figure for left-out classes is reported.
 
 An unknown image *passes* if the score accepts it as known. Half of the unknown images choose the method
-(`inference.unknown.METHODS`) by the fraction that passes, which is the mean over the two sorts. The default is a
-combination of two scores. Another method must be better by more than two standard errors. The other half measures the
-fraction that passes at the threshold that accepts 95 % of the known images (fewer if there are few known images).
+(`inference.unknown.METHODS`). The criterion is the fraction that passes, averaged over the two sorts of images. The
+default method combines two scores. Another method is chosen only if it is better by more than two standard errors. The
+other half of the unknown images measures the fraction that passes. The threshold for this accepts 95 % of the known
+images (fewer if there are few known images).
 """
 
 from __future__ import annotations
@@ -69,14 +71,14 @@ def fit_to_images(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Unknown | None:
-    """Fit a score to the images of a training.
+    """Fit the score for unknown images to the training and validation images of a run.
 
     Args:
         classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
         train: the training images without augmentation.
         held_out: the validation images that are independent and that the weights had not seen.
-        frozen: features (m, D) of images from the initial weights; None if there are none, or if these weights had seen
-            the images.
+        frozen: the features of m images, computed with initial weights that had not seen the images, (m, D); None if
+            there are none.
         seed: the seed for the choice among many images, and for the made pictures.
         progress: receives the number of computed images and their total.
 
@@ -113,7 +115,9 @@ def fit_out_of_fold(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Unknown | None:
-    """Fit a score to the training images of a head on frozen features. Each image is compared with the other folds.
+    """Fit the score for unknown images to the training images of a head on frozen features.
+
+    Each image is compared with the images of the other folds.
 
     Args:
         classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
@@ -162,7 +166,7 @@ def _see_readable(
 
 
 def _see_made(classifier: Classifier, images: LabelledImages, seed: int) -> dict[str, Seen]:
-    """Return the features and logits of the pictures that are made from some images, by kind."""
+    """Make pictures from some images (see `make_strangers`), and return their features and logits by kind."""
     outcomes = (try_read(images.read, i) for i in range(len(images.labels)))
     pictures = np.stack([image for image in outcomes if not isinstance(image, str)])
     return {kind: _see(classifier, batch) for kind, batch in make_strangers(pictures, seed).items()}
@@ -197,7 +201,13 @@ def _see(classifier: Classifier, pictures: Pixels) -> Seen:
 
 @dataclass(frozen=True)
 class _Detection:
-    """Whether unknown images of one kind or class pass: for the half that chooses, and for the half that measures."""
+    """Whether each unknown image of one kind, or of one left-out class, passes.
+
+    Attributes:
+        kind: the kind of made pictures, or `LEFT_OUT`.
+        choosing: whether each image passes, for the half of the images that choose the method.
+        measuring: the same for the other half, which measures the fraction that passes.
+    """
 
     kind: str
     choosing: npt.NDArray[np.bool_]
@@ -222,12 +232,12 @@ def fit_unknown(
 
     Args:
         train: the trained model's output for the training images without augmentation.
-        held_out: the model's output for labelled images that it was not trained on. For a cross-validation of a head on
-            the same features, it has a pair for each fold: the images of the other folds, and the images of the fold
-            with their out-of-fold logits.
-        made: the model's output for pictures that belong to no class, by kind, such as those of `make_strangers`.
+        held_out: the model's output for labelled images that it was not trained on. For a cross-validated head on
+            frozen features, it is a list with a pair for each fold: the images of the other folds, and the images of
+            the fold with their out-of-fold logits.
+        made: the model's output for pictures that belong to no class, by kind (see `make_strangers`).
         before: the features of training and held-out images from the initial weights; logits are not used. If it is
-            None, `train` and `held_out` replace it, and no figure for left-out classes is reported.
+            None, `train` and `held_out` are used instead, and no figure for left-out classes is reported.
         seed: the seed for the choice of the stored training images, and of the images that choose the method.
 
     Raises:
@@ -254,7 +264,10 @@ def fit_unknown(
 def _without_each_class(
     train: Seen, held_out: HeldOutImages, *, seed: int, has_logits: bool
 ) -> Iterator[tuple[Seen, HeldOutImages, Seen]]:
-    """For some classes, yield training and held-out images of the other classes, and the images of the class."""
+    """Leave out some classes, one at a time.
+
+    Yield the training images of the other classes, the held-out images of the other classes, and images of the class.
+    """
     labels = held_out.labels if isinstance(held_out, Seen) else np.concatenate([fold.labels for _, fold in held_out])
     for k in np.sort(np.random.default_rng(seed).permutation(np.unique(labels))[:_CLASSES]).tolist():
         if not (labels != k).any() or not (train.labels != k).any():
@@ -279,7 +292,8 @@ def _folds_without(
 ) -> tuple[Seen, list[tuple[Seen, Seen]], Seen]:
     """Return the training images and the folds without a class, and the images of the class, with logits of new heads.
 
-    The head for a fold is fitted to the other folds. The head for the other images is fitted to all folds.
+    No head is fitted to the class. The head for a fold is fitted to the other folds. The head for the training images
+    and for the images of the class is fitted to all folds.
     """
     rest = train.at(train.labels != k)
     read = _head_of(rest)
@@ -314,7 +328,8 @@ def _head_of(train: Seen) -> Callable[[Floats], Floats]:
 def _best(trials: Mapping[Method, list[_Detection]]) -> Method:
     """Return the method with the fewest passing images if it is clearly better than `joint`, else `joint`.
 
-    Clearly means by more than two standard errors of the paired difference over kinds of pictures and classes.
+    A method is clearly better if the mean paired difference, over kinds of pictures and classes, exceeds two standard
+    errors.
     """
     clear: dict[Method, float] = {}
     for method in trials:
@@ -330,13 +345,13 @@ def _best(trials: Mapping[Method, list[_Detection]]) -> Method:
 
 
 def _passing(trials: list[_Detection]) -> float:
-    """Return the fraction of the choosing images that passes, averaged over made pictures and left-out classes."""
+    """Return the fraction of the `choosing` images that passes, averaged over made pictures and left-out classes."""
     means = [float(values.mean()) for values in _shares(trials) if len(values)]
     return float(np.mean(means)) if means else 1.0
 
 
 def _shares(trials: list[_Detection]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the fraction of the choosing images that passes, for each kind of made pictures and for each class."""
+    """Return the fraction of the `choosing` images that passes, per kind of made pictures and per left-out class."""
     there = [trial for trial in trials if len(trial.choosing)]
     made, classes = (
         np.array([trial.choosing.mean() for trial in there if (trial.kind == LEFT_OUT) == is_class], np.float64)
@@ -358,10 +373,10 @@ def _limits(trials: list[_Detection], *, has_classes: bool) -> Iterator[Limit]:
 
 
 def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 95 % prediction interval for the share of a new class.
+    """Return the 95 % prediction interval for the passing share of a new class.
 
-    arcsin sqrt(share) is assumed to be normally distributed. The variance is at least that of chance, which is 1 / 4n
-    for a share of n images.
+    arcsin sqrt(share) is assumed to be normally distributed over classes. Its variance is at least the variance by
+    chance, which is 1 / 4n for a share of n images.
     """
     from scipy.special import stdtrit
 
@@ -405,8 +420,8 @@ def make_strangers(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
     Returns:
         Pictures (n, C, height, width) by kind. `noise` has the mean and spread of the images' channels. `clouds` are
         smooth random fields with the same mean and spread, whose amplitudes fall with frequency as in photographs.
-        `patterns` are stripes and checks of two colours of an image. `shuffled patches` are the images cut into 4 x 4
-        tiles in another order.
+        `patterns` are stripes and checks in two colours of an image. `shuffled patches` are images with their 4 x 4
+        tiles in random order.
     """
     rng = np.random.default_rng(seed)
     mean, spread = images.mean(axis=(0, 2, 3), keepdims=True), images.std(axis=(0, 2, 3), keepdims=True)
@@ -443,7 +458,7 @@ def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _shuffled(image: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Return the image (C, height, width) with its tiles in another order. Pixels beyond the last whole tile stay."""
+    """Return the image (C, height, width) with its tiles in another order. Pixels beyond whole tiles stay in place."""
     height, width = (size // _TILES for size in image.shape[1:])
     out, order = image.copy(), rng.permutation(_TILES**2)
     for place, source in enumerate(order.tolist()):

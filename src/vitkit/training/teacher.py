@@ -33,7 +33,7 @@ class Teacher:
         preprocess: the teacher's preprocessing.
         classes: the student's classes.
         columns: the indices of the student's classes among the teacher's logits, in the student's order.
-        sha256: the digest of the teacher's weights, by which a resumed run recognises the teacher.
+        sha256: the digest of the teacher's weights. A resumed run uses it to recognise the teacher.
         notes: the assumptions about the teacher, for the user.
         pictures: the record of the images that the teacher was trained on (`data.seen`); None if there is none.
     """
@@ -77,11 +77,11 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
         name: a model folder or any checkpoint that `vitkit.load` accepts; a torchvision model, which gets its published
             weights; or NAME:FILE, a torchvision model and a file of weights with the student's order of classes.
         classes: the student's classes.
-        size: the student's image size (height, width), which a teacher of the form NAME:FILE uses as well.
+        size: the student's image size (height, width). A teacher of the form NAME:FILE has the same image size.
 
     Raises:
-        VitkitError: there is no such teacher, it cannot be loaded, it does not know one of the classes, or its output
-            for a picture of the student is not finite.
+        VitkitError: the teacher does not exist, cannot be loaded, lacks a class of the student, cannot process the
+            student's images, or has output that is not finite.
     """
     teacher = _find(name, classes, size)
     _try(teacher, size)
@@ -92,7 +92,7 @@ def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tupl
     """Load the teacher of a run. If the run has started, check that the teacher has not changed.
 
     Raises:
-        VitkitError: see `load_teacher`; or the weights have changed since the start.
+        VitkitError: see `load_teacher`; or the teacher's weights have changed since the start of the run.
     """
     teacher = load_teacher(name, classes, size)
     before = read_description(folder)["provenance"].get("teacher") if is_model_folder(folder) else None

@@ -1,13 +1,13 @@
-"""`--wise-ft`: weights between the start and the end of a fine-tuning (Wortsman et al. 2022, arXiv 2109.01903).
+"""Interpolate between the weights before and after a fine-tuning (`--wise-ft`; Wortsman et al. 2022, arXiv 2109.01903).
 
 The initial and the fine-tuned weights lie in one valley of the loss, so the straight line between them crosses no
 barrier. A point on this line is often more accurate than either end, and loses less accuracy on photographs of another
-kind (sec. 3). The initial model must be a classifier: the pre-trained backbone with a head that was fitted to its
-features, or with the head of the class names.
+kind (sec. 3). The initial model must be a classifier. Its backbone is pre-trained, and its head is fitted to the
+backbone's features or made from the class names.
 
-Validation images choose the point. The accuracy of the best of several points is optimistic, especially with few
-images. A mix therefore replaces the fine-tuned weights only if the confidence interval of its gain, adjusted for the
-number of points, is above zero.
+The point is chosen on validation images. The accuracy of the best of several points is optimistic, especially with few
+images. The mixed weights therefore replace the fine-tuned weights only if their gain in accuracy is significant: the
+confidence interval of the gain, adjusted for the number of points, must be above zero.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ ALPHAS = (0.0, 0.25, 0.5, 0.75)  # the fraction of the fine-tuned weights
 
 
 def check_start(recipe: Recipe, model: Model) -> None:
-    """Refuse a training whose start is not a classifier, or whose weights cannot be mixed.
+    """Refuse a training whose initial model is not a classifier, or whose weights cannot be mixed.
 
     Raises:
-        VitkitError: the head is not fitted first and does not come from class names, there are two heads, or the model
-            has batch norms.
+        VitkitError: the initial head is neither fitted to features nor made from class names, there are two heads, or
+            the model has batch norms.
     """
     if model.head is None or getattr(model, "head_dist", None) is not None:
         raise VitkitError("--wise-ft: the model has two heads, which are not fitted before the training: leave it out")
@@ -62,7 +62,7 @@ def check_start(recipe: Recipe, model: Model) -> None:
 
 
 def keep_start(folder: Path, model: Model, correction: PriorCorrection) -> None:
-    """Save the initial weights of a training in the run folder, with the prior correction of saved models.
+    """Save the initial weights of a training in the run folder, with the prior correction that saved models have.
 
     Args:
         folder: the run folder.
@@ -99,8 +99,8 @@ def mix_with_start(
 ) -> None:
     """Mix the initial and the fine-tuned weights, and use the best mix if it is significantly better.
 
-    The trials are recorded in the provenance of the classifier. A classifier that has this record is not changed, so
-    that a resumed run does not mix twice.
+    The results of all mixes are recorded in the provenance of the classifier. A classifier that already has this record
+    is not changed, so that a resumed run does not mix twice.
 
     Args:
         folder: the run folder, whose model folder is changed.
@@ -145,7 +145,10 @@ def mix_with_start(
 
 
 def mix_as_folds(folder: Path, classifier: Classifier, alphas: Sequence[float], say: Say) -> None:
-    """Mix the final model of a cross-validation with the median fraction of its folds, unless this was done before.
+    """Mix the initial and the fine-tuned weights of the final model of a cross-validation.
+
+    The fraction of the fine-tuned weights is the median of the fractions that the folds chose. A classifier that has
+    been mixed already is not changed.
 
     Args:
         folder: the run folder, whose model folder is changed.
@@ -167,7 +170,7 @@ def mix_as_folds(folder: Path, classifier: Classifier, alphas: Sequence[float], 
 
 
 def _with_weights(classifier: Classifier, weights: Mapping[str, Tensor]) -> Classifier:
-    """Return a copy of a classifier with other weights."""
+    """Return a copy of a classifier with the given weights."""
     other = copy.copy(classifier)
     other.model = copy.deepcopy(classifier.model)
     _put(other.model, weights)

@@ -1,8 +1,8 @@
 """The network of a pre-training: the encoder, and a task that hides patches and predicts them.
 
-Every image has a key, which alone determines the hidden patches. These are therefore the same on every device and in
-every batch. `shuffled` and `corrupt` derive the patches from the key. `patchify`, `unpatchify`, `colours` and `painted`
-convert between images, patches and colours.
+Every image has a key, which alone determines the hidden patches. The hidden patches are therefore the same on every
+device and in every batch. `shuffled` and `corrupt` derive the patches from the key. `patchify`, `unpatchify`, `colours`
+and `painted` convert between images, patches and colours.
 
 Shapes: B images with C channels, N patches in the order of the grid's rows.
 """
@@ -37,7 +37,8 @@ class PretrainingTask(Protocol):
     A task is a module. Its weights are not part of the encoder.
 
     Attributes:
-        has_hits: whether predictions are right or wrong, as for colours; otherwise there is only an error.
+        has_hits: whether a prediction is right or wrong, as for classes of colours. Predictions of pixels only have an
+            error.
     """
 
     has_hits: bool
@@ -69,7 +70,7 @@ class SelfSupervised(nn.Module):
 
         Args:
             images: (B, C, height, width).
-            keys: (B,), the keys that decide which patches are hidden.
+            keys: (B,), the keys that determine the hidden patches.
         """
         figures: tuple[Tensor, ...] = self.task.figures(self.encoder, images, keys)  # type: ignore[operator]
         return figures
@@ -173,7 +174,10 @@ def colour_count(channels: int) -> int:
 
 
 def painted(numbers: Tensor, channels: int, patch: tuple[int, int], side: int, size: tuple[int, int]) -> Tensor:
-    """Invert `colours`, except for rounding: (B, N, side * side) -> pixels (B, C, height, width) from 0 to 1."""
+    """Convert colour numbers to images, the inverse of `colours` up to rounding.
+
+    (B, N, side * side) -> pixels (B, C, height, width) from 0 to 1.
+    """
     weights = _LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
     levels = numbers.unsqueeze(-1) // weights % _LEVELS  # (B, N, side * side, C)
     cells = (levels.flatten(2) + 0.5) / _LEVELS

@@ -1,8 +1,8 @@
-"""The objectives of pre-training: predict the contents of patches that the encoder does not see, or sees corrupted.
+"""The objectives of pre-training: predict the contents of hidden or corrupted patches.
 
 `MaskedAutoencoding` (arXiv 2111.06377): the encoder sees only some patches, and a light decoder predicts the others.
 `MaskedPatchPrediction` (arXiv 2010.11929, sec. 4.6 and app. B.1.2): half of the patch embeddings are corrupted, and the
-outputs of the last layer predict the colours of these patches.
+outputs of the last layer predict the colours or pixels of these patches.
 
 Shapes: B images, N patches, P prefix tokens, n visible patches, D features of the encoder; W is the decoder's width.
 """
@@ -102,7 +102,10 @@ class MaskedAutoencoding(nn.Module):
         return (self.losses(encoder, images, shuffled(keys, self.config.patches)),)
 
     def losses(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """Return the mean squared error of each image, (B,). `order`, (B, N), lists the visible patches first."""
+        """Return the mean squared error over the hidden patches of each image, (B,), for a given order of patches.
+
+        `order`, (B, N), lists the visible patches first.
+        """
         predicted = self.decode(self.encode(encoder, images, order), order)  # (B, N, p * q * C)
         error = (predicted - self._targets(images)).square().mean(dim=2)  # (B, N)
         return error.gather(1, order[:, self.visible :]).mean(dim=1)
@@ -157,7 +160,7 @@ _SIDES = {"colour": 1, "colour-4x4": 4}  # colours along the side of a patch
 
 
 class MaskedPatchPrediction(nn.Module):
-    """The [mask] embedding and the linear layer that predicts colours.
+    """The [mask] embedding and the linear layer that predicts colours or pixels.
 
     Args:
         config: the configuration of the encoder.
@@ -205,7 +208,7 @@ class MaskedPatchPrediction(nn.Module):
         return self.head(x).float()
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the mean loss over each image's corrupted patches, and for colours the fraction of hits, (B,)."""
+        """Return the mean loss over the corrupted patches of each image, and for colours the fraction of hits, (B,)."""
         corruption = corrupt(keys, self.config.patches, self.number)
         predicted = self.predict(encoder, images, corruption)
         places = corruption.corrupted.nonzero()[:, 1].view(len(images), self.number)  # equally many for each image

@@ -20,7 +20,7 @@ class ObjectiveDefaults:
     Attributes:
         mask: the fraction of the patches that is hidden.
         targets: the targets that the objective supports, the default first.
-        recipe: fields of the training recipe with other defaults.
+        recipe: the fields of the training recipe for which the objective has other defaults.
     """
 
     mask: float
@@ -87,7 +87,7 @@ class Pretraining:
             )
 
     def resolved(self) -> Pretraining:
-        """Return the options with the objective's default mask and target. The decoder's defaults need the encoder."""
+        """Return the options with the objective's default mask and target. Unset options of the decoder stay None."""
         defaults = OBJECTIVES[self.objective]
         target = defaults.targets[0] if self.target == "auto" else self.target
         return dataclasses.replace(self, mask=defaults.mask if self.mask is None else self.mask, target=target)
@@ -108,7 +108,7 @@ class OtherDefaults:
 
 
 def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split fields into those of `Pretraining` and those of a recipe."""
+    """Split fields into the fields of `Pretraining` and the fields of a recipe."""
     options = {name: value for name, value in fields.items() if name in hints_of(Pretraining)}
     return options, {name: value for name, value in fields.items() if name not in options}
 

@@ -1,11 +1,12 @@
 """Run a pre-training: read and split the images, train the network, and write the report.
 
-`pretrain` starts a pre-training and `resume` continues one; both call `fit_and_report`. The run folder is also the
-model folder of the encoder, which has no head. Images in class folders are split as `vitkit train` splits them. The
-test images are not used. A fine-tuning of the encoder keeps this split, so that the encoder has not seen the test
-images (docs/decisions/0024-pre-training.md).
+`pretrain` starts a pre-training, and `resume` continues a pre-training. Both call `fit_and_report`. The run folder is
+also the model folder of the encoder, which has no head.
 
-The training loop gets `Reconstruction` as its objective, and `KeyedImages`, which have keys instead of labels.
+Images in class folders are split as `vitkit train` splits them. The test images are not used. A fine-tuning of the
+encoder keeps this split, so that the encoder has not seen the test images (docs/decisions/0024-pre-training.md).
+
+The training loop receives the objective `Reconstruction` and `KeyedImages`, which have keys instead of labels.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pret
     """Return the network to train: the encoder and its task. Equal seeds give equal weights.
 
     Raises:
-        VitkitError: there are too few patches, or they cannot be divided.
+        VitkitError: there are too few patches, or a patch cannot be divided into cells.
     """
     torch.manual_seed(mix_seeds(seed, 1))
     if choices.objective == "mae":
@@ -127,10 +128,10 @@ _OF_TRAINING, _OF_VALIDATION = 1, 2  # seeds, so that training and validation ha
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The objective for the training loop: predict the patches of an image that its key hides.
+    """The objective for the training loop: predict the hidden patches of an image, which the image's key determines.
 
     Attributes:
-        has_hits: whether predictions are right or wrong, as for colours; otherwise there is only an error.
+        has_hits: see `PretrainingTask`.
     """
 
     has_hits: bool
@@ -142,7 +143,7 @@ class Reconstruction:
         return self
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Refuse to mix keys."""
+        """Raise an error, because keys cannot be mixed as labels can."""
         raise NotImplementedError
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
@@ -154,7 +155,7 @@ class Reconstruction:
         return heads[0].mean()
 
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """Return the fraction of each image's predictions that is right, (B,); (0,) without `has_hits`."""
+        """Return the fraction of right predictions for each image, (B,), or an empty tensor without `has_hits`."""
         return heads[1].detach() if self.has_hits else heads[0].new_zeros(0)
 
     judges_shares = True
@@ -165,7 +166,7 @@ class Reconstruction:
         labels: Tensor,  # of the protocol
         team: ProcessGroup = ALONE,
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Return the mean figures of the validation images, and no outcome, because they cannot show a collapse."""
+        """Return the mean figures of the validation images. The outcome is None, because figures show no collapse."""
         means = [team.mean_of(mean, len(answers)) for mean in answers.double().mean(dim=0).tolist()]
         return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
 
@@ -220,7 +221,7 @@ def with_keys(data: BatchedImages, seed: int) -> BatchedImages:
 
 
 def keys_of_validation(seed: int, images: Sequence[int]) -> Tensor:
-    """Return the keys of validation images by their indices, (n,)."""
+    """Return the keys of the validation images with these indices, (n,)."""
     return torch.tensor([mask_key(seed, _OF_VALIDATION, i) for i in images])
 
 
@@ -323,7 +324,7 @@ def pretrain(
     """Pre-train an encoder, and return its run folder.
 
     Args:
-        fields: fields of `Pretraining` and of a recipe, except those about labels; `data` is required.
+        fields: fields of `Pretraining` and of a recipe, except fields about labels; `data` is required.
         out: the run folder; by default the next free `runs/NAME-OBJECTIVE-N`.
         force: overwrite the run in `out`.
         resume_if_there: continue the run in `out` if there is one.
@@ -333,7 +334,7 @@ def pretrain(
 
     Raises:
         VitkitError: the data or the model cannot be used, `out` exists, or another process is working on the run.
-        Interrupted: a signal stopped the run; the folder contains the best model so far.
+        Interrupted: a signal stopped the run. The folder contains the best model so far.
         OSError: the folder cannot be written.
     """
     if resume_if_there:
@@ -430,7 +431,7 @@ def _prepare(
 
 
 def _blueprint(recipe: Recipe, choices: Pretraining) -> Blueprint:
-    """Return the blueprint of the encoder. This fails if the network cannot be built, before images are read."""
+    """Return the blueprint of the encoder, and check before reading images that the network can be built."""
     import torch
 
     from vitkit.model.vit import VisionTransformer
@@ -458,7 +459,7 @@ def resume(
     loggers: Sequence[Any] = (),
     say: Say = print,
 ) -> Path:
-    """Continue an interrupted pre-training. The final weights are those of an uninterrupted run.
+    """Continue an interrupted pre-training. The interruption does not change the final weights.
 
     Args:
         folder: the run folder.
