@@ -2,8 +2,7 @@
 
 The tasks are the objects `SINGLE_LABEL` and `MULTI_LABEL`, and each table has one of them (`ImageTable.task`). Code
 that works with labels calls the methods of the task, so it need not distinguish the two cases. The loss functions are
-in `training.losses`, and the metrics in `evaluation.metrics` and `evaluation.multilabel`. This module imports neither
-numpy nor torch.
+in `training.losses`, and the metrics in `evaluation.metrics`. This module imports neither numpy nor torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Metrics of classifiers on labelled images.
 
-Open `evaluator.py` first: it runs a classifier on images and returns an `Evaluation` (`metrics.py`, or `multilabel.py`
-for several classes per image). `figures.py` computes the content of evaluation.json. `registry.py` lists the figures,
-and `headline.py` chooses the figure to quote. `label_errors.py` finds labels that are likely wrong. No module in this
-package writes models or pages.
+Open `evaluator.py` first: it runs a classifier on images and returns an `Evaluation` (`metrics.py`). `figures.py`
+computes the content of evaluation.json. `registry.py` lists the figures, and `headline.py` chooses the figure to quote.
+`label_errors.py` finds labels that are likely wrong. No module in this package writes models or pages.
 """
 
 from __future__ import annotations
@@ -28,8 +27,10 @@ __all__, __getattr__ = public(
             "write_label_errors"
         ),
         "linear_models": "PENALTIES choose_least_squares least_squares one_or_minus_one regress",
-        "metrics": "Evaluation class_rankings grouped pooled",
-        "multilabel": "MultiEvaluation average_precisions best_thresholds cross_fitted mean_average_precision",
+        "metrics": (
+            "Evaluation MultiEvaluation average_precisions best_thresholds class_rankings cross_fitted grouped "
+            "mean_average_precision pooled"
+        ),
         "paired": "Gain gain is_right tta_figures tta_lines",
         "drift": "DriftTest Looks compare_looks shares_of",
         "promises": "trust_figures trust_lines",

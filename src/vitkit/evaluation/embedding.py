@@ -13,8 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 
 LaidOut: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]  # indices of m images, and points (m, 2)
 

@@ -23,8 +23,7 @@ from vitkit.data.labels import EXCLUDED, Proposal
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.evaluation.figures import figures, unseen_part, without
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.system.files import empty_array
 
 Outcomes = Mapping[str, npt.NDArray[np.float32] | str]  # by path: a result of `assess`, or why there is none

@@ -25,8 +25,7 @@ from vitkit.data.task import SINGLE_LABEL, TASKS, Task
 from vitkit.evaluation.calibration import blocks, log_odds, most_rise, to_probabilities
 from vitkit.evaluation.headline import BY_FOLDS, headline_of
 from vitkit.evaluation.intervals import intervals
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation, cross_fitted
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, cross_fitted
 from vitkit.evaluation.registry import METRICS
 from vitkit.system.files import empty_array
 from vitkit.text.cells import interval_text, listed

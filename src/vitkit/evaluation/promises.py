@@ -19,8 +19,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.figures import unseen_part
 from vitkit.evaluation.intervals import Units, mean_interval
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.inference.conformal import ClassSets, SetScore
 from vitkit.inference.selective import SureThreshold
 from vitkit.inference.unknown import Unknown, images_needed

@@ -19,8 +19,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.label_errors import LabelError
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.reporting.gallery import Thumbnail, size, thumbnails
 from vitkit.system.files import from_json, read_text
 from vitkit.text.cells import JOINT

@@ -12,8 +12,7 @@ from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.figures import SHARES, calibration_rise
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.label_errors import LabelError
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.evaluation.registry import METRICS
 from vitkit.inference.conformal import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import NAMES

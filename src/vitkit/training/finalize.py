@@ -32,8 +32,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_odds, to_probabilities
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import BALANCE
-from vitkit.evaluation.metrics import Evaluation, grouped
-from vitkit.evaluation.multilabel import MultiEvaluation, best_thresholds
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, best_thresholds, grouped
 from vitkit.inference.conformal import HeldOut
 from vitkit.inference.trust import MOST, Trust
 from vitkit.inference.unknown import Unknown

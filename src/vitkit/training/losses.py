@@ -20,7 +20,7 @@ from torch import Tensor
 from vitkit.data.table import ImageTable
 from vitkit.data.task import MULTI_LABEL
 from vitkit.errors import VitkitError
-from vitkit.evaluation.multilabel import mean_average_precision
+from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.recipe import Recipe
 from vitkit.training.stability import ValidationOutcome

@@ -25,8 +25,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import log_odds, to_probabilities
 from vitkit.evaluation.figures import BALANCE
 from vitkit.evaluation.headline import BY_FOLDS
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.model.build import Model
 from vitkit.model_folder import read_description
 from vitkit.system.files import read_bytes, write_bytes

@@ -35,7 +35,7 @@ from vitkit.data.task import SINGLE_LABEL
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import calibrate
 from vitkit.evaluation.linear_models import regress, regression_loss
-from vitkit.evaluation.multilabel import mean_average_precision
+from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.inference.pipeline import crew
 from vitkit.model.build import Model
 from vitkit.system import environment as devices

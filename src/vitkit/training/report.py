@@ -55,8 +55,7 @@ from vitkit.evaluation.figures import (
 from vitkit.evaluation.headline import BY_FOLDS, describe_proposals, headline_of
 from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.label_errors import LabelError, from_features, in_words
-from vitkit.evaluation.metrics import Evaluation, grouped
-from vitkit.evaluation.multilabel import MultiEvaluation
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, grouped
 from vitkit.evaluation.promises import trust_figures, trust_lines
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake

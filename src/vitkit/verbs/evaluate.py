@@ -732,7 +732,7 @@ def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
 
 
 def _absent(outcome: Evaluation) -> list[str]:
-    from vitkit.evaluation.multilabel import MultiEvaluation
+    from vitkit.evaluation.metrics import MultiEvaluation
 
     if not outcome.absent:
         return []
