@@ -28,10 +28,8 @@ from vitkit.inference.unknown import Seen, Unknown
 from vitkit.inference.views import Views
 from vitkit.system.environment import check_precision, choose_device
 from vitkit.system.progress import Say, ignore
-from vitkit.text.arguments import check_arguments, type_of
-from vitkit.text.cells import listed
-from vitkit.text.fields import is_number
-from vitkit.text.names import check_names
+from vitkit.text.arguments import check_arguments, is_number, type_of
+from vitkit.text.cells import check_names, listed
 
 if TYPE_CHECKING:
     import torch

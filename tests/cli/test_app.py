@@ -264,7 +264,7 @@ from typing import Annotated, Any
 
 from vitkit.system.progress import Progress, Say, silent, ignore
 from vitkit.text.arguments import check_arguments
-from vitkit.text.fields import Between
+from vitkit.text.arguments import Between
 from vitkit.verbs.result import Result
 
 

@@ -23,8 +23,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
-from vitkit.text.arguments import unannotated
-from vitkit.text.fields import Between
+from vitkit.text.arguments import Between, unannotated
 
 PANELS = {  # the first flag of each panel of the help
     "objective": "What is learned without labels",

@@ -19,8 +19,7 @@ from vitkit.data.table import UNLABELLED, ImageTable, Row
 from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
-from vitkit.text.cells import listed, plural
-from vitkit.text.names import bare, look
+from vitkit.text.cells import bare, listed, look, plural
 
 
 def read_corrected(

@@ -21,8 +21,7 @@ from typing import Literal
 from vitkit.data.table import ImageTable, Row, table_of
 from vitkit.data.walk import Branch, Overlooked, look_through, why_ignored
 from vitkit.errors import VitkitError
-from vitkit.text.cells import listed
-from vitkit.text.names import look
+from vitkit.text.cells import listed, look
 
 _WORDS = {  # as people write them; `eval` is test, or val if there is another test folder
     **dict.fromkeys(("train", "training", "trainval"), "train"),

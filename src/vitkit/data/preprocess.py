@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitkit.data.decode import MAX_PIXELS
 from vitkit.errors import VitkitError
-from vitkit.text.fields import settle_types
+from vitkit.text.arguments import settle_types
 
 Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]

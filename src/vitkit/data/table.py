@@ -15,8 +15,7 @@ from vitkit.data.labels import Proposal
 from vitkit.data.storage import Place, Storage, Stored, open_place
 from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
-from vitkit.text.cells import JOINT
-from vitkit.text.names import alike
+from vitkit.text.cells import JOINT, alike
 
 Row = tuple[str, str, str | None]  # key, class, split
 

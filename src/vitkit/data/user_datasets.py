@@ -31,8 +31,8 @@ from vitkit.data.preprocess import Interpolation, Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import progress
-from vitkit.text.fields import is_number
-from vitkit.text.names import alike, check_names
+from vitkit.text.arguments import is_number
+from vitkit.text.cells import alike, check_names
 
 _LIBRARIES = ("torchvision", "timm")
 _TO_FLOAT = ("ToTensor", "MaybeToTensor", "ConvertImageDtype")  # from 0 to 255 -> from 0 to 1

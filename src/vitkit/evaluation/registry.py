@@ -16,7 +16,7 @@ from typing import Any
 from vitkit.data.task import TASKS, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import read_json
-from vitkit.text.fields import is_number, shown
+from vitkit.text.arguments import is_number, shown
 
 
 @dataclass(frozen=True)

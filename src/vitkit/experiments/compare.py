@@ -23,9 +23,8 @@ from vitkit.experiments.stress_kinds import STRESSES, stresses_of
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import read_json, without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments, is_number
 from vitkit.text.cells import aligned, harmless, plural
-from vitkit.text.fields import Between, is_number
 from vitkit.training.recipe import ComparedFields
 from vitkit.training.recipe_files import add_recipe_fields
 from vitkit.verbs.inputs import check_data

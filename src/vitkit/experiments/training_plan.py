@@ -20,9 +20,8 @@ from vitkit.model.names import Config, NetworkConfig, config_for, is_model_name,
 from vitkit.profiling.accelerators import Accelerator, accelerator_names, find_accelerator
 from vitkit.system.progress import Progress, progress, reporting_to, silent
 from vitkit.system.run_files import RECIPE
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
-from vitkit.text.fields import Between
 from vitkit.training.recipe import PlannedFields, Recipe, Request, build, overlay, unfold
 from vitkit.training.recipe_files import add_recipe_fields, bundled, load_fields
 from vitkit.verbs.result import Result

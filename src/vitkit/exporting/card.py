@@ -20,8 +20,8 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.data.seen import from_text, to_text
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, to_json
-from vitkit.text.fields import is_number
-from vitkit.text.names import check_names
+from vitkit.text.arguments import is_number
+from vitkit.text.cells import check_names
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier

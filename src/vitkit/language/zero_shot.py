@@ -28,7 +28,7 @@ from vitkit.model.build import Model, filled, stored_weights, vit_of
 from vitkit.model_folder import is_model_folder
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.text.names import alike, bare, unseen_in
+from vitkit.text.cells import alike, bare, unseen_in
 from vitkit.weights.catalog import imagenet_synsets, split_timm
 from vitkit.weights.checkpoint import read_checkpoint
 from vitkit.weights.loading import LoadPlan, WeightsSource, locate, look

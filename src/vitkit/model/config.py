@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 from vitkit.model.registry import BLOCKS
-from vitkit.text.fields import as_typed, hints_of, is_number, settle_types
+from vitkit.text.arguments import as_typed, hints_of, is_number, settle_types
 
 Pair = tuple[int, int]
 RELATIVE = ("relative", "relative_bias", "relative_mlp")  # positions that act inside attention

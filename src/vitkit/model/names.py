@@ -20,8 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import IMAGENET_1K, MAX_SIDE, MAX_SIZE, Pair, ViTConfig, as_pair, override, suggest
-from vitkit.text.arguments import check_arguments
-from vitkit.text.fields import settle_types
+from vitkit.text.arguments import check_arguments, settle_types
 
 IMAGENET_21K = 21843
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from vitkit.errors import VitkitError
 from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, ignore, silent
-from vitkit.text.arguments import check_arguments
-from vitkit.text.fields import Between
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.verbs.inputs import BackendName, PrecisionName, check_choice
 from vitkit.verbs.result import Result
 

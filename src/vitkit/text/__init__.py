@@ -1,8 +1,8 @@
 """Format text and check values: sentences, table cells, arguments, class names, figures and HTML pages.
 
-Open `cells.py` first, which formats text for terminals, CSV files and sentences. `fields` and `arguments` check values
-against type annotations. `names` compares class names. `html`, `drawing` and `workbook` write pages, figures and Excel
-files.
+Open `cells.py` first, which formats text for terminals, CSV files and sentences, and compares class names. `arguments`
+checks the arguments of functions and the fields of dataclasses against type annotations. `html`, `drawing` and
+`workbook` write pages, figures and Excel files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,6 @@ __all__, __getattr__ = public(
     __name__,
     {
         "cells": "harmless interval_text restored sentence visible",
-        "fields": "as_typed",
+        "arguments": "as_typed",
     },
 )

@@ -25,7 +25,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import PAIRS, ViTConfig, as_pair, canonical, suggest
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import without_place
-from vitkit.text.fields import Between, as_typed, from_text, hints_of, settle_types, shown
+from vitkit.text.arguments import Between, as_typed, from_text, hints_of, settle_types, shown
 
 _OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
 

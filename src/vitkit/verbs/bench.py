@@ -14,9 +14,8 @@ from vitkit.model.names import is_model_name, is_network_name
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import exclusive_in
 from vitkit.system.progress import Progress, Say, ignore, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
-from vitkit.text.fields import Between
 from vitkit.verbs.inputs import check_choice, open_model, path_of, split_choices
 from vitkit.verbs.result import Notes, Result
 

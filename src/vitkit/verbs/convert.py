@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive
 from vitkit.system.progress import Progress, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
-from vitkit.text.fields import Between
 from vitkit.verbs.inputs import PREPROCESS, check_choice
 from vitkit.verbs.result import Result
 from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, VITKIT, file_suffixes, kind_of, kinds, writable

@@ -16,9 +16,8 @@ from vitkit.inference.prediction import ENCODING
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import empty_array, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import harmless, record
-from vitkit.text.fields import Between
 from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
 from vitkit.verbs.inputs import (
     PREPROCESS,

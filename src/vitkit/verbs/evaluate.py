@@ -24,8 +24,7 @@ from vitkit.system.environment import DeviceName
 from vitkit.system.files import empty_array, from_json, place_text, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
-from vitkit.text.arguments import check_arguments
-from vitkit.text.fields import Between
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
 from vitkit.verbs.inputs import (
     PREPROCESS,

@@ -10,8 +10,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.model.names import NetworkConfig, config_for, is_model_name, is_network_name
 from vitkit.system.progress import Progress, silent
-from vitkit.text.arguments import check_arguments
-from vitkit.text.fields import Between
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.verbs.inputs import PREPROCESS
 from vitkit.verbs.result import Result
 

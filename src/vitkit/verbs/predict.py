@@ -42,9 +42,8 @@ from vitkit.inference.prediction import (
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import address_of, exclusive, place_text
 from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import JOINT, plural
-from vitkit.text.fields import Between
 from vitkit.text.workbook import check_rows
 from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
 from vitkit.verbs.inputs import (

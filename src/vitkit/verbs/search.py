@@ -11,9 +11,8 @@ from typing import Annotated, Any
 from vitkit.errors import VitkitError
 from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, ignore, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import harmless, record
-from vitkit.text.fields import Between
 from vitkit.verbs.inputs import check_choice, find_pictures, source_names
 from vitkit.verbs.result import Notes, Result
 from vitkit.verbs.words import open_images_and_words

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitkit.errors import VitkitError
 from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned, harmless, plural
-from vitkit.text.fields import Between
 from vitkit.verbs.inputs import (
     BackendName,
     PrecisionName,

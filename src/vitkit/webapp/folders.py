@@ -26,7 +26,7 @@ from vitkit.data.storage import STORAGES
 from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import RECIPE
-from vitkit.text.names import bare
+from vitkit.text.cells import bare
 
 UPLOADS = "uploads"  # a folder next to the folder of runs
 _DEEPEST = 3  # levels of folders below the start that are offered

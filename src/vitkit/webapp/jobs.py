@@ -29,8 +29,8 @@ from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import exclusive, from_json, is_held, read_text, regular, write_json
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE, REPORT
 from vitkit.system.stopping import STOP_FILE, birth_of, detached, is_same, python, request_stop
+from vitkit.text.arguments import settle_types
 from vitkit.text.cells import plural
-from vitkit.text.fields import settle_types
 from vitkit.training.recipe_files import bundled
 from vitkit.webapp.workspace import state_of_runs
 

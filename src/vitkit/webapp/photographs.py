@@ -32,8 +32,7 @@ from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import cores
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, read_text, write_bytes, write_json
-from vitkit.text.cells import JOINT
-from vitkit.text.names import bare
+from vitkit.text.cells import JOINT, bare
 from vitkit.webapp.workspace import Workspace
 
 

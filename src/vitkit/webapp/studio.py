@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Say
-from vitkit.text.arguments import check_arguments
-from vitkit.text.fields import Between
+from vitkit.text.arguments import Between, check_arguments
 
 if TYPE_CHECKING:
     from vitkit.serving.guard import Rules

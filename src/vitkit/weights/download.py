@@ -31,7 +31,7 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.system.environment import cache_folder, offline
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import progress, receiver
-from vitkit.text.fields import settle_types
+from vitkit.text.arguments import settle_types
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from vitkit.model.names import Config, NetworkConfig, config_from_dict
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
 from vitkit.system.run_files import CLASS_INDICES
-from vitkit.text.cells import listed
-from vitkit.text.fields import is_number
-from vitkit.text.names import check_names
+from vitkit.text.arguments import is_number
+from vitkit.text.cells import check_names, listed
 from vitkit.weights.catalog import Entry, class_names, names_beside, unique
 from vitkit.weights.checkpoint import Checkpoint, readers
 from vitkit.weights.formats.registry import readable

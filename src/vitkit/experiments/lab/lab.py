@@ -36,8 +36,7 @@ from vitkit.model.config import ViTConfig, suggest
 from vitkit.model.names import config_for, is_network_name
 from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Progress, Say, progress, silent
-from vitkit.text.arguments import check_arguments
-from vitkit.text.fields import Between
+from vitkit.text.arguments import Between, check_arguments
 from vitkit.training.recipe import ComparedFields, Recipe, build, unfold
 from vitkit.training.recipe_files import add_recipe_fields, published, request_of
 from vitkit.verbs.inputs import check_choice

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.text.fields import Between, hints_of, settle_types
+from vitkit.text.arguments import Between, hints_of, settle_types
 from vitkit.training.recipe import SharedFields
 
 Target = Literal["auto", "normalised", "pixels", "colour", "colour-4x4"]

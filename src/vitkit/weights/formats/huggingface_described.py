@@ -7,7 +7,7 @@ from typing import Any
 
 from vitkit.data.preprocess import HALF, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.text.fields import is_number
+from vitkit.text.arguments import is_number
 
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}  # our names, and theirs
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
