@@ -19,7 +19,7 @@ from PIL import Image
 import runs
 import vitkit
 from vitkit import Classifier, Prediction, Preprocess, VisionTransformer
-from vitkit.system.notebooks import NotebookBar, display_of_notebook
+from vitkit.system.progress import NotebookBar, display_of_notebook
 
 
 @pytest.fixture

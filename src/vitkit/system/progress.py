@@ -1,15 +1,21 @@
-"""Callbacks through which long work reports lines and progress.
+"""Callbacks through which long work reports lines and progress, and a progress bar for Jupyter notebooks.
 
 Public functions take a callback as the keyword argument `progress`. The decorator `check_arguments` makes the callback
 the current receiver for the length of the call. Inner functions report to the current receiver by calling `progress`,
 so that the callback need not be passed on.
+
+IPython is used only if it is already imported, as it is in a notebook.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from html import escape
+from typing import Any
 
 Say = Callable[[str], None]  # receives a line
 Progress = Callable[[str, int, int | None], None]  # what, how much is done, of how much; None or 0 if unknown
@@ -58,3 +64,63 @@ def reporting_within(label: str) -> Iterator[None]:
     outer = receiver()
     with reporting_to(lambda what, done, total: outer(f"{label}: {what}", done, total)):
         yield
+
+
+# --- Progress in notebooks ------------------------------------------------------------------------------------
+
+_PAUSE = 0.2  # seconds between two updates
+
+
+def display_of_notebook() -> Any:
+    """Return the module `IPython.display` if this process is the kernel of a notebook, otherwise None."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if not hasattr(shell, "kernel"):  # a terminal with IPython has none
+        return None
+    import IPython.display
+
+    return IPython.display
+
+
+class NotebookBar(AbstractContextManager["NotebookBar"]):
+    """A progress bar below the cell of a notebook, which disappears at the end.
+
+    `bar(what, done, total)` updates it.
+
+    Args:
+        display: a module with `display` and `HTML` as in `IPython.display`.
+    """
+
+    def __init__(self, display: Any) -> None:
+        self._display, self._handle = display, None
+        self._what, self._began, self._shown = "", 0.0, 0.0
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """Show the progress and the time left."""
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._began = what, now
+        elif now - self._shown < _PAUSE and done != total:
+            return
+        self._shown = now
+        left = (now - self._began) / done * (total - done) if total and done else None
+        amount = f"{done}/{total}" if total else str(done)
+        value = f' value="{done}" max="{total}"' if total else ""
+        words = escape(f"{what} {amount}" + ("" if not left or left < 1 else f", {_duration(left)} left"))
+        self._show(f"<progress{value} aria-label='{escape(what)}'></progress> {words}")
+
+    def _show(self, html: str) -> None:
+        content = self._display.HTML(html)
+        if self._handle is None:
+            self._handle = self._display.display(content, display_id=True)
+        else:
+            self._handle.update(content)
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the bar."""
+        if self._handle is not None:
+            self._show("")
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from vitkit.errors import VitkitError
-from vitkit.system.notebooks import NotebookBar, display_of_notebook
-from vitkit.system.progress import receiver, reporting_to, silent
+from vitkit.system.progress import NotebookBar, display_of_notebook, receiver, reporting_to, silent
 
 _P = ParamSpec("P")
 _T = TypeVar("T")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of
 from vitkit.model.registry import register_model
-from vitkit.system.notebooks import display_of_notebook
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Progress, Say, display_of_notebook, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
 from vitkit.training.extensions import Extensions
