@@ -19,11 +19,10 @@ from vitkit.data.decode import picture_of, warn_of_doubt
 from vitkit.data.in_memory import Held, Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.inference.conformal import SetScore
 from vitkit.inference.features import Features, read_features, with_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Among, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
-from vitkit.inference.trust import PredictionRules, Trust, parsed, rules_for
+from vitkit.inference.trust import PredictionRules, SetScore, Trust, parsed, rules_for
 from vitkit.inference.unknown import Seen, Unknown
 from vitkit.inference.views import Views
 from vitkit.system.environment import check_precision, choose_device

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.inference.conformal import doubt_of
-from vitkit.inference.trust import Trust
+from vitkit.inference.trust import Trust, doubt_of
 from vitkit.inference.unknown import Seen
 
 Floats = npt.NDArray[np.float64]

@@ -20,8 +20,7 @@ from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.figures import unseen_part
 from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
-from vitkit.inference.conformal import ClassSets, SetScore
-from vitkit.inference.selective import SureThreshold
+from vitkit.inference.trust import ClassSets, SetScore, SureThreshold
 from vitkit.inference.unknown import Unknown, images_needed
 from vitkit.text.cells import interval_text, plural
 

@@ -17,16 +17,17 @@ __all__, __getattr__ = public(
         "backends.registry": "BACKENDS Backend PLANS PRECISIONS Runner backend_names register",
         "backends.token_merging": "merge merge_tokens",
         "backends.torch": "GAIN best build choose KernelReplay measure model_on_gpu processor",
-        "conformal": "ClassSets HeldOut class_sets images_needed quantile",
+        "trust": (
+            "ClassSets HeldOut PredictionRules RISK SureThreshold Trust answers_needed binomial_tail class_sets "
+            "images_needed quantile rules_for sure_threshold"
+        ),
         "pipeline": "Among BATCH cores flow limit_cores",
         "prediction": (
             "Columns Csv ENCODING FORMATS JsonLines Prediction Ranking Row RowFormat Stock gathering partial_of "
             "read_rows take_stock"
         ),
-        "selective": "RISK SureThreshold answers_needed binomial_tail sure_threshold",
         "features": "classes_and_features read_features with_features",
         "views": "Views",
-        "trust": "PredictionRules Trust rules_for",
         "unknown": (
             "ACCEPTED METHODS Limit Method Part Seen Strangeness Unknown check_level fit_score from_arrays p_values "
             "to_arrays"

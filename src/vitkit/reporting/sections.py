@@ -14,7 +14,7 @@ from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.evaluation.registry import METRICS
-from vitkit.inference.conformal import CROSS_VALIDATED, VALIDATION
+from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import NAMES
 from vitkit.reporting.gallery import gallery
 from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, threshold_data

@@ -33,8 +33,7 @@ from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_od
 from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import BALANCE
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, best_thresholds, grouped
-from vitkit.inference.conformal import HeldOut
-from vitkit.inference.trust import MOST, Trust
+from vitkit.inference.trust import MOST, HeldOut, Trust
 from vitkit.inference.unknown import Unknown
 from vitkit.model.build import Model
 

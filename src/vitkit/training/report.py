@@ -59,7 +59,7 @@ from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, grouped
 from vitkit.evaluation.promises import trust_figures, trust_lines
 from vitkit.explanation import can_explain
 from vitkit.explanation.explanation import explain_mistake
-from vitkit.inference.conformal import CROSS_VALIDATED, VALIDATION
+from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import Unknown
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import pictures_of, write_predictions, write_report

@@ -19,7 +19,7 @@ from vitkit.data.layout import LayoutName
 from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
-from vitkit.inference.conformal import SetScore
+from vitkit.inference.trust import SetScore
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import empty_array, from_json, place_text, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent

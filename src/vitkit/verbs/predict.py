@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.data.remote import check_writable, fetched, names_at, write_file
 from vitkit.errors import VitkitError
-from vitkit.inference.conformal import SetScore
 from vitkit.inference.prediction import (
     FORMATS,
     TABLES,
@@ -39,6 +38,7 @@ from vitkit.inference.prediction import (
     take_stock,
     write_rows,
 )
+from vitkit.inference.trust import SetScore
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import address_of, exclusive, place_text
 from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
