@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from tiny import FEW, VARIETY, build, configs, images, kinds, largest_difference, randomise
 from vitkit.errors import VitkitError
 from vitkit.inference import Runner, cores, flow
-from vitkit.inference.backends import onnx, onnx_graph, openvino, openvino_graph
+from vitkit.inference.backends import graphs, onnx, openvino
 from vitkit.model import VisionTransformer, ViTConfig
 
 BACKENDS = {"onnx": onnx.from_model, "openvino": openvino.from_model}
@@ -133,16 +133,16 @@ def test_openvino_says_where_there_is_no_bfloat16(monkeypatch: pytest.MonkeyPatc
         def get_property(self, device: str, name: str) -> list[str]:
             return ["FP32"]
 
-    graph = openvino_graph.to_graph(build())
+    graph = graphs.write_openvino(build())
     monkeypatch.setattr(openvino, "_core", Old)
     with pytest.raises(VitkitError, match="no bfloat16: use --precision float32"):
         openvino.OpenVINORunner(graph, "bfloat16")
 
 
 def test_a_model_too_large_for_onnx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_graph, "_LARGEST", 1000)
+    monkeypatch.setattr(graphs, "_LARGEST", 1000)
     with pytest.raises(VitkitError, match="ONNX file can have 2: use another dtype, or OpenVINO"):
-        onnx_graph.to_graph(build())
+        graphs.write_onnx(build())
 
 
 @pytest.mark.parametrize("package", ["openvino", "onnx", "onnxruntime"])
@@ -156,7 +156,7 @@ def test_what_is_not_installed_is_said_in_one_line(package: str, monkeypatch: py
 
 def test_the_shortcut_and_the_folding_are_in_the_graph() -> None:
     """The last layer computes one token, and LayerNorm leaves no product of its own."""
-    graph = onnx_graph.to_graph(build(layer_scale=0.1)).graph
+    graph = graphs.write_onnx(build(layer_scale=0.1)).graph
     kinds = [node.op_type for node in graph.node]
     assert kinds.count("Mul") == 0
     assert "Conv" not in kinds

@@ -123,13 +123,12 @@ def test_every_backend_answers_as_the_model_does(fields: dict[str, Any]) -> None
         assert largest_difference(model(images()), wanted) <= 2e-5 * bound
     ort = pytest.importorskip("onnxruntime")
     openvino = pytest.importorskip("openvino")
-    from vitkit.inference.backends.onnx_graph import to_graph
-    from vitkit.inference.backends.openvino_graph import to_graph as to_openvino
+    from vitkit.inference.backends.graphs import write_onnx, write_openvino
 
-    session = ort.InferenceSession(to_graph(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(write_onnx(model).SerializeToString(), providers=["CPUExecutionProvider"])
     made = session.run(None, {"images": images().numpy()})[0]
     assert largest_difference(torch.from_numpy(made), wanted) <= 2e-5 * bound
-    compiled = openvino.compile_model(to_openvino(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = openvino.compile_model(write_openvino(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     assert largest_difference(torch.from_numpy(compiled(images().numpy())[0]), wanted) <= 2e-5 * bound
 
 

@@ -21,8 +21,8 @@ Compute = Callable[[VisionTransformer], object]
 
 
 def emit(model: VisionTransformer) -> object:
-    onnx_graph = pytest.importorskip("vitkit.inference.backends.onnx_graph")
-    return onnx_graph.to_graph(model)
+    graphs = pytest.importorskip("vitkit.inference.backends.graphs")
+    return graphs.write_onnx(model)
 
 
 COMPUTE: dict[str, Compute] = {

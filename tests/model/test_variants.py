@@ -174,15 +174,15 @@ def test_graphs_answer_as_the_model_does(fields: dict[str, Any], runtime: str) -
         wanted = model(images())
     if runtime == "onnx":
         ort = pytest.importorskip("onnxruntime")
-        from vitkit.inference.backends.onnx_graph import to_graph
+        from vitkit.inference.backends.graphs import write_onnx
 
-        session = ort.InferenceSession(to_graph(model).SerializeToString(), providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(write_onnx(model).SerializeToString(), providers=["CPUExecutionProvider"])
         found = session.run(None, {"images": images().numpy()})[0]
     else:
         openvino = pytest.importorskip("openvino")
-        from vitkit.inference.backends.openvino_graph import to_graph as to_openvino
+        from vitkit.inference.backends.graphs import write_openvino
 
-        compiled = openvino.compile_model(to_openvino(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        compiled = openvino.compile_model(write_openvino(model), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         found = compiled(images().numpy())[0]
     assert largest_difference(torch.from_numpy(found), wanted) <= 1e-5 * max(1.0, wanted.abs().max())
 

@@ -29,8 +29,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_t
 from vitkit.errors import VitkitError
 from vitkit.system.progress import NotebookBar, display_of_notebook, receiver, reporting_to, silent
 
-_P = ParamSpec("P")
-_T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _NAMED = ("Classifier", "Preprocess")  # types that annotations may name without importing them
 _PHRASES = {
     "int": "a whole number",

@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend. It runs files without PyTorch; `onnx_graph` writes the graph of a model."""
+"""The ONNX Runtime backend. It runs files without PyTorch; `graphs` writes the graph of a model."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None =
     Raises:
         VitkitError: ONNX is not installed, the model is too large, or a network cannot be traced.
     """
-    from vitkit.inference.backends.onnx_graph import to_graph, to_onnx
+    from vitkit.inference.backends.graphs import trace_onnx, write_onnx
     from vitkit.model.network import Network
 
     options = {} if dtype is None else {"dtype": dtype}
-    return to_onnx(model, batch, **options) if isinstance(model, Network) else to_graph(model, batch, **options)
+    return trace_onnx(model, batch, **options) if isinstance(model, Network) else write_onnx(model, batch, **options)
 
 
 def from_file(path: Path, precision: str) -> OnnxRunner:

@@ -1,4 +1,4 @@
-"""The OpenVINO backend. It compiles and runs files without PyTorch; `openvino_graph` writes the graph of a model."""
+"""The OpenVINO backend. It compiles and runs files without PyTorch; `graphs` writes the graph of a model."""
 
 from __future__ import annotations
 
@@ -38,12 +38,15 @@ def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None =
     Raises:
         VitkitError: OpenVINO is not installed, or a network cannot be traced.
     """
-    from vitkit.inference.backends.onnx_graph import to_openvino
-    from vitkit.inference.backends.openvino_graph import to_graph
+    from vitkit.inference.backends.graphs import trace_openvino, write_openvino
     from vitkit.model.network import Network
 
     options = {} if dtype is None else {"dtype": dtype}
-    return to_openvino(model, batch, **options) if isinstance(model, Network) else to_graph(model, batch, **options)
+    return (
+        trace_openvino(model, batch, **options)
+        if isinstance(model, Network)
+        else write_openvino(model, batch, **options)
+    )
 
 
 def from_file(path: Path, precision: str) -> OpenVINORunner:

@@ -1,4 +1,4 @@
-"""Write the graph of a model in ONNX's operations.
+"""Write the graph of a model in the operations of ONNX or OpenVINO.
 
 PyTorch's exporter traces the networks of other libraries. Its result contains more than the graph, such as the source
 location of each operation. The graph is therefore written again with only its operations, constants, inputs and
@@ -31,12 +31,12 @@ from vitkit.model.layers import InParts
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
 
-OPSET = 20  # the first version with GELU
+_OPSET = 20  # the first version with GELU
 _IR_VERSION = 9  # the file format of that version, which runtimes since 2024 read
 _LARGEST = 2**31 - 2**20  # the largest protocol buffer in bytes, with some room for the graph
 
 
-def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+def write_onnx(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
     """Write the model as an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     Args:
@@ -51,7 +51,7 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
         import onnx
     except ImportError as error:
         raise VitkitError("ONNX is not installed: pip install 'vitkit[export]'") from error
-    check_size(model, dtype, "use another dtype, or OpenVINO")
+    _check_size(model, dtype, "use another dtype, or OpenVINO")
     writer = _OnnxWriter(batch, dtype)
     computed = emit(model, writer)
     K, D = classes_and_features(model)
@@ -63,10 +63,10 @@ def to_graph(model: VisionTransformer, batch: int | None = None, dtype: torch.dt
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch or "batch", width])
         for name, width in widths.items()
     ]
-    return as_model(writer.nodes, writer.input, outputs, writer.constants)
+    return _as_model(writer.nodes, writer.input, outputs, writer.constants)
 
 
-def check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
+def _check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
     """Check that the weights of a model are small enough for an ONNX file.
 
     Raises:
@@ -77,7 +77,7 @@ def check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
         raise VitkitError(f"the weights have {size / 2**30:.1f} GiB, but an ONNX file can have 2: {cure}")
 
 
-def as_model(nodes: list[Any], images: Any, outputs: list[Any], constants: list[Any]) -> Any:
+def _as_model(nodes: list[Any], images: Any, outputs: list[Any], constants: list[Any]) -> Any:
     """Return the `onnx.ModelProto` of a graph that vitkit wrote.
 
     Args:
@@ -89,7 +89,7 @@ def as_model(nodes: list[Any], images: Any, outputs: list[Any], constants: list[
     import onnx
 
     graph = onnx.helper.make_graph(nodes, "vitkit", [images], outputs, constants)
-    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)])
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
     made.ir_version, made.producer_name, made.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
     return made
 
@@ -198,7 +198,116 @@ class _OnnxWriter:
         return name
 
 
-def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+# --- OpenVINO's operations ------------------------------------------------------------------------------------
+
+
+def write_openvino(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+    """Write the model as an `openvino.Model`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
+
+    A model that computes features together with its logits has a second output, `features` (batch, D).
+
+    Args:
+        model: the model whose weights are copied.
+        batch: the only batch size that the graph accepts; None for any.
+        dtype: the dtype of the stored weights; the runtime chooses the dtype of the computation.
+    """
+    openvino = import_openvino()
+    writer = _OpenVinoWriter(batch, dtype)
+    computed = emit(model, writer)
+    K, D = classes_and_features(model)
+    parts = [writer.slice(computed, 1, 0, K), writer.slice(computed, 1, K, K + D)] if D else [computed]
+    for name, part in zip(("logits", "features"), parts, strict=False):
+        part.output(0).set_names({name})
+    return openvino.Model([writer.op.result(part) for part in parts], [writer.parameter], "vitkit")
+
+
+class _OpenVinoWriter:
+    """A `GraphWriter` of OpenVINO's operations."""
+
+    def __init__(self, batch: int | None, dtype: torch.dtype) -> None:
+        self.op: Any = import_openvino().opset13
+        self.batch, self.dtype = batch, dtype
+        self.parameter: Any = None
+
+    def images(self, channels: int, height: int, width: int) -> Any:
+        self.parameter = self.op.parameter([self.batch or -1, channels, height, width], np.float32, name="images")
+        self.parameter.output(0).set_names({"images"})
+        return self.parameter
+
+    def constant(self, value: Tensor) -> Any:
+        return self.op.constant(value.detach().float().numpy())
+
+    def linear(self, x: Any, weight: Tensor) -> Any:
+        return self.op.matmul(x, self._weights(weight), transpose_a=False, transpose_b=True)
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        return self.op.matmul(a, b, transpose_a=False, transpose_b=False)
+
+    def add(self, a: Any, b: Any) -> Any:
+        return self.op.add(a, b)
+
+    def multiply(self, a: Any, b: Any) -> Any:
+        return self.op.multiply(a, b)
+
+    def normalise(self, x: Any, size: int, eps: float) -> Any:  # noqa: ARG002
+        return self.op.mvn(x, self._numbers(-1), normalize_variance=True, eps=eps, eps_mode="INSIDE_SQRT")
+
+    def activate(self, x: Any, kind: Activation) -> Any:
+        if kind.startswith("gelu"):
+            return self.op.gelu(x, "tanh" if kind == "gelu_tanh" else "erf")
+        return {"relu": self.op.relu, "silu": self.op.swish, "tanh": self.op.tanh}[kind](x)
+
+    def softmax(self, x: Any) -> Any:
+        return self.op.softmax(x, -1)
+
+    def reshape(self, x: Any, *shape: int) -> Any:
+        return self.op.reshape(x, self._numbers(*shape), special_zero=True)
+
+    def transpose(self, x: Any, *order: int) -> Any:
+        return self.op.transpose(x, self._numbers(*order))
+
+    def slice(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        return self.op.slice(x, *(self._numbers(number) for number in (start, stop, 1, axis)))
+
+    def concat(self, parts: Sequence[Any], axis: int) -> Any:
+        return self.op.concat(list(parts), axis)
+
+    def repeat(self, tokens: Tensor, images: Any) -> Any:
+        if self.batch == 1:
+            return self.constant(tokens)
+        batch = self.op.gather(self.op.shape_of(images), self._numbers(0), self._numbers(0))
+        shape = self.op.concat([batch, self._numbers(*tokens.shape[1:])], 0)
+        return self.op.broadcast(self.constant(tokens), shape)
+
+    def mean(self, x: Any, axis: int) -> Any:
+        return self.op.reduce_mean(x, self._numbers(axis), keep_dims=False)
+
+    def convolve(self, x: Any, kernel: Tensor, stride: int, pads: Pads, groups: int) -> Any:
+        shape = [stride, stride], list(pads[:2]), list(pads[2:]), [1, 1]
+        if groups == 1:
+            return self.op.convolution(x, self._weights(kernel), *shape)
+        return self.op.group_convolution(x, self._weights(kernel.view(groups, -1, *kernel.shape[1:])), *shape)
+
+    def max_pool(self, x: Any, size: int, stride: int, pads: Pads) -> Any:
+        strides, dilations, window = [stride, stride], [1, 1], [size, size]
+        return self.op.max_pool(x, strides, dilations, list(pads[:2]), list(pads[2:]), window).output(0)
+
+    def _weights(self, value: Tensor) -> Any:
+        if self.dtype == torch.float32:
+            return self.constant(value)
+        openvino = import_openvino()
+        kind = openvino.Type.f16 if self.dtype == torch.float16 else openvino.Type.bf16
+        stored = self.op.constant(value.detach().float().numpy(), dtype=kind)
+        return self.op.convert(stored, "f32")
+
+    def _numbers(self, *values: int) -> Any:
+        return self.op.constant(np.array(values, dtype=np.int64))
+
+
+# --- Networks of other libraries, which are traced ------------------------------------------------------------
+
+
+def trace_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
     """Trace the network to an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     Args:
@@ -214,7 +323,7 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
         import onnxscript  # noqa: F401  # type: ignore[import-untyped]
     except ImportError as error:
         raise VitkitError("ONNX and onnxscript are not installed: pip install 'vitkit[export]'") from error
-    check_size(model, dtype, "use another dtype")
+    _check_size(model, dtype, "use another dtype")
     traced = _trace(model, batch)
     nodes, constants = _parts(traced.graph, dtype)
     config, (K, D) = model.config, classes_and_features(model)
@@ -227,17 +336,17 @@ def to_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch
     images, *outputs = (
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()
     )
-    return as_model(nodes, images, outputs, constants)
+    return _as_model(nodes, images, outputs, constants)
 
 
-def to_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """Convert the network to an `openvino.Model`, by way of the graph of `to_onnx`.
+def trace_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+    """Convert the network to an `openvino.Model`, by way of the graph of `trace_onnx`.
 
     Raises:
-        VitkitError: see `to_onnx`; or OpenVINO is not installed, or does not support an operation.
+        VitkitError: see `trace_onnx`; or OpenVINO is not installed, or does not support an operation.
     """
     openvino = import_openvino()
-    content = to_onnx(model, batch, dtype).SerializeToString()
+    content = trace_onnx(model, batch, dtype).SerializeToString()
     try:
         read = openvino.Core().read_model(content)
     except RuntimeError as error:
@@ -265,7 +374,7 @@ def _trace(model: Network, batch: int | None) -> Any:
                 dynamic_shapes=sizes,
                 input_names=["images"],
                 output_names=["logits", "features"] if has_features else ["logits"],
-                opset_version=OPSET,
+                opset_version=_OPSET,
                 verbose=False,
             )
     except (RuntimeError, ValueError, TypeError) as error:
