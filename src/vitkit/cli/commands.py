@@ -180,7 +180,7 @@ def _models(function: Function, values: Values, *, as_json: bool = False) -> Non
 
 
 def _export(function: Function, values: Values, *, as_json: bool) -> int | None:
-    from vitkit.exporting.check import Refused
+    from vitkit.exporting.writing import Refused
 
     try:
         return answer(function, values, as_json=as_json)

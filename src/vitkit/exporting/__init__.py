@@ -14,10 +14,9 @@ from vitkit.system.lazy import public
 
 if TYPE_CHECKING:
     from vitkit.exporting.card import Card
-    from vitkit.exporting.check import LogitComparison, Pictures, Refused, choose_pictures
     from vitkit.exporting.formats import FORMATS
     from vitkit.exporting.loading import Exported, load_exported
-    from vitkit.exporting.writing import export
+    from vitkit.exporting.writing import LogitComparison, Pictures, Refused, choose_pictures, export
 
 __all__ = [
     "FORMATS",
@@ -35,9 +34,8 @@ _, __getattr__ = public(
     __name__,
     {
         "card": "Card",
-        "check": "LogitComparison NOISE Pictures Refused choose_pictures compare",
         "formats": "FORMATS format_of",
         "loading": "Exported load_exported",
-        "writing": "export",
+        "writing": "LogitComparison NOISE Pictures Refused choose_pictures compare export",
     },
 )

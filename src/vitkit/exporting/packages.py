@@ -19,8 +19,7 @@ from vitkit.system.files import exclusive, replacing
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.exporting.check import Pictures
-    from vitkit.exporting.writing import Outcome
+    from vitkit.exporting.writing import Outcome, Pictures
 
 
 @dataclass(frozen=True)

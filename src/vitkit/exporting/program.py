@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vitkit.errors import VitkitError, first_line
 from vitkit.exporting import card as seal
 from vitkit.exporting.card import CARD
-from vitkit.exporting.check import Refused
+from vitkit.exporting.writing import Refused
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.inference.features import classes_and_features
 from vitkit.model.build import Model, build

@@ -5,30 +5,32 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
 
 from vitkit.classifier import Classifier
+from vitkit.data.decode import UnreadableImageError
+from vitkit.data.layout import LayoutName
+from vitkit.data.sources import read_source
+from vitkit.data.split_file import images_of_run, look_over, read_contents
+from vitkit.data.storage import Place, is_there
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
-from vitkit.exporting.check import (
-    LogitComparison,
-    Pictures,
-    Refused,
-    answers,
-    check_card,
-    check_features,
-    compare,
-    read_pictures,
-)
 from vitkit.exporting.formats import Format, format_of
 from vitkit.exporting.loading import load_exported
 from vitkit.inference.features import with_features
 from vitkit.system.files import exclusive
+from vitkit.system.progress import progress
+from vitkit.system.run_files import SPLIT
 
 
 @dataclass(frozen=True)
@@ -96,19 +98,19 @@ def _verify(
         exported = load_exported(path, precision)
     except VitkitError as error:
         raise Refused(f"the file cannot be read back (is the disk full?): {error}") from error
-    check_card(card, exported.card)
-    plain = answers(classifier, read_pictures(classifier, pictures), "asking the model")
-    images = read_pictures(exported, pictures)
-    comparison = compare(plain, answers(exported, images, "asking the file"), card)
+    _check_card(card, exported.card)
+    plain = _answers(classifier, _read_pictures(classifier, pictures), "asking the model")
+    images = _read_pictures(exported, pictures)
+    comparison = compare(plain, _answers(exported, images, "asking the file"), card)
     faults = comparison.faults()
     if faults:
         raise Refused(f"the file does not predict as the model does: {'; '.join(faults)} ({pictures.what})")
     if card.features:
-        check_features(classifier, exported, images)
+        _check_features(classifier, exported, images)
     in_bfloat16 = None
     quick = exported if form.has_fixed_precision else load_exported(path)
     if quick.precision == "bfloat16" != precision:
-        in_bfloat16 = compare(plain, answers(quick, images, "asking the file in bfloat16"), card, "bfloat16")
+        in_bfloat16 = compare(plain, _answers(quick, images, "asking the file in bfloat16"), card, "bfloat16")
         if faults := in_bfloat16.faults():
             raise Refused(
                 f"in bfloat16, which predict would use here, the file does not predict as the model does: "
@@ -149,3 +151,325 @@ def _in_turn(out: Path, form: Format, folder: Path) -> Iterator[Path]:
             written.replace(final)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- The images of the comparison -----------------------------------------------------------------------------
+
+_MOST = 200  # maximum number of images; with `_AGREEMENT`, one of 200 may be classified differently
+_SYNTHETIC = 64
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images, as files or in memory.
+
+    Attributes:
+        what: description of the images for users.
+        those: the images.
+        folders: the folders that contain the photographs; no file may be written there.
+    """
+
+    what: str
+    those: tuple[Place | Image.Image, ...]
+    folders: tuple[Path, ...] = ()
+
+
+def choose_pictures(
+    model: str | Path | None, data: str | None, layout: LayoutName = "auto", root: Path | None = None
+) -> Pictures:
+    """Choose the images for the comparison.
+
+    These are validation images of `data`, or otherwise of the run's split. If neither is available, synthetic images
+    are generated.
+
+    Args:
+        model: the path of the exported model; None if it is in memory.
+        data: the source of images; None for the images of the run.
+        layout: how to interpret the folders of `data`.
+        root: the folder with the run's images if they were moved.
+
+    Raises:
+        VitkitError: the data does not exist, or the root contains none of the run's images.
+    """
+    if data is not None:
+        return _of_table(read_source(data, layout), {})
+    if layout != "auto":
+        raise VitkitError(f"--layout {layout} applies to the folders of --data: name --data, or leave out the flag")
+    if model is None and root is not None:
+        raise VitkitError("--data-root applies to the images of a run: name a run folder as the model")
+    if model is None:
+        return _made_up("no photographs were named")
+    split = Path(model) / SPLIT
+    if root is not None:
+        return _of_table(images_of_run(split, root), {})
+    if not split.is_file():
+        return _made_up("no photographs were named")
+    try:
+        return _of_table(images_of_run(split), read_contents(split))
+    except VitkitError as error:  # the run has moved to another machine
+        return _made_up(str(error))
+
+
+def _of_table(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
+    """Choose validation images (otherwise test images, otherwise any) that have not changed.
+
+    Args:
+        table: the images.
+        contents: hash of each image's content at training time, by path; images that differ are not used.
+
+    Raises:
+        VitkitError: no image is left.
+    """
+    name = next((split for split in ("val", "test") if split in table.splits), None)
+    checked, changes = look_over(table, contents, None if name is None else (name,))
+    rows = [i for i in range(len(table)) if (name is None or table.splits[i] == name) and is_there(checked.file(i))]
+    if not rows:
+        changes.refuse()
+    step = max(1, len(rows) / _MOST)
+    chosen = [rows[int(i * step)] for i in range(min(_MOST, len(rows)))]  # of every class, as they are sorted by it
+    folders = table.folders or (table.root,)
+    return Pictures(
+        f"{len(chosen)} {name or 'labelled'} images of {table.name}", tuple(map(table.file, chosen)), folders
+    )
+
+
+def _made_up(reason: str) -> Pictures:
+    return Pictures(f"{_SYNTHETIC} synthetic images ({reason})", tuple(map(_blobs, range(_SYNTHETIC))))
+
+
+def _blobs(seed: int) -> Image.Image:
+    """Generate a picture of smooth colour patches with some noise, of random size and aspect ratio."""
+    rng = np.random.default_rng(seed)
+    width, height = (int(side) for side in rng.integers(200, 500, 2))
+    coarse = rng.integers(0, 256, (*rng.integers(2, 12, 2), 3), dtype=np.uint8)
+    smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    grain = rng.normal(0, 12, (height, width, 3))
+    return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
+
+
+# --- The comparison of a file with its model ------------------------------------------------------------------
+
+_COSINE, _AGREEMENT = 0.999, 0.995  # minimum values
+_DRIFT = 1e-3  # maximum difference in float32, relative to the largest logit
+_TIE = 1e-4  # relative to the range of an image's logits: float32 cannot order classes that are closer
+# Maximum rounding error of the logits: the root mean square of the differences, relative to that of the logits after
+# subtracting each image's mean. It is three to five times the largest error measured for eight families with random
+# weights and for DeiT-Ti on photographs (docs/log.md): 0.020 in bfloat16 (weights and layers), 0.0013 in float16.
+NOISE = {"float32": 1e-3, "float16": 6e-3, "bfloat16": 6e-2}
+_SCALE = 1 / 3  # times the noise: limit for a common factor of all logits (measured in bfloat16: 0.995 to 1.005)
+_PEAK = 8  # times the noise: limit for a single logit (measured: 7 times)
+_UNSURE = 4  # times the noise: with rounded weights, the order of classes that are closer may change
+_BATCH = 8
+_FEATURES = 16  # images whose features are compared
+
+
+class Refused(VitkitError):  # noqa: N818  # a verdict
+    """An exported file was refused because its predictions differ from the model's."""
+
+
+@dataclass(frozen=True)
+class LogitComparison:
+    """The differences between the logits of the model and of the file on the same images.
+
+    Attributes:
+        images: the number of images.
+        dtype: the dtype whose rounding errors are allowed.
+        difference: the largest absolute difference of two logits.
+        cosine: the lowest cosine similarity of an image's two rows of logits.
+        agreement: the fraction of images with the same most probable class; for a multi-label model, the fraction of
+            equal decisions for or against a class. Near-ties that rounding to the dtype can decide are left out.
+        drift: the largest difference, relative to the largest logit.
+        scale: the factor between the model's logits and the file's, by least squares.
+        noise: the root mean square of the differences, relative to that of the logits.
+        peak: the largest difference, relative to the root mean square of the logits.
+        shift: the average difference of the probabilities. This is the total variation distance, averaged over images;
+            for a multi-label model, it is the mean absolute difference over classes and images.
+        shift_by_noise: the `shift` that errors of the size `NOISE` would cause, to first order.
+    """
+
+    images: int
+    dtype: str
+    difference: float
+    cosine: float
+    agreement: float
+    drift: float
+    scale: float
+    noise: float
+    peak: float
+    shift: float
+    shift_by_noise: float
+
+    def faults(self) -> list[str]:
+        """Return the reasons to refuse a file; NaN in any value is a reason."""
+        faults, most = [], NOISE[self.dtype]
+        if not self.cosine >= _COSINE:
+            faults.append(f"cosine {self.cosine:.6f} is below {_COSINE}")
+        if not self.agreement >= _AGREEMENT:
+            faults.append(f"top-1 agreement {self.agreement:.2%} is below {_AGREEMENT:.1%}")
+        if not abs(self.scale - 1) <= _SCALE * most:
+            faults.append(f"logits are {self.scale:.4g} times the model's")
+        if self.dtype == "float32" and not self.drift <= _DRIFT:
+            faults.append(f"logits differ by up to {self.difference:.2g}, {self.drift:.2%} of the largest")
+        elif not (self.noise <= most and self.peak <= _PEAK * most):
+            faults.append(
+                f"logits differ by {self.noise:.2%} of their size (up to {self.peak:.2%}), more than rounding to "
+                f"{self.dtype} explains ({most:.1%} and {_PEAK * most:.1%})"
+            )
+        if not self.shift <= self.shift_by_noise + _TIE:
+            faults.append(
+                f"probabilities differ by {self.shift:.2g} on average, where rounding to {self.dtype} would move them "
+                f"by {self.shift_by_noise:.2g} at most"
+            )
+        return faults
+
+
+def _read_pictures(classifier: Classifier, pictures: Pictures) -> list[Tensor]:
+    """Read the pictures as the classifier does, skipping unreadable ones; each is (C, height, width).
+
+    Raises:
+        VitkitError: none of the pictures can be read.
+    """
+    read = [image for picture in pictures.those if (image := _read(classifier, picture)) is not None]
+    if not read:
+        raise VitkitError(f"none of the {pictures.what} can be read")
+    return read
+
+
+def _read(classifier: Classifier, picture: Place | Image.Image) -> Tensor | None:
+    if isinstance(picture, Image.Image):
+        return torch.from_numpy(classifier.preprocess(picture))
+    try:
+        return classifier.read(picture)
+    except UnreadableImageError:
+        return None
+
+
+def _answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
+    """Compute the logits of all images, (B, K).
+
+    The first image is computed alone and the others in batches, so that both sizes are tested.
+    """
+    batches = [images[:1], *(images[i : i + _BATCH] for i in range(1, len(images), _BATCH))]
+    rows, done = [], 0
+    for batch in batches:
+        rows.append(classifier.logits(torch.stack(batch)))
+        done += len(batch)
+        progress(what, done, len(images))
+    return torch.cat(rows)
+
+
+def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) -> LogitComparison:
+    """Compare the logits (B, K) of the model with those of the file.
+
+    Args:
+        ours: computed by the model in float32.
+        theirs: computed by the file.
+        card: the card of the file.
+        dtype: the dtype whose rounding errors are allowed; None for the dtype of the file's weights.
+
+    Raises:
+        Refused: the shapes differ, or the file's logits are not finite.
+    """
+    if ours.shape != theirs.shape:
+        raise Refused(f"the file returns logits of shape {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
+    if ours.isfinite().all() and not theirs.isfinite().all():
+        raise Refused("the file returns logits that are not finite")
+    ours, theirs, dtype = ours.double(), theirs.double(), dtype or card.dtype
+    tiny = torch.finfo(torch.float32).tiny
+    difference = theirs - ours  # (B, K)
+    mine, other = _centred(ours, card), _centred(theirs, card)
+    size = mine.square().mean().sqrt().clamp(min=tiny)
+    errors = NOISE[dtype] * size / card.temperature
+    return LogitComparison(
+        images=len(ours),
+        dtype=dtype,
+        difference=difference.abs().max().item(),
+        cosine=F.cosine_similarity(ours, theirs, dim=1).min().item(),
+        agreement=_agreement(ours, theirs, card, 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()),
+        drift=(difference.abs().max() / ours.abs().max().clamp(min=tiny)).item(),
+        scale=((mine * other).sum() / mine.square().sum()).item() if mine.any() else 1.0,
+        noise=(difference.square().mean().sqrt() / size).item(),
+        peak=(difference.abs().max() / size).item(),
+        shift=_distance(_probabilities(ours, card), _probabilities(theirs, card), card),
+        shift_by_noise=(errors * _sensitivity(_probabilities(ours, card), card)).item(),
+    )
+
+
+def _centred(logits: Tensor, card: Card) -> Tensor:
+    """Subtract the mean of each image's logits (B, K), which does not affect a softmax.
+
+    Logits of multi-label models are returned unchanged.
+    """
+    is_single = card.thresholds is None and logits.shape[1] > 1
+    return logits - logits.mean(dim=1, keepdim=True) if is_single else logits
+
+
+def _probabilities(logits: Tensor, card: Card) -> Tensor:
+    logits = logits / card.temperature
+    return logits.softmax(dim=1) if card.thresholds is None else logits.sigmoid()
+
+
+def _distance(ours: Tensor, theirs: Tensor, card: Card) -> float:
+    """Return the average distance of probabilities (B, K).
+
+    It is the total variation for single-label models, and the mean absolute difference for multi-label models.
+    """
+    differences = (ours - theirs).abs()
+    return (differences.sum(dim=1).mean() / 2 if card.thresholds is None else differences.mean()).item()
+
+
+def _sensitivity(p: Tensor, card: Card) -> Tensor:
+    """Return a first-order bound of `_distance` for independent errors of standard deviation 1 in all logits.
+
+    For a softmax, dp_i = p_i (e_i - sum_j p_j e_j), whose standard deviation is p_i sqrt((1 - p_i)^2 + sum_{j != i}
+    p_j^2). For a sigmoid, dp = p (1 - p) e. The mean of |e| is less than its standard deviation, so the result is an
+    upper bound.
+    """
+    if card.thresholds is not None:
+        return (p * (1 - p)).mean()
+    squares = p.square()
+    deviation = p * ((1 - p).square() + squares.sum(dim=1, keepdim=True) - squares).sqrt()  # (B, K)
+    return deviation.sum(dim=1).mean() / 2
+
+
+def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float:
+    """Return the fraction of equal decisions, ignoring decisions that an error of `unsure` in a logit can change."""
+    if card.thresholds is not None:
+        limits = torch.tensor(card.thresholds, dtype=torch.float64)
+        first, second = (_probabilities(logits, card) for logits in (ours, theirs))
+        distance = (ours - card.temperature * limits.logit()).abs()
+        same = (first >= limits) == (second >= limits)
+        is_tie = ((first - limits).abs() < _TIE) | (distance < unsure)
+    elif ours.shape[1] == 1:
+        return 1.0
+    else:
+        best = ours.topk(2, dim=1).values
+        spread = ours.amax(dim=1) - ours.amin(dim=1)
+        same = ours.argmax(dim=1) == theirs.argmax(dim=1)
+        is_tie = best[:, 0] - best[:, 1] < (_TIE * spread).clamp(min=unsure)
+    decided = same[~is_tie]
+    return decided.double().mean().item() if len(decided) else 1.0
+
+
+def _check_features(classifier: Classifier, exported: Classifier, images: list[Tensor]) -> None:
+    """Check that a file computes the features from which unknown images are recognised.
+
+    Raises:
+        Refused: the cosine similarity between the file's and the model's features of an image is too low.
+    """
+    pixels = torch.stack(images[:_FEATURES]).numpy()
+    ours, theirs = (torch.from_numpy(each.seeing()(pixels).features.copy()) for each in (classifier, exported))
+    cosine = F.cosine_similarity(ours.double(), theirs.double(), dim=1).min().item()
+    if not cosine >= _COSINE:
+        raise Refused(f"the file computes other features than the model: cosine {cosine:.6f} is below {_COSINE}")
+
+
+def _check_card(ours: Card, theirs: Card) -> None:
+    """Check that the card of a file describes the model.
+
+    Raises:
+        Refused: a field differs.
+    """
+    for name in ("classes", "preprocess", "temperature", "thresholds", "dtype", "vitkit_version", "trust", "features"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise Refused(f"the {name} in the file differs from the model's")

@@ -20,8 +20,7 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.exporting.check import LogitComparison, Pictures
-    from vitkit.exporting.writing import Outcome
+    from vitkit.exporting.writing import LogitComparison, Outcome, Pictures
     from vitkit.weights.preprocessing import PreprocessLike
 
 if TYPE_CHECKING:  # the choices are only known at run time
@@ -154,15 +153,14 @@ def export(
 
     Raises:
         VitkitError: the model cannot be exported, or the file exists. No file is left.
-        Refused: the outputs of the file differ from those of the model (`exporting.check`). No file is left.
+        Refused: the outputs of the file differ from those of the model (`exporting.writing`). No file is left.
     """
     check_choice("--precision", precision, Dtype)
     check_choice("--layout", layout, LayoutName)
     place = Path(model) if isinstance(model, (str, Path)) else None
     pixels = None if image_size is None else _size_of(image_size)
     runtime, out = _destination(place, to, path_of(out))
-    from vitkit.exporting.check import choose_pictures
-    from vitkit.exporting.writing import check_free
+    from vitkit.exporting.writing import check_free, choose_pictures
 
     check_free([out] if package_of(out) else format_of(out).files(out), force=force)
     named, root = None if data is None else str(data), path_of(data_root)
