@@ -13,7 +13,7 @@ import runs
 from browser import browser, is_within, serious, served, watched
 from vitkit.serving import Guard, rules_of
 from vitkit.webapp import folders, open_workspace
-from vitkit.webapp.chooser import OPEN_TO_PHONES, Studio
+from vitkit.webapp.app import OPEN_TO_PHONES, Studio
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -19,7 +19,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.webapp import Workspace, open_workspace
-from vitkit.webapp.chooser import Studio
+from vitkit.webapp.app import Studio
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -1,28 +1,40 @@
 """The web application of the studio: the page, its files, and the routes of each tab.
 
-`create_app` creates the application of a workspace, and `webapp.studio` serves it.
+`Studio` is the application that is served (`webapp.studio`). It passes requests to the application of a workspace,
+which `create_app` creates, or to the chooser, the page to choose a workspace. The chooser offers folders, runs and
+named data sets, and receives photographs.
+
+The link to the page for phones is shown as a QR code and contains a separate token. With this token, the guard of the
+server opens only that page and its routes (`OPEN_TO_PHONES`). A phone that creates a folder receives a random key, and
+can send photographs only to folders whose keys it has. Answers to phones contain no paths.
 """
 
 from __future__ import annotations
 
+import io
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError, first_line
 from vitkit.reporting import evaluation_report as views
+from vitkit.system.environment import cache_folder, offline
 from vitkit.system.files import to_json
 from vitkit.text.cells import visible
 from vitkit.webapp import folders
 from vitkit.webapp.photographs import ChangedError, GoneError
+from vitkit.webapp.workspace import Workspace
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -66,8 +78,8 @@ TABS: tuple[Tab, ...] = (
 )
 
 
-STATIC = Path(__file__).parent / "static"
-PAGE_HEADERS = {
+_STATIC = Path(__file__).parent / "static"
+_PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (  # only files of the studio, and no script in the text of a page
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -76,7 +88,7 @@ PAGE_HEADERS = {
 }
 
 
-class Json(JSONResponse):
+class _Json(JSONResponse):
     """A JSON response that every client can read, even if file names are not UTF-8 (`system.files.to_json`)."""
 
     def render(self, content: Any) -> bytes:
@@ -97,16 +109,16 @@ def create_app(workspace: Workspace, *, can_choose: bool = False) -> FastAPI:
 
     Args:
         workspace: the workspace.
-        can_choose: whether the page offers to open another folder (`webapp.chooser`).
+        can_choose: whether the page offers to open another folder (`Studio`).
     """
-    app = create_page(TABS, {**workspace.to_dict(), "can_choose": can_choose})
+    app = _create_page(TABS, {**workspace.to_dict(), "can_choose": can_choose})
     app.include_router(folders.router(workspace.runs, workspace.photographs))
     for tab in TABS:
         app.include_router(tab.router(workspace))
     return app
 
 
-def create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: bool = False) -> FastAPI:
+def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: bool = False) -> FastAPI:
     """Create an application that serves the page and its files, without the routes of tabs.
 
     Args:
@@ -114,7 +126,7 @@ def create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: bo
         about: further fields in the answer of `/api/studio`.
         is_chooser: whether this is the page to choose a folder, which requests no photographs.
     """
-    app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Json)
+    app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=_Json)
     app.add_exception_handler(VitkitError, _refuse)
     app.add_exception_handler(GoneError, _refuse_gone)
     app.add_exception_handler(ChangedError, _refuse_changed)
@@ -125,22 +137,22 @@ def create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: bo
 
     @app.get("/")
     def page() -> Response:
-        text = (STATIC / "index.html").read_text(encoding="utf-8")
+        text = (_STATIC / "index.html").read_text(encoding="utf-8")
         return HTMLResponse(
-            text.replace("<html", "<html data-chooser", 1) if is_chooser else text, headers=PAGE_HEADERS
+            text.replace("<html", "<html data-chooser", 1) if is_chooser else text, headers=_PAGE_HEADERS
         )
 
     @app.get("/api/studio")
     def studio() -> dict[str, Any]:
-        return {**about, "tabs": [tab.to_dict(STATIC) for tab in tabs]}
+        return {**about, "tabs": [tab.to_dict(_STATIC) for tab in tabs]}
 
     app.mount("/static/views", _Files(directory=views.FOLDER), name="views")  # as in reports
-    app.mount("/static", _Files(directory=STATIC), name="static")
+    app.mount("/static", _Files(directory=_STATIC), name="static")
     return app
 
 
 def _line(status: int, text: str) -> Response:
-    return Json({"error": visible(text)}, status)
+    return _Json({"error": visible(text)}, status)
 
 
 def _refuse(request: Request, error: Exception) -> Response:  # noqa: ARG001
@@ -176,3 +188,148 @@ def _refuse_system(request: Request, error: Exception) -> Response:  # noqa: ARG
 def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """Answer an unexpected exception with one line for the page. The server logs the traceback."""
     return _line(500, f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})")
+
+
+# --- The choice of a workspace, and photographs from phones ---------------------------------------------------
+
+_CHOOSER_TABS = (Tab("choose", "Open", "Choose photographs, a run, or a data set."),)
+_ROUTES, _PHONE = "/api/chooser", "/api/phone"
+SENDING_PAGE = "/send"
+OPEN_TO_PHONES = r"/send|/send/new|/send/[0-9a-f]{32}/files|/static/[\w./-]+"
+_QUIET_ZONE = 4  # modules around a QR code, as ISO/IEC 18004 requires
+
+
+class _Choice(BaseModel):
+    """What to open: a folder by its identifier, a run or a data set by its name."""
+
+    kind: Literal["folder", "run", "named"]
+    name: str = Field(max_length=300)
+
+
+class Studio:
+    """The studio of one workspace at a time, as an ASGI application.
+
+    Args:
+        workspace: the workspace to begin with; None to let the user choose.
+        runs: the folder of runs.
+        opened: a function that opens the workspace of a folder, a run or a named data set.
+        phone_link: the address with which phones send photographs; None if they cannot reach the studio.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace | None,
+        runs: Path,
+        opened: Callable[[str | Path], Workspace],
+        phone_link: str | None = None,
+    ) -> None:
+        self._runs, self._opened = runs, opened
+        self._chooser = _create_page(_CHOOSER_TABS, {"name": "", "choosing": True}, is_chooser=True)
+        self._chooser.include_router(folders.router(runs))
+        self._chooser.include_router(_phone_router(phone_link))
+        self._chooser.include_router(self._sending_router())
+        self._chooser.include_router(self._router())
+        self._show(workspace)
+
+    def _show(self, workspace: Workspace | None) -> None:
+        self._photographs = None if workspace is None else workspace.photographs
+        self._studio: FastAPI | None = None if workspace is None else create_app(workspace, can_choose=True)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request to the chooser or to the application of the workspace."""
+        is_of_chooser = str(scope.get("path", "")).startswith((_ROUTES, _PHONE, SENDING_PAGE))
+        app = self._chooser if self._studio is None or is_of_chooser else self._studio
+        await app(scope, receive, send)
+
+    def _router(self) -> APIRouter:
+        routes = APIRouter(prefix=_ROUTES)
+
+        @routes.get("")
+        def show() -> dict[str, Any]:
+            names = Workspace(Path(), self._runs, Path()).run_names()
+            choices = [folder.to_dict() for folder in folders.offered(self._runs)]
+            return {"folders": choices, "runs": names, "named": _named()}
+
+        @routes.post("/open")
+        def open_(choice: _Choice) -> dict[str, Any]:
+            workspace = self._opened(self._source(choice))
+            self._show(workspace)
+            return {"name": workspace.name}
+
+        @routes.post("/close")
+        def close() -> dict[str, Any]:
+            self._show(None)
+            return {}
+
+        return routes
+
+    def _sending_router(self) -> APIRouter:
+        """Return the routes with which phones send photographs. They stay valid when another workspace is opened."""
+        routes = APIRouter(prefix=SENDING_PAGE)
+        made: dict[str, Path] = {}  # folders by key; only the phone that created the folder has the key
+
+        @routes.post("/new")
+        def make(new: folders.NewFolder) -> dict[str, Any]:
+            try:
+                path = folders.new_folder(self._runs, new.name, self._photographs)
+            except (VitkitError, OSError) as error:
+                raise VitkitError("the studio cannot receive photographs: ask the person who started it") from error
+            made[key := secrets.token_hex(16)] = path
+            return {"id": key, "title": path.name}
+
+        @routes.post("/{key}/files")
+        async def add(key: str, name: str, request: Request, offset: int = 0, last: bool = True) -> dict[str, Any]:
+            if key not in made:
+                raise VitkitError("the studio was started again, or this is not your folder: scan the code again")
+            target = folders.target_in(made[key], name)
+            size = await folders.receive(target, request.stream(), offset, is_last=last)
+            return {"name": target.name, "bytes": size}
+
+        return routes
+
+    def _source(self, choice: _Choice) -> str | Path:
+        if choice.kind == "folder":
+            return folders.chosen(choice.name, self._runs).path
+        if choice.kind == "run":
+            return Workspace(Path(), self._runs, Path()).run_folder(choice.name)
+        if choice.name not in {entry["name"] for entry in _named()}:
+            raise VitkitError(f"there is no data set {choice.name!r}")
+        return choice.name
+
+
+def _named() -> list[dict[str, Any]]:
+    """Return the named data sets that can be opened, with the size of the download that each needs."""
+    rows = []
+    for entry in DATASETS.values():
+        is_here = not entry.megabytes or (cache_folder() / "data" / entry.name).is_dir()
+        if is_here or offline() is None:
+            rows.append({"name": entry.name, "megabytes": 0 if is_here else entry.megabytes})
+    return sorted(rows, key=lambda row: (row["megabytes"], row["name"]))
+
+
+def _phone_router(link: str | None) -> APIRouter:
+    """Return the routes of the page for phones and of the QR code with its link.
+
+    Args:
+        link: the link to the page with the token; None if phones cannot reach the studio.
+    """
+    routes = APIRouter()
+
+    @routes.get(_PHONE)
+    def show_code() -> dict[str, Any]:
+        return {} if link is None else {"link": link, "svg": _qr_code(link)}
+
+    @routes.get(SENDING_PAGE)
+    def sending_page() -> Response:
+        return HTMLResponse((_STATIC / "send.html").read_text(encoding="utf-8"), headers=_PAGE_HEADERS)
+
+    return routes
+
+
+def _qr_code(text: str) -> str:
+    """Return a QR code as SVG."""
+    import segno
+
+    code, svg = segno.make(text, error="m", micro=False), io.BytesIO()
+    code.save(svg, kind="svg", xmldecl=False, scale=4, border=_QUIET_ZONE, dark="#000", light="#fff")
+    return svg.getvalue().decode()

@@ -18,7 +18,7 @@ from vitkit.text.arguments import Between, check_arguments
 
 if TYPE_CHECKING:
     from vitkit.serving.guard import Rules
-    from vitkit.webapp.chooser import Studio
+    from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import Workspace
 
 PORT = 8420  # the default; if it is taken, the next free one is used
@@ -72,7 +72,7 @@ def studio(
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise VitkitError("the studio needs a web server: pip install 'vitkit[studio]'")
     from vitkit.serving.guard import is_loopback, new_token, rules_of
-    from vitkit.webapp.chooser import OPEN_TO_PHONES, SENDING_PAGE, Studio
+    from vitkit.webapp.app import OPEN_TO_PHONES, SENDING_PAGE, Studio
     from vitkit.webapp.workspace import open_workspace
 
     def opened(chosen: str | Path) -> Workspace:
