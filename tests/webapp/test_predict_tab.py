@@ -204,7 +204,7 @@ def test_a_folder_that_is_being_joined_is_not_offered(
         shown.extend((own.title, own.images) for own in both)
         add_edits(file, edits)
 
-    monkeypatch.setattr("vitkit.webapp.joining.add_edits", written)
+    monkeypatch.setattr("vitkit.webapp.predict.add_edits", written)
     assert len(joined(client, place)) == 10
     assert ("photos", 6) in shown and ("photos-1", 0) in shown
     assert not [title for title, images in shown if images and "photos-1" in title]
