@@ -2,8 +2,8 @@
 
 Open `evaluation_report.py` first: it writes the page about a run. The page consists of `sections`, which need no
 script, and of interactive views. The views are JavaScript in `static/`, and `report_data` writes their data.
-`comparison`, `dataset_report`, `pretraining_report` and `watch_page` write the other pages. `plots` draws figures, and
-`gallery` shows photographs.
+`comparison`, `dataset_report` and `pretraining_report` write the other pages. `plots` draws figures, and `gallery`
+shows photographs.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ __all__, __getattr__ = public(
     __name__,
     {
         "comparison": "write_comparison",
-        "dataset_report": "write_checkup",
+        "dataset_report": "write_checkup write_watch",
         "evaluation_report": "write_evaluation write_predictions write_report",
         "gallery": "Album SIDE",
         "model_card": "model_card",
         "plots": "save_figure",
         "report_data": "Explained data_of_report",
         "sections": "confidence headline multi_class_table",
-        "watch_page": "write_watch",
     },
 )

@@ -160,7 +160,7 @@ class Watch(Result):
         ]
 
     def _repr_html_(self) -> str:
-        from vitkit.reporting.watch_page import table_of_tests
+        from vitkit.reporting.dataset_report import table_of_tests
 
         return f"<p>{escape(self.verdict)}</p>" + table_of_tests(self.rows())
 
@@ -233,7 +233,7 @@ def watch(
             notes(f"with {plural(len(looks), 'photograph', 'photographs')}, only large differences are noticed")
         result = _compare(classifier, trust, looks, strangers, errors, level, notes, _name_of(model), out)
         if out is not None:
-            from vitkit.reporting.watch_page import write_watch
+            from vitkit.reporting.dataset_report import write_watch
 
             write_watch(out, result.verdict, result.rows(), result.shares, _captions(result), result.notes, level)
     return result
