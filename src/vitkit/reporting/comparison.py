@@ -1,23 +1,29 @@
-"""Write the page about a comparison: one file that opens offline, with a table, verdicts and curves.
+"""Write the page about a comparison, and draw the results of comparisons and lab experiments.
 
-`write_comparison` is the public function. All figures come from comparison.json.
+`write_comparison` writes one file that opens offline, with a table, verdicts and curves. All figures come from
+comparison.json. `pictures_of_experiment` draws the results in lab.json in the style of the figures in the paper, and
+`draw_lines` draws numbers from the paper for comparison.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
 from vitkit.evaluation.headline import images_in_words
-from vitkit.reporting.plots import GREY, STYLES, in_legend
+from vitkit.reporting.plots import BLUE, GREY, ORANGE, STYLES, in_legend
 from vitkit.text.cells import interval_text, sentence
 from vitkit.text.drawing import new_figure, whole_numbers
 from vitkit.text.html import figure, finding, folded, table, to_png, wide, write_page
@@ -39,7 +45,7 @@ _BY_EPOCH, _BY_DATA, _BY_COMPUTATION = "Accuracy by epoch", "Accuracy by data", 
 _FINE = tuple(tuple(step / parts for step in range(parts, 10 * parts)) for parts in (10, 5, 2, 1))
 _STEPS = (*_FINE, (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
 _LABEL = 0.17  # width of a label such as 2x10^9, as a part of the axis
-MARKERS = "osD^vP*X"
+_MARKERS = "osD^vP*X"
 Model = Mapping[str, Any]
 
 
@@ -173,7 +179,7 @@ def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
     runs = [run for model in models for run in model["runs"]]
     pictures: dict[str, Callable[[], Figure]] = {}
     if any(run["curve"] for run in runs):
-        pictures[_BY_EPOCH] = lambda: learning_curves(models)
+        pictures[_BY_EPOCH] = lambda: _learning_curves(models)
     if len(models[0]["by_fraction"]) > 1:
         pictures[_BY_DATA] = lambda: _by_images(models)
     if all(run["training_flops"] for run in runs):
@@ -193,11 +199,11 @@ def _pictures(models: Sequence[Model]) -> list[str]:
     }
     drawn = {caption: draw() for caption, draw in pictures_of(models).items()}
     if _BY_EPOCH in drawn:
-        about[_BY_EPOCH] += "".join(f" {sentence(text)}" for text in reached(models))
+        about[_BY_EPOCH] += "".join(f" {sentence(text)}" for text in _reached(models))
     return [_picture(caption, picture, about[caption]) for caption, picture in drawn.items()]
 
 
-def reached(models: Sequence[Model]) -> list[str]:
+def _reached(models: Sequence[Model]) -> list[str]:
     """Return sentences on how many epochs the best model and each other model need for the same accuracy.
 
     The accuracy is the highest validation accuracy of the other model. Accuracies are means over seeds.
@@ -235,13 +241,13 @@ def _stressed(figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def learning_curves(models: Sequence[Model]) -> Figure:
+def _learning_curves(models: Sequence[Model]) -> Figure:
     """Plot validation accuracy by epoch, for runs on all the data.
 
     Thin lines are seeds, thick lines their means.
     """
-    figure, axis = new_axes([model["name"] for model in models])
-    for model, style in styled(models):
+    figure, axis = _new_axes([model["name"] for model in models])
+    for model, style in _styled(models):
         curves = [run["curve"] for run in _whole(model)]
         for curve in curves:
             axis.plot([epoch for epoch, _ in curve], [value for _, value in curve], **style, linewidth=0.7, alpha=0.45)
@@ -253,32 +259,32 @@ def learning_curves(models: Sequence[Model]) -> Figure:
         marker = "." if shared < 15 else ""
         axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=in_legend(model["name"], _LONGEST))
     if any(value >= _GOAL for model in models for run in _whole(model) for _, value in run["curve"]):
-        axis.axhline(_GOAL, color=GREY, linewidth=0.8, linestyle=":", label=percent(_GOAL))
+        axis.axhline(_GOAL, color=GREY, linewidth=0.8, linestyle=":", label=_percent(_GOAL))
     whole_numbers(axis.xaxis)
-    return finish(figure, axis, "epoch", "validation accuracy")
+    return _finish(figure, axis, "epoch", "validation accuracy")
 
 
 def _by_images(models: Sequence[Model]) -> Figure:
     """Plot accuracy by the number of training images, with 95 % intervals."""
-    figure, axis = new_axes([model["name"] for model in models])
-    for place, (model, style) in enumerate(styled(models)):
+    figure, axis = _new_axes([model["name"] for model in models])
+    for place, (model, style) in enumerate(_styled(models)):
         images = {run["fraction"]: run["training_images"] for run in model["runs"]}
         _with_intervals(axis, model, [images[part["fraction"]] for part in model["by_fraction"]], style, place)
-    logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
-    return finish(figure, axis, "training images", "accuracy on held-out images")
+    _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
+    return _finish(figure, axis, "training images", "accuracy on held-out images")
 
 
 def by_compute(models: Sequence[Model]) -> Figure:
     """Plot accuracy by the FLOPs of the training, with a point and 95 % interval for each fraction of the data."""
-    figure, axis = new_axes([model["name"] for model in models])
-    for place, (model, style) in enumerate(styled(models)):
+    figure, axis = _new_axes([model["name"] for model in models])
+    for place, (model, style) in enumerate(_styled(models)):
         spent: dict[float, list[float]] = {}
         for run in model["runs"]:
             spent.setdefault(run["fraction"], []).append(run["training_flops"] or 0.0)
         means = [sum(spent[part["fraction"]]) / len(spent[part["fraction"]]) for part in model["by_fraction"]]
         _with_intervals(axis, model, means, style, place)
     _powers_of_ten(axis)
-    return finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
+    return _finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
 
 
 def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
@@ -288,11 +294,11 @@ def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
         models: the models, in the order of their colours in the other figures.
         stress: an entry of `stress` in comparison.json, with the strengths and the results of each model by name.
     """
-    figure, axis = new_axes([model["name"] for model in models])
-    for place, (model, style) in enumerate(styled(models)):
+    figure, axis = _new_axes([model["name"] for model in models])
+    for place, (model, style) in enumerate(_styled(models)):
         measured = stress["models"][model["name"]]
-        bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], style, model["name"], place)
-    return finish(figure, axis, stress["unit"], "accuracy on held-out images")
+        _bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], style, model["name"], place)
+    return _finish(figure, axis, stress["unit"], "accuracy on held-out images")
 
 
 def draw_suite(figures: Mapping[str, Any]) -> Figure:
@@ -302,17 +308,17 @@ def draw_suite(figures: Mapping[str, Any]) -> Figure:
         figures: the content of suite.json.
     """
     models, data = figures["models"], figures["data"]
-    figure, axis = new_axes([model["name"] for model in models], width=max(_SIZE[0], 0.7 * len(data) + 1.5))
-    for place, (model, style) in enumerate(styled(models)):
+    figure, axis = _new_axes([model["name"] for model in models], width=max(_SIZE[0], 0.7 * len(data) + 1.5))
+    for place, (model, style) in enumerate(_styled(models)):
         there = [(column, model["by_data"][name]) for column, name in enumerate(data) if name in model["by_data"]]
         shift = 0.5 * ((place + 0.5) / len(models) - 0.5)
         accuracies, intervals = ([cell[key] for _, cell in there] for key in ("accuracy", "interval"))
         dots = {**style, "linestyle": "none"}
-        bars(axis, [column + shift for column, _ in there], accuracies, intervals, dots, model["name"], place)
+        _bars(axis, [column + shift for column, _ in there], accuracies, intervals, dots, model["name"], place)
     names = [in_legend(name) for name in data]
     is_short = sum(map(len, names)) < _MOST_BELOW
     axis.set_xticks(range(len(data)), names, rotation=0 if is_short else 30, ha="center" if is_short else "right")
-    return finish(figure, axis, "", "accuracy on held-out images")
+    return _finish(figure, axis, "", "accuracy on held-out images")
 
 
 def _whole(model: Model) -> list[Mapping[str, Any]]:
@@ -321,7 +327,7 @@ def _whole(model: Model) -> list[Mapping[str, Any]]:
     return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
 
 
-def styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
+def _styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
     """Return each model with the colour and line style of its curve."""
     styles = [STYLES[place % len(STYLES)] for place in range(len(models))]
     return [(model, {"color": colour, "linestyle": line}) for model, (colour, line) in zip(models, styles, strict=True)]
@@ -330,10 +336,10 @@ def styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
 def _with_intervals(axis: Axes, model: Model, x: Sequence[float], style: dict[str, Any], place: int) -> None:
     parts = model["by_fraction"]
     accuracies, intervals = [each["accuracy"] for each in parts], [each["interval"] for each in parts]
-    bars(axis, x, accuracies, intervals, style, model["name"], place)
+    _bars(axis, x, accuracies, intervals, style, model["name"], place)
 
 
-def bars(
+def _bars(
     axis: Axes,
     x: Sequence[float],
     y: Sequence[float],
@@ -345,13 +351,13 @@ def bars(
     """Draw a line with 95 % intervals and the marker with the number `place`."""
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
-    marker = MARKERS[place % len(MARKERS)]
+    marker = _MARKERS[place % len(_MARKERS)]
     axis.errorbar(
         x, y, yerr=[below, above], **style, label=in_legend(name, _LONGEST), marker=marker, capsize=3, markersize=5
     )
 
 
-def logarithmic(axis: Axes, values: set[int]) -> None:
+def _logarithmic(axis: Axes, values: set[int]) -> None:
     """Make the axis logarithmic, with ticks at these values."""
     axis.set_xscale("log")
     axis.set_xticks(sorted(values))
@@ -378,22 +384,22 @@ def _powers_of_ten(axis: Axes) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def percent(value: float, _place: int | None = None) -> str:
+def _percent(value: float, _place: int | None = None) -> str:
     """Return the label of a tick with up to four digits, such as `72.5 %` for 0.725."""
     return f"{_POINTS * value:.4g} %"
 
 
-def new_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axes]:
+def _new_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axes]:
     """Return a figure with room for a legend below the axes."""
     columns = 2 if max(map(len, names)) <= _LONG else 1
     figure = new_figure(width, _SIZE[1] + _ROW * -(-len(names) // columns))
     return figure, figure.subplots()
 
 
-def finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
+def _finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
     """Label the axes, show y as percentages, and put the legend below the axes."""
     axis.set(xlabel=x, ylabel=y)
-    axis.yaxis.set_major_formatter(FuncFormatter(percent))
+    axis.yaxis.set_major_formatter(FuncFormatter(_percent))
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     names = axis.get_legend_handles_labels()[1]
@@ -401,3 +407,159 @@ def finish(figure: Figure, axis: Axes, x: str, y: str) -> Figure:
         columns = 2 if max(map(len, names)) <= _LONG else 1
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return figure
+
+
+# --- Experiments of the lab -----------------------------------------------------------------------------------
+
+_Figures = Mapping[str, Any]
+_WIDTH = 16  # characters of a line below the paper's figures
+_DOT_ROW = 0.42  # inches of a variant in a picture of dots
+
+
+def pictures_of_experiment(
+    kind: str, figures: _Figures, lines: Mapping[str, Sequence[str]]
+) -> dict[str, Callable[[], Figure]]:
+    """Return drawing functions for the figures of an experiment.
+
+    Args:
+        kind: dots, curves, computation, few-shot or sizes.
+        figures: the content of lab.json.
+        lines: for `computation`, the labels of the variants that a line connects, by the name of the line.
+
+    Returns:
+        The function of each picture by its caption.
+    """
+    match kind:
+        case "dots":
+            return {"Accuracy of each variant": lambda: _dots(figures)}
+        case "curves":
+            return {"Validation accuracy by epoch": lambda: _learning_curves(_as_models(figures["variants"]))}
+        case "computation":
+            return {"Accuracy by computation": lambda: _by_computation(figures["variants"], lines)}
+        case "few-shot":
+            return {"Accuracy by images per class": lambda: _few_shot(figures)}
+        case "sizes":
+            captions = {
+                "Fine-tuned (Figure 3)": "fine_tuned",
+                f"{figures['shots']} images per class (Figure 4)": "few_shot",
+            }
+            return {caption: partial(_by_size, figures, key) for caption, key in captions.items()}
+    raise ValueError(kind)
+
+
+def _dots(figures: _Figures) -> Figure:
+    """Draw the accuracy of each variant with its 95 % interval.
+
+    If the paper reports figures, a second panel shows them.
+    """
+    variants = figures["variants"]
+    published = [_number(variant["paper"]) for variant in variants]
+    panels = 2 if any(value is not None for value in published) else 1
+    drawn = new_figure(4.6 + 0.8 * (panels - 1), 1.1 + _DOT_ROW * len(variants))
+    axes = drawn.subplots(1, panels, squeeze=False, sharey=True, width_ratios=(2, 1)[:panels])[0]
+    places = range(len(variants))
+    accuracies = [variant["accuracy"] for variant in variants]
+    ends = np.array([variant["interval"] for variant in variants])  # (M, 2)
+    spans = np.abs(ends.T - accuracies)
+    axes[0].errorbar(accuracies, places, xerr=spans, fmt="o", color=BLUE, capsize=3, markersize=6)
+    axes[0].axvline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":")
+    axes[0].set_xlabel("accuracy here, 95 % intervals\n(dotted: always the most frequent class)", fontsize=9)
+    axes[0].xaxis.set_major_formatter(FuncFormatter(_percent))
+    axes[0].xaxis.set_major_locator(MaxNLocator(5))
+    axes[0].set_yticks(places, [variant["label"] for variant in variants])
+    axes[0].set_ylim(len(variants) - 0.5, -0.5)
+    if panels == 2:
+        there = [(value, place) for place, value in enumerate(published) if value is not None]
+        axes[1].plot(*zip(*there, strict=True), "D", color=ORANGE, markersize=6)
+        column = textwrap.fill(figures.get("column") or "accuracy, %", _WIDTH)
+        axes[1].set_xlabel(f"in the paper:\n{column}", fontsize=9)
+        axes[1].margins(x=0.25)
+        axes[1].xaxis.set_major_locator(MaxNLocator(2))
+    for axis in axes:
+        _tidy(axis)
+    return drawn
+
+
+def _number(text: str | None) -> float | None:
+    """Return the number at the beginning of a text from the paper; None if there is none."""
+    match = None if text is None else re.match(r"\d+(\.\d+)?", text)
+    return None if match is None else float(match[0])
+
+
+def _tidy(axis: Axes) -> None:
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _as_models(variants: Sequence[_Figures]) -> list[dict[str, Any]]:
+    """Return variants in the form that the drawing functions of comparisons read."""
+    return [_line(variant["label"], [variant]) for variant in variants]
+
+
+def _line(name: str, variants: Sequence[_Figures]) -> dict[str, Any]:
+    """Return several variants as one model of a comparison, so that a line connects the variants.
+
+    The position of a variant takes the place of a fraction of the data.
+    """
+    parts = [
+        {"fraction": place, "accuracy": variant["accuracy"], "interval": variant["interval"]}
+        for place, variant in enumerate(variants)
+    ]
+    runs = [{**run, "fraction": place} for place, variant in enumerate(variants) for run in variant["runs"]]
+    return {"name": name, "by_fraction": parts, "runs": runs}
+
+
+def _by_computation(variants: Sequence[_Figures], lines: Mapping[str, Sequence[str]]) -> Figure:
+    """Draw accuracy by the FLOPs of a training (Figures 5 and 8). Each entry of `lines` becomes a line."""
+    by_label = {variant["label"]: variant for variant in variants}
+    models = []
+    for name, labels in lines.items():
+        there = [by_label[label] for label in labels if label in by_label]
+        if len(there) > 1:
+            models.append(_line(name, there))
+    return by_compute(models or _as_models(variants))
+
+
+def _few_shot(figures: _Figures) -> Figure:
+    rows = figures["few_shot"]
+    drawn, axis = _new_axes([figures["model"]])
+    style = _styled([{}])[0][1]
+    shots = [row["shots"] for row in rows]
+    _bars(axis, shots, [row["accuracy"] for row in rows], [row["interval"] for row in rows], style, figures["model"], 0)
+    axis.axhline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":", label="chance")
+    _logarithmic(axis, set(shots))
+    return _finish(drawn, axis, "training images per class", "accuracy on held-out images")
+
+
+def _by_size(figures: _Figures, key: str) -> Figure:
+    """Draw accuracy by the number of images in the pre-training (Figures 3 and 4)."""
+    drawn, axis = _new_axes([model["name"] for model in figures["models"]])
+    for place, (model, style) in enumerate(_styled(figures["models"])):
+        parts = model["by_size"]
+        accuracies, intervals = ([part[key][name] for part in parts] for name in ("accuracy", "interval"))
+        _bars(axis, [part["images"] for part in parts], accuracies, intervals, style, model["name"], place)
+    _logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
+    return _finish(drawn, axis, "pre-training images", "accuracy on held-out images")
+
+
+def draw_lines(
+    lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, ticks: Mapping[str, float]
+) -> Figure:
+    """Draw numbers from the paper in the style of the other figures.
+
+    Args:
+        lines: points of x and percent, by the name of the line.
+        x: the label of the logarithmic x axis.
+        y: the label of the y axis.
+        ticks: values of x that have a tick, by the label of the tick; empty for numeric labels.
+    """
+    drawn, axis = _new_axes(list(lines))
+    for place, (name, points) in enumerate(lines.items()):
+        style = _styled([{}] * (place + 1))[place][1]
+        values = np.array(points) / (1, 100)  # (n, 2)
+        axis.plot(*values.T, **style, marker=_MARKERS[place % len(_MARKERS)], markersize=5, label=in_legend(name))
+    axis.set_xscale("log")
+    if ticks:
+        axis.set_xticks(list(ticks.values()), list(ticks))
+        axis.xaxis.set_minor_locator(NullLocator())
+    return _finish(drawn, axis, x, y)

@@ -206,9 +206,9 @@ class LabResult(Result):
             panels: dict[str, Callable[[], Figure]]
             panels = import_module(self.experiment.module).attention_pictures(self.figures, self.arrays)
             return panels
-        from vitkit.reporting.lab_figures import draw_lines, pictures_of
+        from vitkit.reporting.comparison import draw_lines, pictures_of_experiment
 
-        pictures = pictures_of(self.experiment.picture, self.figures, self.experiment.drawn_lines)
+        pictures = pictures_of_experiment(self.experiment.picture, self.figures, self.experiment.drawn_lines)
         if (printed := self.experiment.printed) is not None:
             pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
         return pictures
