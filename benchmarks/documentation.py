@@ -488,7 +488,7 @@ def command_pages() -> list[Page]:
 
 def recipe_page() -> Page:
     """Return the page of all fields of recipes."""
-    from vitkit.cli.flags import PANELS
+    from vitkit.cli.commands import PANELS
     from vitkit.training import Pretraining, Recipe
 
     text = (

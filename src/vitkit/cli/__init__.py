@@ -1,9 +1,9 @@
 """The command line. Each command is generated from a public function of vitkit.
 
-Open `commands.py` first: its table lists the commands, each with its differences from the function. `flags.py`
-generates arguments, flags and help from a function's signature and docstring. `app.py` is the program with its error
-messages and exit codes. `predict.py` prints predictions while they are computed, and `say.py` writes text and progress
-to the terminal.
+Open `commands.py` first: its table lists the commands, each with its differences from the function. It also generates
+arguments, flags and help from the function's signature and docstring. `app.py` is the program with its error messages
+and exit codes. `predict.py` prints predictions while they are computed, and `say.py` writes text and progress to the
+terminal.
 """
 
 from __future__ import annotations

@@ -166,6 +166,6 @@ def add_recipe_fields(
             keyword = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(field.name, keyword, default=field.default, annotation=kind))
             entries += f"\n        {field.name}: {text}"
-    function.recipe_fields = (tuple(owners), tuple(exclude))  # type: ignore[attr-defined]  # for the flags (cli.flags)
+    function.recipe_fields = (tuple(owners), tuple(exclude))  # type: ignore[attr-defined]  # for the flags (cli.commands)
     function.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
     function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    {heading}:{entries}\n    "
