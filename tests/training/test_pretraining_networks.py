@@ -195,7 +195,7 @@ def their_masked() -> Any:
 
 def test_masked_patches_have_the_features_and_gradients_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """With every corrupted patch masked, as theirs are; the linear layer and the L2 loss are written out."""
-    monkeypatch.setattr("vitkit.training.pretraining.network._MASKED", 1.0)
+    monkeypatch.setattr("vitkit.training.pretraining.objectives._MASKED", 1.0)
     theirs, ours = their_masked(), network("masked-patch", target="pixels")
     scrambled(ours.task)
     state = weights_of(theirs)
@@ -305,7 +305,7 @@ def test_corrupted_patches_are_masked_replaced_and_left_as_the_paper_says() -> N
 @pytest.mark.parametrize("objective", ["mae", "masked-patch"])
 def test_nothing_hidden_is_read(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise in the hidden patches changes neither what is drawn nor, so, anything but the truth it is held against."""
-    monkeypatch.setattr("vitkit.training.pretraining.network._MASKED", 1.0)
+    monkeypatch.setattr("vitkit.training.pretraining.objectives._MASKED", 1.0)
     ours = network(objective, target="pixels").eval()
     scrambled(ours)
     hidden = ours.fill(images(), KEYS).hidden

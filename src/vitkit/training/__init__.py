@@ -32,8 +32,10 @@ __all__, __getattr__ = public(
         "losses": "Objective binary_loss distillation_loss label_loss",
         "optim": "WeightAverage build_optimizer ema_decay lr_factor parameter_groups swa_factor swa_start",
         "out_of_fold": "OutOfFold",
-        "pretraining.network": "SelfSupervised colours corrupt painted patchify shuffled unpatchify",
-        "pretraining.objectives": "MaskedAutoencoding MaskedPatchPrediction decoder_config",
+        "pretraining.objectives": (
+            "MaskedAutoencoding MaskedPatchPrediction SelfSupervised colours corrupt decoder_config painted patchify "
+            "shuffled unpatchify"
+        ),
         "pretraining.options": "Pretraining PretrainingFields",
         "pretraining.pretrain": "check_encoder keys_of_validation mask_key network_of resolve_fields",
         "probe": "Fit PENALTIES choose_head compute_features cross_validate_head folds_of nested_cross_validation",

@@ -35,7 +35,7 @@ from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.finalize import correction_of, with_correction
 from vitkit.training.losses import EpochSums
 from vitkit.training.optim import WeightAverage, build_optimizer, lr_factor, swa_factor, swa_start
-from vitkit.training.pretraining.network import SelfSupervised
+from vitkit.training.pretraining.objectives import SelfSupervised
 from vitkit.training.recipe import SAVE_EVERY, Recipe, parse_duration
 from vitkit.training.run_folder import ZERO_SHOT, append_metrics, truncate_metrics
 from vitkit.training.saving import BackgroundSave, check_seal, save

@@ -51,8 +51,13 @@ from vitkit.training.defaults import check_effects
 from vitkit.training.distributed import ALONE, ProcessGroup, check_team, describe_team
 from vitkit.training.fine_tune import begin, data_of, run_training
 from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
-from vitkit.training.pretraining.network import SelfSupervised, patchify, unpatchify
-from vitkit.training.pretraining.objectives import MaskedAutoencoding, MaskedPatchPrediction
+from vitkit.training.pretraining.objectives import (
+    MaskedAutoencoding,
+    MaskedPatchPrediction,
+    SelfSupervised,
+    patchify,
+    unpatchify,
+)
 from vitkit.training.pretraining.options import OBJECTIVES, Pretraining, split_fields
 from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
 from vitkit.training.recipe_files import load_of_run
