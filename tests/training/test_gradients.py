@@ -34,7 +34,7 @@ from vitkit.training import (
 )
 
 TOGETHER = multiprocessing.get_context("forkserver")  # a fork of this process could not differentiate after it has
-TOGETHER.set_forkserver_preload(["torch.distributed", "vitkit.training.loop", "vitkit.training.gradients"])
+TOGETHER.set_forkserver_preload(["torch.distributed", "vitkit.training.loop", "vitkit.training.distributed"])
 
 
 class Network(nn.Module):

@@ -18,13 +18,12 @@ __all__, __getattr__ = public(
         "checkpoint": "MAY_CHANGE RunWriter TrainingState identity",
         "choose_method": "resolve_method",
         "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
-        "distributed": "ALONE ProcessGroup assemble check_team describe_team fabric_of",
+        "distributed": "ALONE GradientSums ProcessGroup add_gradients assemble check_team describe_team fabric_of",
         "finalize": (
             "Balance PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "
             "resolve_balance shift_head_bias with_correction"
         ),
         "final_model": "FinalPlan",
-        "gradients": "GradientSums add_gradients",
         "lightning_module": "LightningClassifier PytorchLightningClassifier",
         "lineage": "RunImages SplitImages divide",
         "loggers": "loggers_of",

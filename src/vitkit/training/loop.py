@@ -28,8 +28,7 @@ from vitkit.system.progress import progress
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import Draws, heads_of
 from vitkit.training.checkpoint import Clock, TrainingState, in_evaluation
-from vitkit.training.distributed import ALONE, ProcessGroup
-from vitkit.training.gradients import GradientSums
+from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup
 from vitkit.training.losses import EpochSums, Learning
 from vitkit.training.optim import set_learning_rate, swa_start
 from vitkit.training.stability import (
