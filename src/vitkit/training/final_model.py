@@ -21,12 +21,12 @@ from vitkit.evaluation.figures import WISE_FT, chosen_on
 from vitkit.model_folder import read_description
 from vitkit.system.run_files import GROUPS, RECIPE
 from vitkit.text.cells import plural
+from vitkit.training.averages import mix_as_folds
 from vitkit.training.finalize import ValidationFacts
 from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.report import settle
 from vitkit.training.run_folder import ZERO_SHOT, Run
-from vitkit.training.wise_ft import mix_as_folds
 from vitkit.weights import load
 
 

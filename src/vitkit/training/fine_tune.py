@@ -32,6 +32,7 @@ from vitkit.system.progress import ignore, progress
 from vitkit.system.run_files import BEFORE, LAST, RECIPE, SPLIT
 from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
+from vitkit.training.averages import check_kept, check_start, keep_start
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
 from vitkit.training.distributed import ProcessGroup, fabric_of, share_out
 from vitkit.training.extensions import MakeOptimizer
@@ -61,7 +62,6 @@ from vitkit.training.start import (
     normalises_on_gpu,
 )
 from vitkit.training.teacher import Teacher
-from vitkit.training.wise_ft import check_kept, check_start, keep_start
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -81,6 +81,7 @@ from vitkit.system.run_files import (
     SPLIT,
 )
 from vitkit.training.architecture import weights_of
+from vitkit.training.averages import mix_with_start
 from vitkit.training.finalize import ValidationFacts, calibrate_and_save, calibrate_by, correction_of
 from vitkit.training.out_of_fold import OutOfFold
 from vitkit.training.probe import Features, compute_features, frozen
@@ -91,7 +92,6 @@ from vitkit.training.select_weights import Selection
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
 from vitkit.training.strangers import LabelledImages, fit_out_of_fold, fit_to_images
 from vitkit.training.strangers import in_words as in_words_of
-from vitkit.training.wise_ft import mix_with_start
 from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource, look
 

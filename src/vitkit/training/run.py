@@ -88,6 +88,7 @@ from vitkit.system.run_files import (
 from vitkit.text.cells import interval_text, plural
 from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
+from vitkit.training.averages import mix_with_start
 from vitkit.training.choose_method import resolve_method
 from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
@@ -142,7 +143,6 @@ from vitkit.training.start import (
     resolve_model,
 )
 from vitkit.training.teacher import Teacher, teacher_of_run
-from vitkit.training.wise_ft import mix_with_start
 from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource
 from vitkit.weights.preprocessing import preprocess_of

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vitkit.classifier import Classifier
     from vitkit.data.table import ImageTable
     from vitkit.evaluation.metrics import Evaluation
-    from vitkit.training.soup import Ingredient, SharedImages, TriedRun
+    from vitkit.training.averages import Ingredient, SharedImages, TriedRun
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,8 +132,8 @@ def average(
             validation images for a greedy average; or `out` is not empty.
         OSError: `out` cannot be written.
     """
-    from vitkit.training.soup import average as mean_of
-    from vitkit.training.soup import choose_greedily, open_runs, shared_images
+    from vitkit.training.averages import average as mean_of
+    from vitkit.training.averages import choose_greedily, open_runs, shared_images
 
     check_choice("--device", device, DeviceName)
     out, notes = Path(out), Notes(note)
