@@ -192,5 +192,5 @@ def test_one_function_makes_json() -> None:
         "text/html.py",
         "serving/guard.py",
         "verbs/wheels.py",
-        "training/out_of_fold.py",
+        "training/finalize.py",
     }

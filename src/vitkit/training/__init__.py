@@ -20,7 +20,7 @@ __all__, __getattr__ = public(
         "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
         "distributed": "ALONE GradientSums ProcessGroup add_gradients assemble check_team describe_team fabric_of",
         "finalize": (
-            "Balance PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "
+            "Balance OutOfFold PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "
             "resolve_balance shift_head_bias with_correction"
         ),
         "final_model": "FinalPlan",
@@ -30,7 +30,6 @@ __all__, __getattr__ = public(
         "loop": "Interruption Loop MicroBatch",
         "losses": "Objective binary_loss distillation_loss label_loss",
         "optim": "WeightAverage build_optimizer ema_decay lr_factor parameter_groups swa_factor swa_start",
-        "out_of_fold": "OutOfFold",
         "pretraining.objectives": (
             "MaskedAutoencoding MaskedPatchPrediction SelfSupervised colours corrupt decoder_config painted patchify "
             "shuffled unpatchify"

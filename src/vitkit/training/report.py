@@ -82,8 +82,7 @@ from vitkit.system.run_files import (
 )
 from vitkit.training.architecture import weights_of
 from vitkit.training.averages import mix_with_start
-from vitkit.training.finalize import ValidationFacts, calibrate_and_save, calibrate_by, correction_of
-from vitkit.training.out_of_fold import OutOfFold
+from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_and_save, calibrate_by, correction_of
 from vitkit.training.probe import Features, compute_features, frozen
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_fields

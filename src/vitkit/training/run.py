@@ -94,7 +94,7 @@ from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
 from vitkit.training.extensions import NONE, Extensions
 from vitkit.training.final_model import keep_zero_shot, plan_of_final, settle_final
-from vitkit.training.finalize import ValidationFacts, calibrate_by, correction_of
+from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_by, correction_of
 from vitkit.training.fine_tune import learn
 from vitkit.training.lineage import (
     SplitImages,
@@ -104,7 +104,6 @@ from vitkit.training.lineage import (
     record_after,
 )
 from vitkit.training.loggers import check_watchers
-from vitkit.training.out_of_fold import OutOfFold
 from vitkit.training.probe import Features, HeadImages, fit_head, head_images
 from vitkit.training.recipe import Recipe, Request, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
