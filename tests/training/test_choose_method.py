@@ -11,7 +11,7 @@ from PIL import Image
 
 import runs
 from vitkit.data import split_from_file
-from vitkit.training import Recipe, choose_method, resolve, resolve_method, train
+from vitkit.training import Recipe, resolve, resolve_method, selection, train
 from vitkit.training.recipe import Request
 
 EACH = 58  # photographs of each class, of which 40 are trained on
@@ -66,7 +66,7 @@ def test_a_head_that_is_often_wrong_does_not(hard: Path, start: Path) -> None:
 def test_shuffled_labels_are_predicted_by_chance_where_the_method_is_chosen(hard: Path, start: Path) -> None:
     full = resolve({"data": str(hard), "weights": str(start), "method": "full", "workers": 0}, runs=())
     part = full.parts[0].images
-    reached = choose_method.probe_accuracy(full.blueprint, part.table, part.groups)
+    reached = selection.probe_accuracy(full.blueprint, part.table, part.groups)
     assert reached.interval[0] <= 0.5 <= reached.interval[1] and reached.images == 80
 
 
@@ -79,8 +79,8 @@ def test_it_is_tried_only_where_it_may_become_the_model(
     easy: Path, start: Path, fields: dict[str, Any], named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[Any] = []
-    measure = choose_method.probe_accuracy
-    monkeypatch.setattr(choose_method, "probe_accuracy", lambda *args: tried.append(args) or measure(*args))
+    measure = selection.probe_accuracy
+    monkeypatch.setattr(selection, "probe_accuracy", lambda *args: tried.append(args) or measure(*args))
     chosen = resolved(easy, start, named, **fields)
     assert (chosen.recipe.method, bool(tried)) == (("probe", True) if "lora_rank" in fields else ("full", False))
 

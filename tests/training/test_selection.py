@@ -35,9 +35,9 @@ from vitkit.training import (
     load_fields,
     no_difference,
     resume,
+    selection,
     train,
 )
-from vitkit.training import select_weights as selection
 from vitkit.weights import load
 
 PIXELS = Preprocess(size=(16, 16))

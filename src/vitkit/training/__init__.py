@@ -16,7 +16,6 @@ __all__, __getattr__ = public(
         "adapters": "Draws PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
         "architecture": "config_of without_fields_of_vits",
         "checkpoint": "MAY_CHANGE RunWriter TrainingState identity",
-        "choose_method": "resolve_method",
         "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
         "distributed": "ALONE GradientSums ProcessGroup add_gradients assemble check_team describe_team fabric_of",
         "finalize": (
@@ -46,7 +45,7 @@ __all__, __getattr__ = public(
         "run": "resume train write_start",
         "run_folder": "Run append_metrics next_free read_metrics truncate_metrics",
         "saving": "BackgroundSave save seal",
-        "select_weights": "Cost FEWEST LEAST Selection Trial affordable choose_and_resolve no_difference",
+        "selection": "Cost FEWEST LEAST Selection Trial affordable choose_and_resolve no_difference resolve_method",
         "stability": (
             "DeferredFiniteCheck DivergedError FiniteCheck Pieces RunningStatistics SafePoint StabilityGuard "
             "StepIndex ValidationOutcome all_finite has_collapsed"

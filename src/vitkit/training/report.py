@@ -87,7 +87,7 @@ from vitkit.training.probe import Features, compute_features, frozen
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.recipe_files import load_fields
 from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
-from vitkit.training.select_weights import Selection
+from vitkit.training.selection import Selection
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
 from vitkit.training.strangers import LabelledImages, fit_out_of_fold, fit_to_images
 from vitkit.training.strangers import in_words as in_words_of

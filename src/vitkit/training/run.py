@@ -89,7 +89,6 @@ from vitkit.text.cells import interval_text, plural
 from vitkit.text.html import table, write_page
 from vitkit.training.architecture import weights_of
 from vitkit.training.averages import mix_with_start
-from vitkit.training.choose_method import resolve_method
 from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
 from vitkit.training.extensions import NONE, Extensions
@@ -130,7 +129,7 @@ from vitkit.training.run_folder import (
     reporting,
     reserve_folder,
 )
-from vitkit.training.select_weights import choose_and_resolve
+from vitkit.training.selection import choose_and_resolve, resolve_method
 from vitkit.training.start import (
     Blueprint,
     augment_of,

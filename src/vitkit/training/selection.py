@@ -1,9 +1,10 @@
-"""Choose the best of several pretrained weights for a set of images.
+"""Choose pretrained weights, and between a linear probe and fine-tuning, by trials on the images.
 
-Each candidate is evaluated by a linear probe on frozen features, with cross-validation on training images only. The
-validation and test images therefore still give an unbiased result for the chosen weights. All candidates are evaluated
-on the same images. The number of images depends on the available time. The penalty of a probe is chosen on images that
-do not test the probe. Copies of a picture and images of one scene stay in one fold.
+The trials are linear probes. Each candidate for the weights is evaluated by a linear probe on frozen features, with
+cross-validation on training images only. The validation and test images therefore still give an unbiased result for the
+chosen weights. All candidates are evaluated on the same images. The number of images depends on the available time. The
+penalty of a probe is chosen on images that do not test the probe. Copies of a picture and images of one scene stay in
+one fold.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,14 +29,15 @@ from vitkit.data.loading import EvaluationImages
 from vitkit.data.seen import find_overlap
 from vitkit.data.splits import check_trainable, fold, in_proportion
 from vitkit.data.table import ImageTable
+from vitkit.data.task import SINGLE_LABEL
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.linear_models import regress
 from vitkit.system.progress import progress
 from vitkit.text.cells import aligned, interval_text, listed, plural
-from vitkit.training.defaults import complete
+from vitkit.training.defaults import NOT_SET_ASIDE, complete, without_effect
 from vitkit.training.lineage import RunImages, ancestry_of
-from vitkit.training.probe import MIDDLE, choose_head, compute_features, frozen
+from vitkit.training.probe import MIDDLE, PARTS, choose_head, compute_features, frozen
 from vitkit.training.recipe import Recipe, Request, candidates, parse_duration
 from vitkit.training.start import Blueprint, Start, blueprint_of, choose_precision, new_classifier, resolve
 
@@ -183,8 +185,7 @@ def no_difference(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], g
     return float(binomtest(int((better > 0).sum()), decided).pvalue) if decided else 1.0
 
 
-PARTS = 5
-FEWEST, MOST = 20, 5_000  # images; the standard error of an accuracy of 90 % is 0.4 % with the most
+FEWEST, _MOST = 20, 5_000  # images; the standard error of an accuracy of 90 % is 0.4 % with the most
 LEAST = 40  # minimum number of images to measure a candidate; or two per class, if these are more
 
 
@@ -204,14 +205,14 @@ class SelectionImages:
 
     @classmethod
     def of(cls, table: ImageTable, groups: Sequence[int], seed: int) -> SelectionImages:
-        """Select at most `MOST` of these training images.
+        """Select at most `_MOST` of these training images.
 
         Raises:
             VitkitError: there are too few training images.
         """
         trained = [i for i, split in enumerate(table.splits) if split == "train"]
         drawn = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
-        order = in_proportion(drawn, table.labels)[:MOST]
+        order = in_proportion(drawn, table.labels)[:_MOST]
         images = cls(table.take(order), tuple(groups[i] for i in order), seed)
         if len(order) < FEWEST or images.parts(len(order)) < 2:
             raise VitkitError(
@@ -587,3 +588,119 @@ def _refuse_known(images: RunImages, candidate: Blueprint) -> None:
             f"{weights} has seen {seen} of these {len(images.table)} images, so it cannot be compared fairly "
             "with the others: leave it out, or use the weights that it started from"
         )
+
+
+# --- The method -----------------------------------------------------------------------------------------------
+
+# `--method auto` chooses between a linear probe and fine-tuning. Below `defaults.FEW` training images per class, the
+# method is a linear probe (`defaults.choose`). If the total number of images is small as well, the probe is trained on
+# all images, and no image is set aside. Fitting a probe takes about a second, so each image can test a probe that was
+# trained without it.
+#
+# With more images per class, the choice depends on the classes: frozen features distinguish two kinds of insects, but
+# not seventeen kinds of flowers. A linear probe is therefore cross-validated on the training images, which takes one
+# pass over them. If its accuracy is high enough, the probe becomes the model, and fine-tuning is omitted. No validation
+# or test image is used for this choice, and the test images stay the same.
+
+_ENOUGH = 0.95  # above this cross-validated accuracy of a probe, fine-tuning gained less than a point (docs/log.md)
+_MOST_FOR_PROBE = (
+    1_000  # with more training images, fine-tuning gains even if the accuracy of the probe exceeds _ENOUGH
+)
+_FEW_ALTOGETHER = 1_000  # with more images, setting a fifth aside as a test set costs little
+
+
+def resolve_method(
+    request: Request,
+    reserve: Callable[[ImageTable, Recipe], None] | None,
+    runs: Sequence[Path],
+    named: Collection[str] = (),
+) -> Start:
+    """Resolve a request as `start.resolve` does. If its method is `auto`, choose the method by testing a linear probe.
+
+    Args:
+        request: the requested fields; `data` must be set.
+        reserve: see `resolve`; called with the first recipe, and again if another recipe replaces it.
+        runs: see `resolve`.
+        named: the fields that the user set for this training.
+
+    Raises:
+        VitkitError: the data or the recipe cannot be trained on.
+    """
+    start = resolve(request, reserve, runs)
+    if _can_train_on_all(request, start, named):
+        train, _, test = start.recipe.split
+        why = (
+            "every image trains the model: with so few, each also tests a head that is trained without it "
+            f"(--split {train:g} 0 {test:g} to set test images aside)"
+        )
+        reasons = [why if reason == NOT_SET_ASIDE else reason for reason in start.reasons]
+        on_all = resolve({**request.fields, "method": "probe", "split": (1.0, 0.0, 0.0)}, reserve, runs)
+        return replace(on_all, reasons=tuple(reasons))
+    if not _is_open(request, start, named):
+        return start
+    (part,) = start.parts
+    try:
+        reached = probe_accuracy(start.blueprint, part.images.table, part.images.groups)
+    except VitkitError:  # there are too few images for a cross-validation
+        return start
+    if reached.value < _ENOUGH:
+        why = f"a head on frozen features is right for only {_in_words(reached)}"
+        return replace(start, reasons=(*start.reasons, f"method full: {why}"))
+    probe = _resolve_probe(request, start, runs)
+    if reserve is not None:
+        reserve(probe.table, probe.recipe)
+    why = f"a head on frozen features is right for {_in_words(reached)}, so fine-tuning can gain little"
+    return replace(probe, reasons=(f"method probe: {why} (--method full does it anyway)", *probe.reasons))
+
+
+def _in_words(reached: ProbeAccuracy) -> str:
+    bounds = interval_text([100 * end for end in reached.interval], 1)
+    return f"{100 * reached.value:.1f} % of {reached.images} training images (95 %: {bounds}), cross-validated"
+
+
+def _can_train_on_all(request: Request, start: Start, named: Collection[str]) -> bool:
+    """Return whether no image needs to be set aside, because each can test a head that is fitted without it.
+
+    This requires few images, a probe that `auto` has chosen, and no request about the split. No image may be split
+    already, have been seen by the weights, or have a label that a model proposed.
+    """
+    recipe = start.recipe
+    is_few = request.recipe.method == "auto" and recipe.method == "probe" and recipe.folds is None
+    is_named = {"split", "split_seed"} & ({*request.fields} | {*named}) or recipe.split_from is not None
+    if not is_few or is_named or any(start.table.splits) or recipe.head_from == "names" or recipe.prior != "data":
+        return False
+    (part,) = start.parts
+    table = part.images.table
+    if table.task is not SINGLE_LABEL or len(table) > _FEW_ALTOGETHER or part.proposals or part.overlap.seen():
+        return False
+    pairs = set(zip(table.labels, part.images.groups, strict=True))
+    return max(Counter(label for label, _ in pairs).values()) >= PARTS
+
+
+def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
+    """Return whether a probe could replace the fine-tuning that `auto` has chosen.
+
+    It could not in a cross-validation, for multi-label images, or for many images. Neither could it if the weights had
+    seen some of the images, or if the user has set a field that has no effect on a probe.
+    """
+    if request.recipe.method != "auto" or start.recipe.method != "full" or start.recipe.folds is not None:
+        return False
+    (part,) = start.parts
+    table = part.images.table
+    if table.task is not SINGLE_LABEL or part.overlap.seen() or table.splits.count("train") > _MOST_FOR_PROBE:
+        return False
+    probe = start.recipe.replace(method="probe")
+    return not set(named) & without_effect(probe, request.fields, named).keys()
+
+
+def _resolve_probe(request: Request, start: Start, runs: Sequence[Path]) -> Start:
+    """Resolve the same request for a probe, with the same test images."""
+    fields = {**request.fields, "method": "probe"}
+    probe = resolve(fields, runs=runs)
+    if _tested(probe) != _tested(start):  # without validation images, large groups may be divided in another way
+        probe = resolve({**fields, "split": start.recipe.split}, runs=runs)
+    return probe
+
+
+def _tested(start: Start) -> frozenset[str]:
+    return frozenset(start.parts[0].images.table.of_split("test").paths)
