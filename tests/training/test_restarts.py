@@ -109,7 +109,7 @@ def test_the_place_must_be_named_and_not_overwritten(data: Path, tmp_path: Path)
 def test_a_restart_waits_for_processes_of_the_attempt_before(
     finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.training.restarting.PATIENCE", 0.2)
+    monkeypatch.setattr("vitkit.training.run_folder.PATIENCE", 0.2)
     monkeypatch.setattr("vitkit.training.run.PATIENCE", 0.2)
     folder = runs.copy_of(finished, tmp_path / "run")
 

@@ -37,7 +37,7 @@ from vitkit.training.losses import EpochSums
 from vitkit.training.optim import WeightAverage, build_optimizer, lr_factor, swa_factor, swa_start
 from vitkit.training.pretraining.objectives import SelfSupervised
 from vitkit.training.recipe import SAVE_EVERY, Recipe, parse_duration
-from vitkit.training.run_folder import ZERO_SHOT, append_metrics, truncate_metrics
+from vitkit.training.run_folder import COMPUTING, LENGTH_OF_IT, ZERO_SHOT, append_metrics, truncate_metrics
 from vitkit.training.saving import BackgroundSave, check_seal, save
 from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 
@@ -299,20 +299,6 @@ _SPLITTING = (
     "folds",
     "max_images",
 )  # split.json has the result
-LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
-COMPUTING = (
-    "logger",
-    "save_every",
-    "precision",
-    "device",
-    "devices",
-    "nodes",
-    "strategy",
-    "checkpointing",
-    "compile",
-    "cache",
-    "workers",
-)
 _BEFORE_AND_AFTER = ("find_lr", "prior", "wise_ft")
 MAY_CHANGE = {*_PLACES, *_SPLITTING, *LENGTH_OF_IT, *COMPUTING, *_BEFORE_AND_AFTER}
 

@@ -107,27 +107,25 @@ from vitkit.training.probe import Features, HeadImages, fit_head, head_images
 from vitkit.training.recipe import Recipe, Request, name_of, without_places
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.report import doubt_labels, draw_data, pictures_for_page, report
-from vitkit.training.restarting import (
-    PATIENCE,
-    check_restartable,
-    holds_run,
-    recipe_of_restart,
-    start_over,
-    write_request,
-)
 from vitkit.training.run_folder import (
+    PATIENCE,
     Observers,
     Run,
     check_overwritten,
     check_place,
+    check_restartable,
     cleanup_on_failure,
     clear,
     discard_if_empty,
+    holds_run,
     lock_run,
     new_run_folder,
     read_metrics,
+    recipe_of_restart,
     reporting,
     reserve_folder,
+    start_over,
+    write_request,
 )
 from vitkit.training.selection import choose_and_resolve, resolve_method
 from vitkit.training.start import (

@@ -61,18 +61,21 @@ from vitkit.training.pretraining.objectives import (
 from vitkit.training.pretraining.options import OBJECTIVES, Pretraining, split_fields
 from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
 from vitkit.training.recipe_files import load_of_run
-from vitkit.training.restarting import check_restartable, holds_run, start_over, write_request
 from vitkit.training.run import Prepared, Work, drive, drive_again, prepare_restart, tell, write_start
 from vitkit.training.run_folder import (
     Observers,
     Run,
     check_place,
+    check_restartable,
     clear,
     discard_if_empty,
+    holds_run,
     new_run_folder,
     read_metrics,
     reporting,
     reserve_folder,
+    start_over,
+    write_request,
 )
 from vitkit.training.stability import ValidationOutcome
 from vitkit.training.start import Blueprint, augment_of, blueprint_of, limit, new_classifier
