@@ -57,13 +57,13 @@ FLAGS = (
 
 def worker(journal: Path, arguments: list[str]) -> None:
     """Train with notes of what is learned from, and with the kills that the environment asks for."""
-    from vitkit.training import loop, saving
+    from vitkit.training import checkpoint, loop
 
     place = {"rank": int(os.environ.get("RANK", "0")), "ranks": int(os.environ.get("WORLD_SIZE", "1"))}
     attempt = f"{os.environ['KILLS_ATTEMPT']}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     (journal / f"{attempt}-{place['rank']}.pid").write_text(str(os.getpid()))
     seconds = float(os.environ.get("KILLS_STEP", "0.1"))
-    prepare, step, seal = loop.Loop._prepare, loop.Loop.take_step, saving.seal
+    prepare, step, seal = loop.Loop._prepare, loop.Loop.take_step, checkpoint.seal
     seen: list[dict[str, Any]] = []
 
     def noting(self: Any, batch: Any, number: int, first: int) -> Any:
@@ -88,7 +88,7 @@ def worker(journal: Path, arguments: list[str]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         seal(path)
 
-    loop.Loop._prepare, loop.Loop.take_step, saving.seal = noting, slow, stopping  # type: ignore[method-assign]
+    loop.Loop._prepare, loop.Loop.take_step, checkpoint.seal = noting, slow, stopping  # type: ignore[method-assign]
     from vitkit.__main__ import main
 
     sys.argv = ["vitkit", *arguments]

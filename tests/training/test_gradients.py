@@ -29,8 +29,8 @@ from vitkit.training import (
     Recipe,
     StabilityGuard,
     TrainingState,
+    distributed,
     fabric_of,
-    gradients,
 )
 
 TOGETHER = multiprocessing.get_context("forkserver")  # a fork of this process could not differentiate after it has
@@ -68,7 +68,7 @@ def images(processes: int) -> Tensor:
 
 
 def work(rank: int, size: int, store: str, fails: int, report: Any) -> None:
-    gradients._BUCKET = 200  # bytes, so that there are several of one type
+    distributed._BUCKET = 200  # bytes, so that there are several of one type
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     team = ProcessGroup(rank, size, 1, dist.new_group(backend="gloo"))
     network, own = Network(), images(size)[rank::size]

@@ -21,9 +21,9 @@ from vitkit.training import (
     RunWriter,
     TrainingState,
     append_metrics,
+    checkpoint,
     read_metrics,
     save,
-    saving,
     truncate_metrics,
 )
 from vitkit.weights import load
@@ -245,7 +245,7 @@ def test_a_checkpoint_that_cannot_be_finished_leaves_the_earlier_one(
     path = tmp_path / LAST
     save({"whole": 1}, path)
     whole = path.read_bytes()
-    monkeypatch.setattr(saving.torch, "save", fail)
+    monkeypatch.setattr(checkpoint.torch, "save", fail)
     with pytest.raises(OSError, match="disk full"):
         save({"whole": 2}, path)
     assert [file.read_bytes() for file in path.parent.iterdir()] == [whole]

@@ -15,7 +15,7 @@ __all__, __getattr__ = public(
     {
         "adapters": "Draws PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
         "architecture": "config_of without_fields_of_vits",
-        "checkpoint": "MAY_CHANGE RunWriter TrainingState identity",
+        "checkpoint": "BackgroundSave MAY_CHANGE RunWriter TrainingState identity save seal",
         "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
         "distributed": "ALONE GradientSums ProcessGroup add_gradients assemble check_team describe_team fabric_of",
         "finalize": (
@@ -44,7 +44,6 @@ __all__, __getattr__ = public(
         "report": "Reported",
         "run": "resume train write_start",
         "run_folder": "Run append_metrics next_free read_metrics truncate_metrics",
-        "saving": "BackgroundSave save seal",
         "selection": "Cost FEWEST LEAST Selection Trial affordable choose_and_resolve no_difference resolve_method",
         "stability": (
             "DeferredFiniteCheck DivergedError FiniteCheck Pieces RunningStatistics SafePoint StabilityGuard "
