@@ -38,8 +38,7 @@ from vitkit.data import (
     read_source,
     read_table,
 )
-from vitkit.data.remote import _filesystem_of
-from vitkit.data.shard_copies import _fetch, copy_of, fetched_ahead
+from vitkit.data.remote import _fetch, _filesystem_of, copy_of, fetched_ahead
 from vitkit.data.shard_writer import write_shards
 from vitkit.errors import VitkitError
 
@@ -503,7 +502,7 @@ def test_a_copy_with_another_checksum_is_not_kept(site: Site, tmp_path: Path, mo
     _fetch(address, "0" * 64, size)
     assert not list((tmp_path / "cache" / "shards").iterdir())
     _fetch(address, sha256, size)
-    monkeypatch.setattr("vitkit.data.shard_copies._LARGEST", size + 10)
+    monkeypatch.setattr("vitkit.data.remote._LARGEST", size + 10)
     _fetch(*ShardFolder(Path(site.address)).files()[1])  # the first one makes room
     assert len(list((tmp_path / "cache" / "shards").iterdir())) == 1 and copy_of(sha256) is None
 

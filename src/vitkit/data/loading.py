@@ -28,7 +28,7 @@ from vitkit.data.augment import Augment
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.image_cache import PictureCache, bytes_of, choose_cache, open_cache
 from vitkit.data.preprocess import Preprocess, values_of_levels
-from vitkit.data.shard_copies import fetched_ahead
+from vitkit.data.remote import fetched_ahead
 from vitkit.data.shards import ShardFolder
 from vitkit.data.splits import in_proportion
 from vitkit.data.storage import Place

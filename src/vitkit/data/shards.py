@@ -22,8 +22,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from vitkit.data.labels import Proposal
 from vitkit.data.layout import LayoutName, split_of_word
-from vitkit.data.remote import read_file, read_part
-from vitkit.data.shard_copies import copy_of
+from vitkit.data.remote import copy_of, read_file, read_part
 from vitkit.data.storage import UnreadableImageError
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.data.task import TASKS, TaskName
