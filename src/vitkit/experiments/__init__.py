@@ -25,7 +25,7 @@ __all__, __getattr__ = public(
         "lab.measure": "subject_of",
         "statistics": "Difference Family LEVEL SeedSpread",
         "stress": "CHANGES at_one_size changed variants",
-        "stress_kinds": "GRID STRESSES stresses_of",
+        "comparison_request": "GRID STRESSES stresses_of",
         "training_plan": "job_of memory_of most_that_fit passes",
     },
 )

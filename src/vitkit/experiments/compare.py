@@ -18,8 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation.headline import images_in_words
-from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
-from vitkit.experiments.stress_kinds import STRESSES, stresses_of
+from vitkit.experiments.comparison_request import (
+    NOT_COMPARED,
+    STRESSES,
+    ExperimentFolder,
+    refuse_not_compared,
+    stresses_of,
+)
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import read_json, without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent

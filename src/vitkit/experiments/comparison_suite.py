@@ -192,8 +192,7 @@ def _planned(
 ) -> dict[str, Any]:
     """Check all models on all data sets, print the costs of the trainings, and return the plan in JSON types."""
     from vitkit.experiments.comparison_plan import make_plan
-    from vitkit.experiments.comparison_request import fractions_of, names_of
-    from vitkit.experiments.stress_kinds import stresses_of
+    from vitkit.experiments.comparison_request import fractions_of, names_of, stresses_of
     from vitkit.verbs.inputs import check_data
 
     if models is None:

@@ -25,8 +25,8 @@ from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_figures import Judged
 from vitkit.experiments.comparison_plan import Plan
+from vitkit.experiments.comparison_request import GRID, STRESSES
 from vitkit.experiments.statistics import Family
-from vitkit.experiments.stress_kinds import GRID, STRESSES
 from vitkit.model_folder import read_description
 from vitkit.system.files import read_json, write_json
 from vitkit.system.progress import progress, reporting_within
