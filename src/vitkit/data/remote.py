@@ -234,6 +234,7 @@ def _filesystem_of(scheme: str, process: int) -> AbstractFileSystem:  # noqa: AR
 
 
 # --- Copies of shards -----------------------------------------------------------------------------------------
+
 # Remote shards are copied to the cache folder before training reaches them. The file name of a copy is the SHA-256 of
 # the shard, which is verified during the download. Every run can therefore use the copy, whatever the address of the
 # shard. Copies never affect results: if a shard has no copy, its images are read remotely, one by one.

@@ -13,9 +13,8 @@ __all__, __getattr__ = public(
     __name__,
     {
         "backends": "open_runner",
-        "backends.optimized": "OptimizedModel can_pack plain prepare qkv_after_norm",
+        "backends.optimized": "OptimizedModel can_pack merge merge_tokens plain prepare qkv_after_norm",
         "backends.registry": "BACKENDS Backend PLANS PRECISIONS Runner backend_names register",
-        "backends.token_merging": "merge merge_tokens",
         "backends.torch": "GAIN best build choose KernelReplay measure model_on_gpu processor",
         "trust": (
             "ClassSets HeldOut PredictionRules RISK SureThreshold Trust answers_needed binomial_tail class_sets "

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.optimized import OptimizedModel, can_pack, plain, prepare, sharing
+from vitkit.inference.backends.optimized import OptimizedModel, can_pack, merge, plain, prepare, sharing
 from vitkit.inference.backends.registry import PLANS
-from vitkit.inference.backends.token_merging import merge
 from vitkit.inference.pipeline import BATCH, cores, crew
 from vitkit.model.build import Model, vit_of
 from vitkit.model.network import Network
@@ -374,7 +373,7 @@ def _copy_on(model: Network, precision: str, device: str) -> nn.Module:
 
 
 def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchRunner:
-    """Return a runner of the optimised model that merges r patches in every layer (`token_merging`).
+    """Return a runner of the optimised model that merges r patches in every layer (`optimized.merge`).
 
     Raises:
         VitkitError: the model does not support merging, or has too few patches.
