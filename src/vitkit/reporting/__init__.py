@@ -2,8 +2,7 @@
 
 Open `evaluation_report.py` first: it writes the page about a run. The page consists of `sections`, which need no
 script, and of interactive views. The views are JavaScript in `static/`, and `report_data` writes their data.
-`comparison`, `dataset_report` and `pretraining_report` write the other pages. `plots` draws figures, and `gallery`
-shows photographs.
+`comparison` and `dataset_report` write the other pages. `plots` draws figures, and `gallery` shows photographs.
 """
 
 from __future__ import annotations

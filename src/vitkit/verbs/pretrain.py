@@ -84,7 +84,7 @@ class PretrainingRun(Result):
         """Return the function that draws the losses."""
 
         def losses() -> Figure:
-            from vitkit.reporting.pretraining_report import draw_losses
+            from vitkit.training.pretraining.pretrain import draw_losses
 
             return draw_losses(self.metrics, int(self.kept["epoch"]))
 

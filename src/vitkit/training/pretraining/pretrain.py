@@ -12,15 +12,18 @@ The training loop receives the objective `Reconstruction` and `KeyedImages`, whi
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tomli_w
 import torch
+from matplotlib.figure import Figure
+from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -40,10 +43,12 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config
 from vitkit.model.vit import Attention, VisionTransformer
 from vitkit.model_folder import RECORD
-from vitkit.reporting.pretraining_report import Strip, write_pretraining_report
+from vitkit.reporting.plots import BLUE, GREY, ORANGE
 from vitkit.system.files import from_json, without_place, write_text
 from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, FINDINGS, METRICS, PRETRAINING, RECIPE, REPORT, SPLIT
+from vitkit.text.drawing import new_figure, whole_numbers
+from vitkit.text.html import figure, finding, listing, table, to_png, write_page
 from vitkit.training.adapters import needs_every_patch
 from vitkit.training.architecture import weights_of
 from vitkit.training.checkpoint import identity
@@ -104,7 +109,7 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     return config
 
 
-def new_encoder(blueprint: Blueprint, choices: Pretraining, table: ImageTable, data_hash: str) -> Classifier:
+def _new_encoder(blueprint: Blueprint, choices: Pretraining, table: ImageTable, data_hash: str) -> Classifier:
     """Create the encoder, which is a model without a head, for a pre-training. Equal seeds give equal weights."""
     encoder = new_classifier(blueprint, replace(table, classes=(), sets=()), data_hash)
     encoder.provenance["pretraining"] = choices.to_dict()
@@ -123,14 +128,14 @@ def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pret
     return SelfSupervised(encoder, MaskedPatchPrediction(encoder.config, choices, preprocess))
 
 
-def use_fused_attention(network: SelfSupervised, *, fused: bool) -> None:
+def _use_fused_attention(network: SelfSupervised, *, fused: bool) -> None:
     """Compute attention in the encoder and the decoder with one fused kernel, or step by step."""
     for module in network.modules():
         if isinstance(module, Attention):
             module.fused = fused
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _OF_TRAINING, _OF_VALIDATION = 1, 2  # seeds, so that training and validation have different keys
 
 
@@ -154,7 +159,7 @@ class Reconstruction:
         """Raise an error, because keys cannot be mixed as labels can."""
         raise NotImplementedError
 
-    def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
+    def ask(self, network: Callable[..., _T], images: Tensor, labels: Tensor) -> _T:
         """Return the network's figures for some images; `labels` are the keys of the images."""
         return network(images, labels)
 
@@ -241,14 +246,14 @@ def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Bl
     table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, ()))
-    classifier = run.team.main_first(lambda: new_encoder(model, choices, table, data_hash))
+    classifier = run.team.main_first(lambda: _new_encoder(model, choices, table, data_hash))
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
     run.say(f"images, without their labels: {_counted(table)}")
     network = network_of(vit_of(classifier.model, "pre-training"), classifier.preprocess, choices, recipe.seed)
     data = data_of(recipe, table, classifier, run.team, augment_of(recipe))
     fabric = begin(run, recipe, classifier, data)
-    use_fused_attention(network, fused=fabric.device.type == "cuda")
+    _use_fused_attention(network, fused=fabric.device.type == "cuda")
     settings = {**identity(recipe, table, read_contents(run.folder / SPLIT)), **choices.to_dict()}
     objective = Reconstruction(has_hits=bool(network.task.has_hits))
     run_training(run, recipe, with_keys(data, recipe.seed), classifier, objective, fabric, 0.0, settings, network)
@@ -271,7 +276,7 @@ def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -
     parameters = sum(parameter.numel() for parameter in encoder.model.parameters())
     right = f", {metrics['val_acc']:.1%} of the colours right" if "val_acc" in metrics else ""
     headline = f"{'validation' if judged == 'val' else 'training'} loss {loss:.4f}{right}, epoch {epoch + 1}"
-    write_pretraining_report(
+    _write_report(
         run.folder / REPORT,
         title=f"{name_of(recipe)}, pre-trained on {without_place(table.name)}",
         headline=headline,
@@ -294,7 +299,7 @@ def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -
     run.say(f"to train from it: vitkit train {table.name} --weights {run.folder}")
 
 
-def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier, table: ImageTable) -> list[Strip]:
+def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier, table: ImageTable) -> list[_Strip]:
     """Return some images for the report, each with its visible part and the network's prediction."""
     preprocess, model = encoder.preprocess, vit_of(encoder.model, "pre-training")
     config, network = model.config, network_of(model, preprocess, choices, recipe.seed)
@@ -310,12 +315,12 @@ def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier,
     visible = patchify(pixels, config.patch_size).masked_fill(hidden[:, :, None], 0.0)  # hidden patches become grey
     visible = unpatchify(visible, config.patch_size, config.image_size)
     return [
-        Strip(table.paths[index], *(preprocess.picture_of(batch[i].numpy()) for batch in (pixels, visible, filled)))
+        _Strip(table.paths[index], *(preprocess.picture_of(batch[i].numpy()) for batch in (pixels, visible, filled)))
         for i, index in enumerate(chosen)
     ]
 
 
-DEFAULT_MODEL = "vit_tiny_patch16_224"
+_DEFAULT_MODEL = "vit_tiny_patch16_224"
 _UNLABELLED_SPLIT = (0.95, 0.05, 0.0)  # nothing is tested
 
 
@@ -374,7 +379,7 @@ def resolve_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
     choices = Pretraining(**options).resolved()
     weights = rest.get("weights", "none")
     if weights == "none" and rest.get("model") is None:
-        rest["model"] = DEFAULT_MODEL
+        rest["model"] = _DEFAULT_MODEL
     fixed = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
     recipe = build({**overlay(OBJECTIVES[choices.objective].recipe, rest), **fixed}, None)
     check_effects(recipe, rest, named=rest)
@@ -500,3 +505,99 @@ def choices_of_run(folder: Path) -> Pretraining:
         return Pretraining(**tomllib.loads(file.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
         raise VitkitError(f"{file} is damaged: {error}") from error
+
+
+# --- The page: losses, and pictures before and after hidden patches are filled in -----------------------------
+
+_INCHES = 1.3  # of a picture
+_ROWS = ("picture", "shown", "filled in")
+
+
+@dataclass(frozen=True)
+class _Strip:
+    """One picture: complete, without its hidden patches, and with these patches filled in by the model."""
+
+    path: str
+    whole: Image.Image
+    shown: Image.Image
+    filled: Image.Image
+
+
+def _write_report(
+    path: Path,
+    *,
+    title: str,
+    headline: str,
+    facts: Mapping[str, str],
+    findings: Sequence[str],
+    rows: Sequence[Mapping[str, float]],
+    kept: int,
+    strips: Sequence[_Strip],
+    shown: str,
+    recipe: str,
+) -> None:
+    """Write the page about a pre-training.
+
+    Args:
+        path: the HTML file.
+        title: the name of the run.
+        headline: the main result, in a sentence.
+        facts: rows of the table about the run: its objective, data and software.
+        findings: what the reader should know about the data, one sentence each.
+        rows: the rows of metrics.csv.
+        kept: the epoch whose weights became the model, counting from 0.
+        strips: pictures with their hidden patches filled in.
+        shown: a sentence about the pictures in `strips`.
+        recipe: the recipe as TOML.
+    """
+    note = (
+        "No labels were used. The loss measures how well hidden patches are filled in, not how good a classifier will "
+        "be: fine-tune from this run and from random weights, and compare."
+    )
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f"<p>{escape(headline)}</p>",
+        f'<p class="soft">{note}</p>',
+        *map(finding, findings),
+        "<h2>The run</h2>",
+        table([[escape(name), escape(value)] for name, value in facts.items()]),
+        figure("Loss by epoch", to_png(draw_losses(rows, kept))),
+        figure("Pictures filled in", to_png(_draw_strips(strips)), is_photograph=True),
+        f"<p>{escape(shown)}. Patches that were predicted normalised are drawn with their mean and contrast.</p>",
+        "<h2>Recipe</h2>",
+        listing(recipe),
+    ]
+    write_page(path, title, body)
+
+
+def draw_losses(rows: Sequence[Mapping[str, float]], kept: int) -> Figure:
+    """Plot training and validation loss by epoch, and mark epoch `kept`, counting from 0."""
+    drawn = new_figure(6, 3.4)
+    axis = drawn.subplots()
+    for name, label, colour in (("train_loss", "training", BLUE), ("val_loss", "validation", ORANGE)):
+        points = [(row["epoch"] + 1, row[name]) for row in rows if name in row]
+        if points:
+            axis.plot(*zip(*points, strict=True), color=colour, label=label, marker="." if len(points) < 15 else "")
+    axis.axvline(kept + 1, color=GREY, linewidth=0.8, linestyle=":", label="kept")
+    axis.set(xlabel="epoch")
+    whole_numbers(axis.xaxis)
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False)
+    return drawn
+
+
+def _draw_strips(strips: Sequence[_Strip]) -> Figure:
+    """Draw a column for each picture: the complete picture, its visible patches, and the picture filled in."""
+    across, down = max(len(strips), 1), len(_ROWS)
+    drawn = Figure(figsize=(_INCHES * across + 0.9, _INCHES * down))
+    axis = drawn.add_axes((0, 0, 1, 1))
+    axis.set_axis_off()
+    for row, name in enumerate(_ROWS):
+        axis.text(0.1, _INCHES * (row + 0.5), name, fontsize=8, va="center")
+    for column, strip in enumerate(strips):
+        for row, picture in enumerate((strip.whole, strip.shown, strip.filled)):
+            x, y = 0.9 + _INCHES * (column + 0.5), _INCHES * (row + 0.5)
+            half_w, half_h = (0.48 * _INCHES * side / max(picture.size) for side in picture.size)
+            axis.imshow(picture, interpolation="nearest", extent=(x - half_w, x + half_w, y + half_h, y - half_h))
+    axis.set(xlim=(0, _INCHES * across + 0.9), ylim=(_INCHES * down, 0))
+    return drawn
