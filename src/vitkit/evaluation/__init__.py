@@ -16,8 +16,8 @@ __all__, __getattr__ = public(
         "embedding": "lay_out",
         "evaluator": "evaluate",
         "figures": (
-            "all_figures at_temperature calibration_rise chosen_on counted_part describe for_prior operating_points "
-            "rank_areas"
+            "Gain all_figures at_temperature calibration_rise chosen_on counted_part describe for_prior gain is_right "
+            "operating_points rank_areas tta_figures tta_lines"
         ),
         "headline": "Headline describe_proposals headline_of value_of",
         "intervals": "Interval Units fold_intervals loss_bounds macro_f1_interval mean_interval",
@@ -31,7 +31,6 @@ __all__, __getattr__ = public(
             "Evaluation MultiEvaluation average_precisions best_thresholds class_rankings cross_fitted grouped "
             "mean_average_precision pooled"
         ),
-        "paired": "Gain gain is_right tta_figures tta_lines",
         "drift": "DriftTest Looks compare_looks shares_of",
         "promises": "trust_figures trust_lines",
     },

@@ -25,10 +25,9 @@ from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.evaluation.embedding import LaidOut, embed
-from vitkit.evaluation.figures import by_name_in_words, counted_part
+from vitkit.evaluation.figures import by_name_in_words, counted_part, tta_lines
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
-from vitkit.evaluation.paired import tta_lines
 from vitkit.reporting import plots, report_data, sections
 from vitkit.reporting.report_data import Explained, ReportPhotographs
 from vitkit.reporting.sections import operating_table

@@ -25,9 +25,8 @@ from vitkit.data.seen import PictureRecord
 from vitkit.data.split_file import groups_of_run, images_of_run, read_contents, roles_in_run
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluation.figures import AVERAGE, WISE_FT, wise_ft_in_words
+from vitkit.evaluation.figures import AVERAGE, WISE_FT, gain, wise_ft_in_words
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.evaluation.paired import gain
 from vitkit.model.build import Model, stored_weights
 from vitkit.system.files import replacing, without_place
 from vitkit.system.progress import Say

@@ -236,8 +236,7 @@ def _compare(
     """Compare each run with the average on the images that test the average; return no rows without such images."""
     from vitkit.data.corrections import read_corrected
     from vitkit.evaluation.evaluator import evaluate
-    from vitkit.evaluation.figures import counted_part
-    from vitkit.evaluation.paired import gain
+    from vitkit.evaluation.figures import counted_part, gain
 
     if not figures["images"]:
         return []

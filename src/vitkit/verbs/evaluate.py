@@ -119,7 +119,7 @@ class EvaluationResult(Result):
 
     def lines(self) -> list[str]:
         """Return the figures with their intervals, the figures of each class, and the images that were left out."""
-        from vitkit.evaluation.paired import tta_lines
+        from vitkit.evaluation.figures import tta_lines
         from vitkit.evaluation.promises import trust_lines
 
         lines = [f"{self.evaluated} of {place_text(self.root)} ({self.computed})"]
@@ -397,7 +397,7 @@ class _EvaluationRequest:
     ) -> EvaluationResult:
         """Compute the figures, from `outcomes` if the model was already run on the images."""
         from vitkit.data.splits import held_out_split
-        from vitkit.evaluation.paired import tta_figures
+        from vitkit.evaluation.figures import tta_figures
         from vitkit.evaluation.promises import trust_figures
 
         folder, tta, is_of_run = self.folder, self.tta, self.data is None
