@@ -2,8 +2,7 @@
 
 Open `commands.py` first: its table lists the commands, each with its differences from the function. It also generates
 arguments, flags and help from the function's signature and docstring. `app.py` is the program with its error messages
-and exit codes. `predict.py` prints predictions while they are computed, and `say.py` writes text and progress to the
-terminal.
+and exit codes. `say.py` writes text and progress to the terminal.
 """
 
 from __future__ import annotations
