@@ -281,7 +281,7 @@ EXPLANATION = Addition(
 import torch
 from torch import Tensor
 
-from vitkit.explanation.gradient import find_targets
+from vitkit.explanation.class_maps import find_targets
 from vitkit.model.vit import VisionTransformer
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tiny import VARIETY, build, images, kinds
 from vitkit.errors import VitkitError
-from vitkit.explanation import exact_matrix, find_targets, gradient, gradient_attention, gradient_rollout, readers
+from vitkit.explanation import class_maps, exact_matrix, find_targets, gradient_attention, gradient_rollout, readers
 from vitkit.model import VisionTransformer
 
 TARGETS = torch.tensor([5, 0])
@@ -90,7 +90,7 @@ def test_a_layer_is_forgotten_before_the_next_is_computed(monkeypatch: pytest.Mo
         held.append(weakref.ref(matrix))
         return matrix
 
-    monkeypatch.setattr(gradient, "exact_matrix", watched)
+    monkeypatch.setattr(class_maps, "exact_matrix", watched)
     for fused in (True, False):
         held.clear()
         model = build(layers=6)

@@ -277,7 +277,7 @@ def test_maps_are_the_matrices_of_each_layer_with_zeros_outside(fields: dict[str
 
 def test_gradient_maps_are_those_of_the_logits() -> None:
     """The class that is explained is that of the model: its logits by explicit matrices are the same."""
-    from vitkit.explanation.gradient import _forward
+    from vitkit.explanation.class_maps import _forward
 
     for fields in (AXIAL, WINDOW):
         model = build(**fields)

@@ -1,8 +1,8 @@
 """Explain predictions by maps of the image regions that support a class.
 
-Open `attention.py` first: it computes attention maps and rollout. `gradient.py` weights attention by the gradient of a
-class. `occluding.py` covers parts of the image and measures the effect on the prediction. `methods.py` lists all
-methods. `model_analysis.py` measures properties of a model. Names are imported when they are first used.
+Open `attention.py` first: it computes attention maps and rollout. `class_maps.py` weights attention by the gradient of
+a class, or covers parts of the image and measures the effect on the prediction. `methods.py` lists all methods.
+`model_analysis.py` measures properties of a model. Names are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
         rollout_matrix,
         token_norms,
     )
+    from vitkit.explanation.class_maps import grad_cam, gradient_attention, gradient_rollout, occlusion
     from vitkit.explanation.explanation import Explanation, can_explain, worst_mistakes_page
-    from vitkit.explanation.gradient import grad_cam, gradient_attention, gradient_rollout
     from vitkit.explanation.methods import METHODS, by_layer, class_specific
     from vitkit.explanation.model_analysis import (
         attention_distance,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         norms_by_layer,
         position_similarity,
     )
-    from vitkit.explanation.occluding import occlusion
 
 __all__ = [
     "METHODS",
@@ -74,12 +73,11 @@ _, __getattr__ = public(
         ),
         "draw": "spread",
         "explanation": "Explanation can_explain choose_methods explain_classes find_class worst_mistakes_page",
-        "gradient": "find_targets grad_cam gradient_attention gradient_rollout",
+        "class_maps": "cover find_targets grad_cam gradient_attention gradient_rollout occlusion square_places",
         "methods": "METHODS by_layer class_specific",
         "model_analysis": (
             "attention_distance attention_entropy filter_components layer_similarity linear_cka norms_by_layer "
             "position_similarity uniform_distance"
         ),
-        "occluding": "cover occlusion square_places",
     },
 )

@@ -30,8 +30,8 @@ from vitkit.data.storage import Place, Stored
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, roll_out, to_grid
+from vitkit.explanation.class_maps import Target, check_map
 from vitkit.explanation.draw import Box, FloatArray
-from vitkit.explanation.gradient import Target, check_map
 from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, class_specific, method_names, methods_for
 from vitkit.model.build import Model, vit_of
 from vitkit.model.layers import evaluating

@@ -86,7 +86,7 @@ for _row in (
     Method(
         "gradient",
         "Attention followed through all layers, weighted by its effect on this class.",
-        f"{_HOME}.gradient",
+        f"{_HOME}.class_maps",
         "gradient_rollout",
         of_class=True,
     ),
@@ -106,7 +106,7 @@ for _row in (
     Method(
         "gradient-attention",
         "The attention of one layer, weighted by its effect on this class.",
-        f"{_HOME}.gradient",
+        f"{_HOME}.class_maps",
         "gradient_attention",
         of_class=True,
         of_layer=True,
@@ -114,7 +114,7 @@ for _row in (
     Method(
         "occlusion",
         "How much less probable this class becomes when a square is covered. This is an experiment, not attention.",
-        f"{_HOME}.occluding",
+        f"{_HOME}.class_maps",
         "occlusion",
         of_class=True,
         of_rivals=True,
@@ -133,7 +133,7 @@ OF_NETWORKS |= {
     "gradient": Method(
         "gradient",
         "Grad-CAM: the last feature map before the pooling, each channel weighted by its effect on this class.",
-        f"{_HOME}.gradient",
+        f"{_HOME}.class_maps",
         "grad_cam",
         of_class=True,
     ),

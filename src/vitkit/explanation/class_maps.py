@@ -1,14 +1,18 @@
-"""Explain a class by gradients: gradient-weighted attention, and Grad-CAM for convolutional networks.
+"""Explain a class: by gradients (gradient-weighted attention, Grad-CAM for convolutional networks), and by occlusion.
 
-The relevance of a layer is computed from its attention matrix A. A is multiplied elementwise by the gradient of the
-class's logit with respect to A. The positive part of the product is averaged over heads (arXiv 2012.09838 and
-2103.15679, sec. 3.1). The forward pass stores only the input of each layer. The backward pass recomputes one layer at a
-time with explicit attention, so that only the matrices of one layer are in memory.
+Gradient-weighted attention computes the relevance of a layer from its attention matrix A. A is multiplied elementwise
+by the gradient of the class's logit with respect to A. The positive part of the product is averaged over heads (arXiv
+2012.09838 and 2103.15679, sec. 3.1). The forward pass stores only the input of each layer. The backward pass recomputes
+one layer at a time with explicit attention, so that only the matrices of one layer are in memory.
 
 Grad-CAM (arXiv 1610.02391, sec. 3) weights each channel of the last feature map by the mean gradient of the class's
 logit (eq. 1) and keeps the positive part of the sum (eq. 2).
 
-Shapes: B batch, H heads, N tokens, D hidden size, K classes, C channels, h x w patch grid or last feature map.
+Occlusion (arXiv 1311.2901, sec. 4.2) measures how the probability of a class changes when a part of the image is
+covered. It uses neither attention nor gradients, so it can verify methods that use them.
+
+Shapes: B batch, H heads, N tokens, D hidden size, K classes, C channels, h x w patch grid or last feature map, S
+positions of the covering square.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.explanation.attention import attending, exact_matrix, find_layer, plain, prepare, readers, to_grid, twin
-from vitkit.model.names import Config
+from vitkit.model.build import Model
+from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import Network
 from vitkit.model.vit import Attention, VisionTransformer
 
@@ -107,7 +112,7 @@ def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
     return targets.long().expand(len(logits))
 
 
-def check_head(config: Config) -> None:
+def _check_head(config: Config) -> None:
     """Raise a `VitkitError` if the model has no classification head."""
     if config.num_classes == 0:
         raise VitkitError("the model has no head, so there is no class to explain; use rollout or raw")
@@ -115,7 +120,7 @@ def check_head(config: Config) -> None:
 
 def _relevances(model: nn.Module, images: Tensor, target: Target) -> Iterator[tuple[int, Tensor]]:
     """Yield the index and the relevance (B, N, N) of each layer with attention, from last to first."""
-    check_head(plain(model).config)
+    _check_head(plain(model).config)
     copied, inputs = _forward(model, images)
     gradient = _enter(copied, inputs.pop(), target)
     lowest = attending(copied.config)[0]
@@ -185,7 +190,7 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
     """
     if not isinstance(model, Network):
         raise VitkitError("Grad-CAM applies to convolutional networks; use gradient")
-    check_head(model.config)
+    _check_head(model.config)
     check_map(model)
     still = twin(model, Attention)
     seen: list[Tensor] = []
@@ -215,3 +220,114 @@ def check_map(model: Network) -> None:
         raise VitkitError(
             f"{model.config.full_name} has no feature map before its head, which gradient requires: use occlusion"
         )
+
+
+# --- Occlusion ------------------------------------------------------------------------------------------------
+
+# Each position of the covering square needs one forward pass.
+
+_PARTS = 14  # grid size for networks without patches, equal to that of a ViT with 16-pixel patches at 224 pixels
+
+
+@torch.no_grad()
+def occlusion(
+    model: nn.Module,
+    images: Tensor,
+    target: Target = None,
+    *,
+    square: int = 3,
+    stride: int = 1,
+    fill: float = 0.0,
+    batch_size: int = 32,
+) -> Tensor:
+    """Return how much the probability of a class drops when a square of patches is covered: (B, h, w), -1 to 1.
+
+    Args:
+        model: the model, compiled or not, in any precision; its mode is not changed.
+        images: (B, C, height, width), preprocessed.
+        target: one class for each image (B,), or one for all; None is the predicted class.
+        square: the side of the square in patches, or in 14ths of the image for another library's network.
+        stride: the number of patches between positions of the square. The last row and column are always covered.
+        fill: the value of covered pixels after preprocessing; 0 is the mean colour.
+        batch_size: the number of covered images in a forward pass.
+
+    Returns:
+        For each patch, the mean drop over the squares that cover it.
+
+    Raises:
+        VitkitError: there is no such class, the model has no head, or a number is out of range.
+    """
+    model = _plain(model)
+    _check_head(model.config)
+    for name, value in (("square", square), ("stride", stride), ("batch_size", batch_size)):
+        if value < 1:
+            raise VitkitError(f"{name} must be at least 1, not {value}")
+    still = twin(model, Attention)
+    images = images.to(next(model.parameters()))
+    logits = still(images).float()
+    targets = find_targets(model.config, target, logits)
+    whole = logits.softmax(dim=-1).gather(1, targets[:, None])  # (B, 1)
+    places = square_places(_grid(model.config), square, stride).to(images.device)  # (S, h, w)
+    drops = [
+        before - _probabilities(still, image, places, fill, batch_size)[:, number]
+        for image, number, before in zip(images, targets.tolist(), whole, strict=True)
+    ]
+    covered = [(drop[:, None, None] * places).sum(dim=0) for drop in drops]  # (h, w) each
+    return torch.stack(covered) / places.sum(dim=0)
+
+
+def square_places(grid: tuple[int, int], square: int, stride: int) -> Tensor:
+    """Return masks (S, h, w) of the patches that the square covers at each position. All patches are covered."""
+    height, width = (min(square, side) for side in grid)
+    places = []
+    for top in _starts(grid[0], height, stride):
+        for left in _starts(grid[1], width, stride):
+            place = torch.zeros(grid, dtype=torch.bool)
+            place[top : top + height, left : left + width] = True
+            places.append(place)
+    return torch.stack(places)
+
+
+def _starts(side: int, length: int, stride: int) -> list[int]:
+    last = side - length
+    return [*range(0, last, min(stride, length)), last]
+
+
+def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor) -> Tensor:
+    """Replace the pixels of masked patches (S, h, w) by `fill`: (S, C, height, width).
+
+    `images` are S images, or one image that is covered S times, (1, C, height, width).
+    """
+    down, across = _patch(config)
+    pixels = patches.repeat_interleave(down, dim=1).repeat_interleave(across, dim=2)
+    height, width = images.shape[-2:]  # a hybrid's last patches may reach beyond the image
+    return torch.where(pixels[:, None, :height, :width], fill, images)
+
+
+def _plain(model: nn.Module) -> Model:
+    """Return the model without the wrapper of `torch.compile`."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, Network) else plain(inner)
+
+
+def _patch(config: Config) -> tuple[int, int]:
+    """Return the height and width in pixels of a patch, or of a 14th of the image for another library's network."""
+    if isinstance(config, NetworkConfig):
+        height, width = config.image_size
+        return max(round(height / _PARTS), 1), max(round(width / _PARTS), 1)
+    return config.patch_size[0] * config.stem_stride, config.patch_size[1] * config.stem_stride
+
+
+def _grid(config: Config) -> tuple[int, int]:
+    if not isinstance(config, NetworkConfig):
+        return config.grid
+    (height, width), (down, across) = config.image_size, _patch(config)
+    return -(-height // down), -(-width // across)  # the last squares may reach beyond the image
+
+
+def _probabilities(model: Model, image: Tensor, places: Tensor, fill: float, batch_size: int) -> Tensor:
+    """Return the class probabilities (S, K) of an image (C, height, width) with the square at each position."""
+    batches = [
+        model(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
+    ]
+    return torch.cat(batches).softmax(dim=-1)
