@@ -13,8 +13,8 @@ from torch import nn
 from tiny import build, images, tiny
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
-from vitkit.inference import merge, prepare
-from vitkit.model import MLP, VisionTransformer, ViTConfig, branches, variants
+from vitkit.inference import Branch, branches, in_order, merge, prepare
+from vitkit.model import MLP, VisionTransformer, ViTConfig, variants
 from vitkit.weights import refuse
 
 Compute = Callable[[VisionTransformer], object]
@@ -91,13 +91,13 @@ def test_the_description_computes_what_the_block_does(changes: dict[str, Any]) -
     with torch.inference_mode():
         x = model.embed(images(2))
         expected = block(x)
-        for branch in branches.branches(block):
+        for branch in branches(block):
 
-            def add(x: torch.Tensor, total: torch.Tensor | None, branch: branches.Branch = branch) -> torch.Tensor:
+            def add(x: torch.Tensor, total: torch.Tensor | None, branch: Branch = branch) -> torch.Tensor:
                 own = branch.scale(branch.mix(x))
                 return own if total is None else total + own
 
-            x = branches.in_order(branch.order, x, branch.norm, add, torch.add)
+            x = in_order(branch.order, x, branch.norm, add, torch.add)
         assert torch.equal(x, expected)
 
 

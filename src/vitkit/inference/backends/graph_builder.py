@@ -18,8 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.optimized import after_norm, qkv_after_norm, with_scale
-from vitkit.model.branches import Branch, branches, in_order, reads_normalised
+from vitkit.inference.backends.optimized import (
+    Branch,
+    after_norm,
+    branches,
+    in_order,
+    qkv_after_norm,
+    reads_normalised,
+    with_scale,
+)
 from vitkit.model.hybrids import Bottleneck, ConvMixer, Projection, ResNetStem, StandardisedConv2d, standardise
 from vitkit.model.layers import (
     QUICK,
