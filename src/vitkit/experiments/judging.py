@@ -1,32 +1,47 @@
-"""Choose the test images of a comparison: held-out images that none of the models' weights has seen.
+"""Choose the test images of a comparison or a measurement: held-out images that no model's weights have seen.
 
 Weights that start from a run may have been trained on some of the held-out images, and the splits of a data set may
 share pictures. Such images would favour the model that has seen them, so they are left out for all models.
+
+`Subject` is the input of a measurement in the lab, a model with its split images, and `Measured` is the output, a
+table.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vitkit.classifier import Classifier
+from vitkit.data.doctor.examine import examine
 from vitkit.data.seen import PictureRecord, exposures
+from vitkit.data.sources import read_source
 from vitkit.data.split_file import read_contents, roles_in_run, split_from_file
-from vitkit.data.splits import held_out_split
+from vitkit.data.splits import check_trainable, held_out_split
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.figures import chosen_on, seen_of
 from vitkit.evaluation.headline import images_in_words
+from vitkit.evaluation.intervals import Units
 from vitkit.model_folder import read_description, read_record
-from vitkit.system.files import to_json
+from vitkit.system.files import to_json, without_place
+from vitkit.system.progress import progress
 from vitkit.system.run_files import RECIPE, SPLIT
 from vitkit.text.cells import plural
-from vitkit.training.lineage import SplitImages, contents_of
+from vitkit.training.lineage import RunImages, SplitImages, ancestry_findings, ancestry_of, contents_of, divide
+from vitkit.training.recipe import Recipe
 from vitkit.training.recipe_files import load_of_run
+from vitkit.weights import load
 
-FEWEST = 20  # minimum number of test images; if fewer than 40 images are held out, the minimum is half of them
+_FEWEST = 20  # minimum number of test images; if fewer than 40 images are held out, the minimum is half of them
 
 
 @dataclass(frozen=True)
@@ -83,9 +98,9 @@ class JudgingImages:
         """Check that enough images remain.
 
         Raises:
-            VitkitError: the weights had seen so many images that fewer than `FEWEST` and fewer than half remain.
+            VitkitError: the weights had seen so many images that fewer than `_FEWEST` and fewer than half remain.
         """
-        if not self.seen or self.left >= max(min(FEWEST, self.held_out / 2), 1):
+        if not self.seen or self.left >= max(min(_FEWEST, self.held_out / 2), 1):
             return
         if self.split == "all":
             raise VitkitError(
@@ -131,17 +146,17 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
     chosen: dict[str, None] = {}
     split, held_out = "all", 0
     for model, folder in runs:
-        table = check_judge(folder, test_hash)
+        table = _check_judge(folder, test_hash)
         split = held_out_split(table)
         judging = table.paths if split == "all" else table.of_split(split).paths
         held_out = len(judging)
-        seen[model] = seen.get(model, frozenset()) | seen_in_run(folder, judging, split)
+        seen[model] = seen.get(model, frozenset()) | _seen_in_run(folder, judging, split)
         recipe = load_of_run(folder / RECIPE)
         chosen |= dict.fromkeys(chosen_on(split, vars(recipe), table.task))
     return JudgingImages(split, held_out, {model: paths for model, paths in seen.items() if paths}, tuple(chosen))
 
 
-def seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]:
+def _seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]:
     """Return the paths of a split's images that a run's weights had seen; empty if the run has no record of images.
 
     Args:
@@ -163,7 +178,7 @@ def hash_of_images(images: SplitImages, split: str) -> str:
     return _hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
 
 
-def check_judge(run: Path, test_hash: str) -> ImageTable:
+def _check_judge(run: Path, test_hash: str) -> ImageTable:
     """Check by content and class that a run was tested on the images of the comparison; return all images of the run.
 
     Raises:
@@ -180,3 +195,117 @@ def check_judge(run: Path, test_hash: str) -> ImageTable:
 def _hash_of(rows: Sequence[tuple[str, str]]) -> str:
     """Hash sorted pairs of class name and image digest."""
     return hashlib.sha256(to_json([list(row) for row in rows]).encode()).hexdigest()
+
+
+# --- The subject of a measurement, and its result -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, and the images on which something is measured.
+
+    Attributes:
+        classifier: the model.
+        table: the readable images, with splits. Held-out images that the weights had seen are left out, unless the
+            weights had seen all held-out images.
+        judging: the test images.
+        units: the independent units of the test images.
+        seeds: the seeds for random draws.
+        findings: notes about the model and the images.
+    """
+
+    classifier: Classifier
+    table: ImageTable
+    judging: JudgingImages
+    units: Units
+    seeds: Sequence[int]
+    findings: Sequence[str]
+
+    @property
+    def held_out(self) -> str:
+        """The name of the held-out split: test, or val if there is none."""
+        return held_out_split(self.table)
+
+    def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:
+        """Return the input of the head for each image, (n, D).
+
+        Args:
+            images: the images.
+            what: a description of the images, for the progress bar.
+
+        Raises:
+            VitkitError: an image can no longer be read.
+        """
+        parts = []
+        paths = images.files()
+        for path, outcome in self.classifier.embed(paths, "head"):
+            if isinstance(outcome, str):
+                raise VitkitError(f"{path}: {outcome}")
+            parts.append(outcome)
+            progress(f"features of {what}", len(parts), len(paths))
+        return np.stack(parts).astype(np.float64)
+
+    def pictures(self, most: int) -> tuple[Tensor, list[str]]:
+        """Read at most `most` held-out images, evenly spread over the split.
+
+        Returns:
+            The preprocessed images, (B, C, height, width), and lines that describe them.
+
+        Raises:
+            VitkitError: no images are held out.
+        """
+        images = self.table.of_split(self.held_out)
+        if not len(images):
+            raise VitkitError(f"no images are held out of {len(self.table)}: hold out some, or add images")
+        count = min(len(images), most)
+        chosen = [images.file(i * len(images) // count) for i in range(count)]
+        read = [self.classifier.read(file) for file in chosen]
+        return torch.stack(read), [f"{count} of {len(images)} {self.held_out} images, evenly spread"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The result of a measurement.
+
+    Attributes:
+        headings, rows: the headings and the rows of the table.
+        numbers: entries of lab.json.
+        lines: remarks, one line each.
+        arrays: arrays for the pictures, by name.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Mapping[str, Any]
+    lines: Sequence[str]
+    arrays: Mapping[str, npt.NDArray[np.floating]] = field(default_factory=dict)
+
+
+def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
+    """Load a model, and split images so that the model's weights have not seen the test images.
+
+    Raises:
+        VitkitError: the model or the data cannot be read, or images have several classes.
+    """
+    table = read_source(data)
+    check_trainable(table)
+    table.task.require_single(f"{data}: few-shot accuracy requires exactly one class per image")
+    classifier = load(model, use="training")
+    recipe = Recipe(data=data, weights=model, method="probe", seed=seed)
+    diagnosis = examine(table, classifier.preprocess)
+    split_images = divide(RunImages.of(diagnosis), recipe, ancestry_of(recipe, classifier.pictures, None))
+    judging = before_training([(without_place(model), split_images)])
+    left_out = judging.left_out if judging.left else ()
+    images = split_images.images.take(
+        [i for i, path in enumerate(split_images.images.table.paths) if path not in left_out]
+    )
+    held_out = held_out_split(images.table)
+    judged = [i for i, name in enumerate(images.table.splits) if name == held_out]
+    units = Units.of(len(judged), np.array(images.groups)[judged])
+    spoiling = [finding for finding in diagnosis.findings if finding.severity == "problem"]
+    findings = [
+        *judging.findings(),
+        *map(str, [*ancestry_findings(split_images, recipe), *split_images.findings, *spoiling]),
+    ]
+    findings += [] if classifier.report is None else classifier.report.caveats(has_new_head=True)
+    return Subject(classifier, images.table, judging, units, range(seed, seed + seeds), findings)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from matplotlib.figure import Figure
 
-    from vitkit.experiments.lab.measure import Measured, Subject
+    from vitkit.experiments.judging import Measured, Subject
 
 
 POSITION = Ablation(
@@ -337,7 +337,7 @@ def measure_few_shot(subject: Subject) -> Measured:
     """
     import numpy as np
 
-    from vitkit.experiments.lab.measure import Measured
+    from vitkit.experiments.judging import Measured
     from vitkit.experiments.statistics import Family
 
     subject.judging.check()
@@ -439,7 +439,7 @@ def measure_attention_distance(subject: Subject) -> Measured:
     """Measure the attention distance of each layer: the mean over its heads, the smallest and the largest."""
     import numpy as np
 
-    from vitkit.experiments.lab.measure import Measured
+    from vitkit.experiments.judging import Measured
     from vitkit.explanation.attention import plain
     from vitkit.explanation.model_analysis import (
         attention_distance,

@@ -386,7 +386,7 @@ def _measure(
     seed: int,
     out: str | Path | None,
 ) -> LabResult:
-    from vitkit.experiments.lab.measure import subject_of
+    from vitkit.experiments.judging import subject_of
 
     if preset == "paper":
         raise VitkitError(f"{measurement.name} trains nothing and has no recipe: set the model to measure with --model")
