@@ -13,7 +13,7 @@ __all__, __getattr__ = public(
     __name__,
     {
         "compare": "Comparison HEADINGS cells",
-        "comparison_figures": "Judged findings_of verdict",
+        "comparison_figures": "CHANGES Judged at_one_size changed findings_of variants verdict",
         "comparison_plan": "ComparisonJob Plan",
         "comparison_suite": "ComparisonSuite",
         "footprint": "Footprint Ledger bytes_of materialise rehearse rehearse_step",
@@ -23,7 +23,6 @@ __all__, __getattr__ = public(
         "lab.experiment": "Ablation LabResult Measurement of_model summary_of",
         "lab.lab": "LabList base_config base_fields claims_of pairs_against variant_fields",
         "statistics": "Difference Family LEVEL SeedSpread",
-        "stress": "CHANGES at_one_size changed variants",
         "comparison_request": "GRID STRESSES stresses_of",
         "training_plan": "job_of memory_of most_that_fit passes",
     },

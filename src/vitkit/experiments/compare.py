@@ -390,9 +390,9 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
         of_model,
         pairs_of,
         read_judged,
+        stress_figures,
     )
     from vitkit.experiments.judging import after_training
-    from vitkit.experiments.stress import stress_figures
     from vitkit.reporting.comparison import write_comparison
 
     device = plan.jobs[0].fields.get("device", "auto")

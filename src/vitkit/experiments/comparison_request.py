@@ -1,6 +1,6 @@
 """Parse the request of a comparison: models, fractions of the data, a budget, and kinds of stress.
 
-Importing this module does not import torch. The functions that apply a kind of stress are in `stress`.
+Importing this module does not import torch. The functions that apply a kind of stress are in `comparison_figures`.
 """
 
 from __future__ import annotations
