@@ -26,8 +26,8 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.exporting import browser_page, load_exported
-from vitkit.exporting.browser_page import columns_first
+from vitkit.exporting import load_exported, packages
+from vitkit.exporting.packages import columns_first
 from vitkit.inference.unknown import METHODS
 from vitkit.verbs.export import export
 from vitkit.weights import download, load
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 __all__ = ["browser"]
 
-STATIC = Path(browser_page.__file__).parent / "static"
+STATIC = Path(packages.__file__).parent / "static"
 CLASSES = ("größer", "<b>b</b>", "c,d", "=e", "f", "g", "日本")
 RUNTIME = next(  # where somebody has put or downloaded it; the tests download nothing
     (
         path
         for path in (
-            Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / Path(browser_page.RUNTIME_URL).name,
-            download.cache_path(browser_page.RUNTIME_URL),
+            Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / Path(packages.RUNTIME_URL).name,
+            download.cache_path(packages.RUNTIME_URL),
         )
         if path.is_file()
     ),
@@ -369,7 +369,7 @@ def test_the_model_inside_a_page_is_the_one_that_was_checked(
 ) -> None:
     own = classifier(pictures=None)
     page = written(own, tmp_path / "model.html", stand_in, monkeypatch)
-    (tmp_path / "inside.onnx").write_bytes(browser_page.read_model(page))
+    (tmp_path / "inside.onnx").write_bytes(packages.read_model(page))
     inside, file = load_exported(tmp_path / "inside.onnx"), str(photos.save(photos.noise(), tmp_path / "picture.png"))
     (ours,), (theirs,) = list(own.predict(file)), list(inside.predict(file))
     assert inside.classes == CLASSES
@@ -377,7 +377,7 @@ def test_the_model_inside_a_page_is_the_one_that_was_checked(
     for damaged in (b"", b"<html>", page.read_bytes().replace(b'data-part="model">', b'data-part="model">AAAA')):
         (tmp_path / "damaged.html").write_bytes(damaged)
         with pytest.raises(VitkitError, match=r"is (not a page with a model|damaged)"):
-            browser_page.read_model(tmp_path / "damaged.html")
+            packages.read_model(tmp_path / "damaged.html")
 
 
 @pytest.mark.parametrize("content", [b"no archive", b""])
@@ -393,7 +393,7 @@ def test_an_archive_that_is_not_the_runtime_is_refused(
 def test_a_page_that_no_browser_opens_is_not_written(
     stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(browser_page, "LARGEST", 1000)
+    monkeypatch.setattr(packages, "LARGEST", 1000)
     with pytest.raises(VitkitError, match=r"more than browsers open .*: use --precision float16, or export a .zip"):
         written(classifier(), tmp_path / "model.html", stand_in, monkeypatch)
     assert list(tmp_path.iterdir()) == []
@@ -405,9 +405,7 @@ def test_without_a_network_the_command_says_what_is_missing(
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
     outcome = vitkit("export", model, "-o", tmp_path / "model.html")
     assert outcome.code == 2
-    assert outcome.err.startswith(
-        f"error: {browser_page.RUNTIME_URL} is not in the cache, and VITKIT_OFFLINE=1 forbids"
-    )
+    assert outcome.err.startswith(f"error: {packages.RUNTIME_URL} is not in the cache, and VITKIT_OFFLINE=1 forbids")
     assert outcome.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -6,20 +6,34 @@ torch nor a runtime.
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
+import io
+import json
+import re
+import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive, replacing
+from vitkit.text.html import script_data, source_hash
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from vitkit.classifier import Classifier
+    from vitkit.exporting.card import Card
     from vitkit.exporting.writing import Outcome, Pictures
+    from vitkit.inference.unknown import Unknown
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,7 @@ class Package:
         name: the name by which users request it.
         suffix: the suffix of its file.
         title: a short description for lists.
-        needs_runtime: whether the archive of ONNX Runtime Web is part of it (`browser_page.RUNTIME_URL`).
+        needs_runtime: whether the archive of ONNX Runtime Web is part of it (`RUNTIME_URL`).
     """
 
     name: str
@@ -111,12 +125,11 @@ def write_package(
 def _write_page(
     path: Path, name: str, onnx: bytes, classifier: Classifier, precision: str, about: str, archive: Path
 ) -> None:
-    from vitkit.exporting import browser_page
     from vitkit.exporting.card import Card
 
     card = replace(Card.of(classifier, precision), pictures=None)
-    browser_page.write_page(path, name, onnx, card, about, archive)
-    if browser_page.read_model(path) != onnx:
+    _write_html(path, name, onnx, card, about, archive)
+    if read_model(path) != onnx:
         raise VitkitError(f"{path} does not contain the model that was written: is the disk full?")
 
 
@@ -138,3 +151,199 @@ def _write_zip(path: Path, name: str, onnx: bytes, model: Path, classifier: Clas
     with zipfile.ZipFile(path) as archive:
         if (damaged := archive.testzip()) is not None or archive.read(f"{name}/{_MODEL}") != onnx:
             raise VitkitError(f"{path} cannot be read back ({damaged or _MODEL}): is the disk full?")
+
+
+# --- The page -------------------------------------------------------------------------------------------------
+
+# One HTML file classifies photographs in a browser, without a network and without an installation. It contains the
+# model as an ONNX file, ONNX Runtime Web, and the scripts in `static/`. `pixels.js` computes the pixels as `Preprocess`
+# does, and `unknown.js` computes the score for unknown images. A Content-Security-Policy forbids every request, so that
+# photographs stay on the machine.
+#
+# ONNX Runtime Web is published on npm and is not part of vitkit. The caller downloads its archive and passes the path.
+
+RUNTIME_VERSION = "1.30.0"
+RUNTIME_URL = f"https://registry.npmjs.org/onnxruntime-web/-/onnxruntime-web-{RUNTIME_VERSION}.tgz"
+RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71"
+RUNTIME_MEGABYTES = 33  # of the download
+LARGEST = 600 * 10**6  # bytes of a page: browsers need about four times as much memory to open it
+_RUNTIME_SCRIPT, _WASM = "package/dist/ort.wasm.bundle.min.mjs", "package/dist/ort-wasm-simd-threaded.wasm"
+_LEVELS = {"model": 1}  # of compression: weights hardly become smaller with more
+_GZIP = 31  # the format, for zlib
+_BLOCK = 6 * 2**20  # bytes in one element; a multiple of 3, so that each can be decoded alone
+_FAMILIAR = (
+    '<label for="unlike">Mark what looks less familiar than all but</label>'
+    '<input type="number" id="unlike" min="0" max="100" step="0.5" value="5"> % of known photographs\n'
+)
+_PART = '<script type="text/plain" data-part="{}">'
+
+
+def _write_html(path: Path, name: str, onnx: bytes, card: Card, about: str, runtime: Path) -> None:
+    """Write the page of a model.
+
+    Args:
+        path: the file to write.
+        name: the name of the model, the title of the page.
+        onnx: the content of the model's ONNX file.
+        card: the card of the ONNX file.
+        about: a text about the model, such as its model card; empty if there is none.
+        runtime: the archive from `RUNTIME_URL`.
+
+    Raises:
+        VitkitError: the page would be larger than `LARGEST`, or `runtime` is not the expected archive.
+    """
+    script, wasm = _runtime(runtime)
+    parts = {"worker": script + _worker(), "wasm": wasm, "model": onnx}
+    packed = {part: gzip.compress(content, _LEVELS.get(part, 9), mtime=0) for part, content in parts.items()}
+    size = sum(4 * len(content) // 3 for content in packed.values())
+    if size > LARGEST:
+        raise VitkitError(
+            f"the page would have {size / 1e6:.0f} MB, more than browsers open ({LARGEST / 1e6:.0f} MB): "
+            "use --precision float16, or export a .zip"
+        )
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(_opening(name, card, about, size))
+        for part, content in packed.items():
+            for block in _blocks(content):
+                file.write(f"{_PART.format(part)}{block}</script>\n")
+        file.write(f"<script>{_script()}</script>\n</html>\n")
+
+
+def read_model(path: Path) -> bytes:
+    """Return the ONNX file inside a page.
+
+    Raises:
+        VitkitError: the file is not such a page, or is damaged.
+    """
+    begin, end = _PART.format("model").encode(), b"</script>\n"
+    unpacked, blocks = zlib.decompressobj(wbits=_GZIP), []
+    try:
+        with path.open("rb") as file:  # a line for each block: a large page is never in memory as a whole
+            for line in file:
+                if line.startswith(begin) and line.endswith(end):
+                    content = base64.b64decode(line[len(begin) : -len(end)], validate=True)
+                    blocks.append(unpacked.decompress(content))
+    except (ValueError, zlib.error) as error:
+        raise VitkitError(f"{path} is damaged: {error}") from error
+    if not unpacked.eof:
+        raise VitkitError(f"{path} is not a page with a model, or is damaged")
+    return b"".join(blocks)
+
+
+def _runtime(archive: Path) -> tuple[bytes, bytes]:
+    """Return the script and the WebAssembly module of the runtime.
+
+    A page that is opened from a file can start a classic worker but not a module worker. Therefore the exports of the
+    runtime's module are converted to an object `ort` in a classic script.
+    """
+    try:
+        with tarfile.open(archive) as files:
+            members = [files.extractfile(name) for name in (_RUNTIME_SCRIPT, _WASM)]
+            script, wasm = ((file or io.BytesIO()).read() for file in members)
+    except (KeyError, OSError, tarfile.TarError) as error:
+        raise VitkitError(f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again") from error
+    body, begin, exports = script.decode().rpartition("export{")
+    names = exports.partition("}")[0].split(",")
+    if not begin or not all(re.fullmatch(r"[\w$]+ as [\w$]+", name) for name in names):
+        raise VitkitError(f"{archive} is not ONNX Runtime Web {RUNTIME_VERSION}: delete it and try again")
+    pairs = (name.split(" as ") for name in names)
+    body = body.replace("import.meta.url", "self.location.href")
+    return f"{body}const ort={{{','.join(f'{outer}:{inner}' for inner, outer in pairs)}}};\n".encode(), wasm
+
+
+def _worker() -> bytes:
+    """Return the worker's scripts in a scope of their own, because the runtime has short global names."""
+    texts = [(_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js")]
+    return f"(() => {{\n{''.join(texts)}}})();\n".encode()
+
+
+def _blocks(content: bytes) -> Iterator[str]:
+    for start in range(0, len(content), _BLOCK):
+        yield base64.b64encode(content[start : start + _BLOCK]).decode()
+
+
+def _script() -> str:
+    return (_STATIC / "page.js").read_text(encoding="utf-8")
+
+
+def _opening(name: str, card: Card, about: str, size: int) -> str:
+    """Return everything before the embedded parts."""
+    styles = (_STATIC / "page.css").read_text(encoding="utf-8")
+    policy = (
+        f"default-src 'none'; script-src '{source_hash(_script())}' blob: 'wasm-unsafe-eval'; worker-src blob:; "
+        f"style-src '{source_hash(styles)}'; img-src blob: data:; media-src blob:; base-uri 'none'; form-action 'none'"
+    )
+    height, width = card.preprocess.size
+    data = _data(card)
+    many = f"{len(card.classes):,} classes" if len(card.classes) != 1 else "one class"
+    several = " A photograph may show several of them, or none." if card.thresholds is not None else ""
+    described = f"<details><summary>About the model</summary><pre>{escape(about)}</pre></details>" if about else ""
+    return _filled(
+        name=escape(name),
+        policy=policy,
+        styles=styles,
+        many=many,
+        several=several,
+        megabytes=f"{size / 1e6:.0f}",
+        classes=escape(", ".join(card.classes)),
+        described=described,
+        familiar=_FAMILIAR if "unknown" in data else "",
+        width=str(width),
+        height=str(height),
+        version=escape(card.vitkit_version),
+        licence=escape((_STATIC / "onnxruntime.LICENSE").read_text(encoding="utf-8")),
+        card=script_data(data),
+    )
+
+
+def _data(card: Card) -> dict[str, Any]:
+    """Return the data for the scripts: the card, Pillow's order of resampling, and the score for unknown images."""
+    from vitkit.inference.trust import parsed
+
+    data: dict[str, Any] = json.loads(replace(card, trust=None).to_json())
+    data |= {"preprocess": data["preprocess"] | {"columns_first": columns_first()}}
+    unknown = None if card.trust is None else parsed(card.trust, len(card.classes)).unknown
+    return data if unknown is None or not card.features else data | {"unknown": _score(unknown)}
+
+
+def _score(unknown: Unknown) -> dict[str, Any]:
+    """Return the score for unknown images as the input of `unknown.js`."""
+    from vitkit.inference.unknown import PARTS, neighbour
+
+    parts = [
+        {
+            "name": score.method,
+            "weight": PARTS[unknown.method][score.method],
+            "nearest": neighbour(len(score.points)),
+            **{name: _bytes(array) for name in ("points", "whitening") if (array := getattr(score, name)).size},
+        }
+        for score in unknown.scores
+    ]
+    return {"parts": parts, "known": _bytes(unknown.known)}
+
+
+def _bytes(array: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return an array as base64, in row-major and little-endian order, with the number of bytes per value."""
+    import numpy as np
+
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return {"bytes": base64.b64encode(little.tobytes()).decode(), "size": array.dtype.itemsize}
+
+
+def columns_first() -> bool:
+    """Return whether the installed Pillow may resample the columns of a picture before its rows.
+
+    Versions 11 and 12 never do. The results differ by one of 255 levels.
+    """
+    from PIL import Image
+
+    picture = Image.frombytes("L", (30, 97), hashlib.shake_128(b"").digest(30 * 97))
+    whole, rows_first = (
+        picture.resize((18, 58)),
+        picture.resize((18, 97)).resize((18, 58)),
+    )
+    return whole.tobytes() != rows_first.tobytes()
+
+
+def _filled(**values: str) -> str:
+    return Template((_STATIC / "page.html").read_text(encoding="utf-8")).substitute(values)

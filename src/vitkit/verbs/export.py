@@ -187,7 +187,7 @@ def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pict
 
 def _runtime() -> Path:
     """Return the archive of ONNX Runtime Web, downloading it if necessary."""
-    from vitkit.exporting.browser_page import RUNTIME_SHA256, RUNTIME_URL
+    from vitkit.exporting.packages import RUNTIME_SHA256, RUNTIME_URL
     from vitkit.weights.download import fetch_url
 
     return fetch_url(RUNTIME_URL, RUNTIME_SHA256)

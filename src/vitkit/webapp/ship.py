@@ -11,9 +11,8 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from vitkit.errors import VitkitError
-from vitkit.exporting.browser_page import RUNTIME_MEGABYTES, RUNTIME_URL
 from vitkit.exporting.formats import FORMATS, Format
-from vitkit.exporting.packages import PACKAGES, Package
+from vitkit.exporting.packages import PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Package
 from vitkit.model_folder import DESCRIPTION, version_of
 from vitkit.reporting.model_card import model_card
 from vitkit.webapp.likeness import Background
