@@ -191,6 +191,6 @@ def test_one_function_makes_json() -> None:
         "weights/checkpoint.py",
         "text/html.py",
         "serving/guard.py",
-        "verbs/wheels.py",
+        "verbs/pack.py",
         "training/finalize.py",
     }

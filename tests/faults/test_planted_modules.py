@@ -94,7 +94,7 @@ def test_one_function_starts_python() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "executable" and ast.unparse(node) == "sys.executable"
     ]
     # The second asks whether there is one; the others run pip and venv, the last where vitkit is not installed yet.
-    others = {"data/file_facts.py", "verbs/wheels.py", "verbs/classroom/install.py"}
+    others = {"data/file_facts.py", "verbs/pack.py", "verbs/classroom/install.py"}
     assert set(users) == {"system/stopping.py", *others}
 
 

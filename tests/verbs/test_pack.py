@@ -27,8 +27,7 @@ import vitkit as package
 from cli.conftest import Command
 from vitkit.errors import VitkitError
 from vitkit.verbs import pack as packing
-from vitkit.verbs import wheels
-from vitkit.verbs.wheels import Target, here, own_wheel, resolve, this_python
+from vitkit.verbs.pack import Target, here, own_wheel, resolve, this_python
 
 MAIN = "import sys\nprint('vitkit 0 was installed in', sys.prefix)\n"
 
@@ -102,12 +101,12 @@ def small(index: Index, monkeypatch: pytest.MonkeyPatch) -> Index:
 def quick(small: Index, monkeypatch: pytest.MonkeyPatch) -> Index:
     """The same index, without asking pip."""
 
-    def resolve(requirement: str, target: Target, indexes: Sequence[str] = ()) -> list[wheels.Wheel]:
+    def resolve(requirement: str, target: Target, indexes: Sequence[str] = ()) -> list[packing.Wheel]:
         names = ["fast-1.0", "web-1.0", *(["graph-1.0"] if "export" in requirement else [])]
         files = [next((small.folder / name.partition("-")[0]).glob(f"{name}-*.whl")) for name in names]
         digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
         return [
-            wheels.Wheel(file.name, name.replace("-", "=="), file.as_uri(), digest)
+            packing.Wheel(file.name, name.replace("-", "=="), file.as_uri(), digest)
             for name, file, digest in zip(names, files, digests, strict=True)
         ]
 
@@ -139,7 +138,7 @@ def photographs(tmp_path: Path) -> Path:
     return tmp_path / "pets"
 
 
-def names(found: list[wheels.Wheel]) -> set[str]:
+def names(found: list[packing.Wheel]) -> set[str]:
     return {own.name for own in found}
 
 
@@ -167,7 +166,7 @@ def test_requirements_are_those_of_the_other_system(
     assert names(found) == expected | {name, "web-1.0-py3-none-any.whl"}
     (fast,) = [own for own in found if own.requirement == "fast==1.5"]
     assert fast.sha256 == hashlib.sha256((small.folder / "fast" / fast.name).read_bytes()).hexdigest()
-    assert wheels.with_sizes([fast])[0].size == (small.folder / "fast" / fast.name).stat().st_size
+    assert packing.with_sizes([fast])[0].size == (small.folder / "fast" / fast.name).stat().st_size
 
 
 def test_conditions_of_another_system_are_complete(small: Index) -> None:
@@ -176,8 +175,8 @@ def test_conditions_of_another_system_are_complete(small: Index) -> None:
         "from pip._vendor.packaging.markers import default_environment as d; print(*d())"  # it changes sys.modules
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert wheels._conditions(Target("windows", "3.12")).keys() == set(done.stdout.split())
-    assert wheels._conditions(Target("this", this_python())) == {}
+    assert packing._conditions(Target("windows", "3.12")).keys() == set(done.stdout.split())
+    assert packing._conditions(Target("this", this_python())) == {}
 
 
 def test_a_package_that_is_nowhere_is_named(index: Index) -> None:
@@ -190,9 +189,9 @@ def test_pip_is_taken_from_where_python_keeps_it_for_new_environments(
 ) -> None:
     index.add("alone")
     monkeypatch.setattr(
-        wheels, "find_spec", lambda name: None if name == "pip" else __import__("importlib").util.find_spec(name)
+        packing, "_find_spec", lambda name: None if name == "pip" else __import__("importlib").util.find_spec(name)
     )
-    (brought,) = wheels._pip_path()
+    (brought,) = packing._pip_path()
     assert Path(brought).name.startswith("pip-")
     assert names(resolve("alone", Target("this", this_python()))) == {"alone-1.0-py3-none-any.whl"}
 
@@ -203,7 +202,7 @@ def test_wheels_are_downloaded_from_a_server_and_their_sizes_are_known(
     found = packing.resolve
     with serving(quick.folder) as address:
 
-        def served(*arguments: Any) -> list[wheels.Wheel]:
+        def served(*arguments: Any) -> list[packing.Wheel]:
             return [replace(own, url=own.url.replace(quick.folder.as_uri(), address)) for own in found(*arguments)]
 
         monkeypatch.setattr(packing, "resolve", served)
@@ -363,7 +362,7 @@ def test_a_wheel_that_changed_since_it_was_found_is_not_kept(
 ) -> None:
     found = packing.with_sizes
 
-    def change(resolved: list[wheels.Wheel]) -> list[wheels.Wheel]:
+    def change(resolved: list[packing.Wheel]) -> list[packing.Wheel]:
         (quick.folder / "web" / "web-1.0-py3-none-any.whl").write_bytes(b"something else")
         return found(resolved)
 
