@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from vitkit.data import archive, shards
-from vitkit.data.csv_rows import read_rows, refuse_encoding
+from vitkit.data.labels import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
 from vitkit.data.named import DATASETS
 from vitkit.data.storage import FOLDER_STORAGES, STORAGES, Storage

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.data.csv_rows import refuse_encoding
+from vitkit.data.labels import refuse_encoding
 from vitkit.errors import VitkitError
 from vitkit.system.progress import Say
 from vitkit.text.cells import JOINT, listed
