@@ -251,7 +251,7 @@ def command(*arguments: str) -> str:
         ("import vitkit, vitkit.model.config, vitkit.errors", _SLOW | {"torch", "numpy"}),
         ("import vitkit; vitkit.ViTConfig, vitkit.list_models()", _SLOW | {"torch", "numpy"}),
         ("import vitkit.explanation.methods, vitkit.inference.backends.registry", _SLOW | {"torch", "numpy"}),
-        ("import vitkit.data.sources, vitkit.weights.formats.registry", _SLOW | {"torch", "numpy"}),
+        ("import vitkit.data.sources, vitkit.weights.formats", _SLOW | {"torch", "numpy"}),
         ("import vitkit.exporting.formats", _SLOW | {"torch", "numpy", "onnxruntime", "openvino"}),
         ("import vitkit.classifier, vitkit.exporting.loading", _SLOW | {"torch", "onnxruntime", "openvino"}),
         (_WITH_TORCH, _SLOW),

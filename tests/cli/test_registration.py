@@ -168,7 +168,7 @@ def test_a_named_data_set_is_one_module_and_one_row(place: Path) -> None:
 _CHECKPOINT = """
 import numpy as np, torch
 from vitkit.weights.formats.export import settled
-from vitkit.weights.formats.registry import CheckpointFormat, register
+from vitkit.weights.formats import CheckpointFormat, register
 from vitkit.weights.layout import Layout, same
 
 PIXELS = {"fit": "squash", "interpolation": "nearest", "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)}

@@ -13,7 +13,7 @@ from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
 from vitkit.verbs.inputs import PREPROCESS, check_choice
 from vitkit.verbs.result import Result
-from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, VITKIT, file_suffixes, kind_of, kinds, writable
+from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT, file_suffixes, kind_of, kinds, writable
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier

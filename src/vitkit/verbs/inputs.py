@@ -27,7 +27,7 @@ from vitkit.system.files import address_of, check_here, exclusive, exclusive_in,
 from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import one_of
-from vitkit.weights.formats.registry import pixel_owners
+from vitkit.weights.formats import pixel_owners
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources

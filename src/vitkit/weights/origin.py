@@ -28,7 +28,7 @@ from vitkit.text.arguments import is_number
 from vitkit.text.cells import check_names, listed
 from vitkit.weights.catalog import Entry, class_names, names_beside, unique
 from vitkit.weights.checkpoint import Checkpoint, readers
-from vitkit.weights.formats.registry import readable
+from vitkit.weights.formats import readable
 from vitkit.weights.formats.timm import TUTORIALS
 from vitkit.weights.infer import Inferred, Known, infer, namesakes
 from vitkit.weights.layout import Layout, account_for

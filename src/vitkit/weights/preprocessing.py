@@ -14,7 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import Pair
 from vitkit.system.files import from_json
 from vitkit.text.arguments import as_typed, from_text, hints_of, is_number, type_of
-from vitkit.weights.formats.registry import pixel_owners, pixels_of
+from vitkit.weights.formats import pixel_owners, pixels_of
 
 PreprocessLike = Preprocess | Mapping[str, Any] | str | Path
 

@@ -1,1 +1,201 @@
-"""The names and shapes of tensors in published checkpoints, with one module per publisher."""
+"""The layouts of published checkpoints: the names and shapes of their tensors, with one module per publisher.
+
+The table has one row per layout. Importing this module does not import torch. To add a layout, add a module and a row.
+Loading tries the rows in turn, and the command line derives its choices from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitkit.classifier import Classifier
+    from vitkit.weights.checkpoint import Checkpoint
+    from vitkit.weights.layout import Layout
+
+VITKIT = "folder"  # vitkit's model folder
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """A format of checkpoints: the names and files that one publisher uses for tensors.
+
+    Attributes:
+        name: the name of the format on the command line.
+        tells: a short description; empty if the name suffices.
+        reader: `module:function` that recognises checkpoints of this format (without `:function`, it is `recognise`);
+            empty if the format cannot be read.
+        writer: the module with a function `write`; empty if the format cannot be written.
+        suffixes: the suffixes of files that can be written.
+        is_folder: whether folders can be written.
+        pixels: by publisher of weights, the name of a constant in the module of `reader`. The constant contains the
+            publisher's fields of `Preprocess`.
+        marks: substrings, of which every checkpoint of this format has at least one in a tensor name. The reader is
+            imported only for such checkpoints, or for all if this is empty.
+    """
+
+    name: str
+    tells: str = ""
+    reader: str = ""
+    writer: str = ""
+    suffixes: tuple[str, ...] = ()
+    is_folder: bool = False
+    pixels: Mapping[str, str] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
+
+    def recognise(self, checkpoint: Checkpoint) -> Layout | None:
+        """Return the layout of a checkpoint if it has this format; None otherwise.
+
+        Raises:
+            VitkitError: the checkpoint has this format, but its model has parts that vitkit's does not have.
+        """
+        if self.marks and not any(mark in name for name in checkpoint.tensors for mark in self.marks):
+            return None
+        module, _, function = self.reader.partition(":")
+        recognises: Callable[[Checkpoint], Layout | None] = getattr(import_module(module), function or "recognise")
+        return recognises(checkpoint)
+
+    def write(self, classifier: Classifier, destination: Path) -> None:
+        """Write a classifier in this format, with the head divided by the temperature, which the format cannot store.
+
+        Raises:
+            VitkitError: the layout cannot express the model; the message names the field.
+            OSError: the disk is full or not writable; nothing is left behind.
+        """
+        import_module(self.writer).write(classifier, destination)
+
+
+CHECKPOINT_FORMATS: dict[str, CheckpointFormat] = {}
+
+
+def register(form: CheckpointFormat) -> None:
+    """Add a format, which is tried before the others.
+
+    Raises:
+        ValueError: a format with this name, or with a publisher of the same name, exists already.
+    """
+    if form.name in (VITKIT, *CHECKPOINT_FORMATS) or set(form.pixels) & set(pixel_owners()):
+        raise ValueError(f"there is a checkpoint format {form.name!r} already, or one with its pixels")
+    rows = {form.name: form, **CHECKPOINT_FORMATS}
+    CHECKPOINT_FORMATS.clear()
+    CHECKPOINT_FORMATS.update(rows)
+
+
+def readable() -> list[CheckpointFormat]:
+    """Return the formats that can be read, in the order in which they are tried."""
+    return [form for form in CHECKPOINT_FORMATS.values() if form.reader]
+
+
+def writable() -> dict[str, CheckpointFormat]:
+    """Return the formats that can be written."""
+    return {name: form for name, form in CHECKPOINT_FORMATS.items() if form.writer}
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the names of the formats that a checkpoint can be converted to."""
+    return (VITKIT, *writable())
+
+
+def kind_of(destination: Path) -> str:
+    """Return the name of the format that a destination has by its suffix; vitkit's model folder by default."""
+    return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
+
+
+def file_suffixes() -> tuple[str, ...]:
+    """Return the suffixes of the files that can be written."""
+    return tuple(suffix for form in writable().values() for suffix in form.suffixes)
+
+
+def pixel_owners() -> tuple[str, ...]:
+    """Return the names of publishers that can be stated as a preprocessing."""
+    return tuple(owner for form in CHECKPOINT_FORMATS.values() for owner in form.pixels)
+
+
+def pixels_of(owner: str) -> Mapping[str, Any] | None:
+    """Return a publisher's fields of `Preprocess`, except the size; None if the publisher is unknown."""
+    for form in CHECKPOINT_FORMATS.values():
+        if owner in form.pixels:
+            pixels: Mapping[str, Any] = getattr(import_module(form.reader.split(":")[0]), form.pixels[owner])
+            return pixels
+    return None
+
+
+_HOME = "vitkit.weights.formats"
+
+for _row in (  # from the format that is tried last to the one that is tried first
+    CheckpointFormat(
+        "timm",
+        reader=f"{_HOME}.timm:recognise",
+        writer=f"{_HOME}.timm",
+        suffixes=(".safetensors", ".pth", ".pt"),
+        is_folder=True,
+        pixels={"augreg": "AUGREG", "deit": "DEIT"},
+    ),
+    CheckpointFormat("naflex", "timm's NaFlexViT", reader=f"{_HOME}.timm_eva:recognise_naflex", marks=("embeds.",)),
+    CheckpointFormat(
+        "eva",
+        "timm's EVA, EVA-02, Perception Encoder, DINOv3",
+        reader=f"{_HOME}.timm_eva:recognise",
+        marks=(".gamma_", "norm_pre.", ".q_bias", ".v_bias", ".q_proj.bias", ".v_proj.bias", ".mlp.fc1_"),
+    ),
+    CheckpointFormat(
+        "beit",
+        "timm's BEiT and ViTs with relative positions",
+        reader=f"{_HOME}.timm_eva:recognise_beit",
+        marks=("relative_position_bias_table", "rel_pos"),
+    ),
+    CheckpointFormat(
+        "dino",
+        "DINO and DINOv2, by their authors",
+        f"{_HOME}.authors:recognise_dino",
+        pixels={"dinov2": "DINO_PIXELS"},
+        marks=("ls1.gamma",),
+    ),
+    CheckpointFormat(
+        "hf",
+        "Hugging Face's",
+        f"{_HOME}.huggingface:recognise",
+        writer=f"{_HOME}.huggingface",
+        is_folder=True,
+        marks=("layer.", "layers."),
+    ),
+    CheckpointFormat(
+        "hf_dinov3", "Hugging Face's DINOv3", f"{_HOME}.huggingface_others:recognise_dinov3", marks=("layer.",)
+    ),
+    CheckpointFormat(
+        "hf_beit",
+        "Hugging Face's BEiT and Data2VecVision",
+        f"{_HOME}.huggingface_others:recognise_beit",
+        marks=("layer.", "layers."),
+    ),
+    CheckpointFormat(
+        "clip", "Hugging Face's CLIP and SigLIP", f"{_HOME}.huggingface_towers:recognise", marks=("encoder.layers.",)
+    ),
+    CheckpointFormat("open_clip", "OpenCLIP's", f"{_HOME}.open_clip:recognise", marks=("visual.", "resblocks.")),
+    CheckpointFormat(
+        "authors",
+        "DINOv3's, EVA-02's and Perception Encoder's, by their authors",
+        reader=f"{_HOME}.authors:recognise",
+        marks=("storage_tokens", "bias_mask", "visual.attn_pool.", ".mlp.w", ".mlp.ffn_ln.", ".inner_attn_ln."),
+    ),
+    CheckpointFormat(
+        "torchvision",
+        reader=f"{_HOME}.torchvision:recognise",
+        pixels={"torchvision": "PIXELS"},
+        marks=("encoder_layer_",),
+    ),
+    CheckpointFormat(
+        "npz",
+        "Google's",
+        f"{_HOME}.google:recognise",
+        f"{_HOME}.google",
+        (".npz",),
+        pixels={"google": "PIXELS"},
+        marks=("Transformer/",),
+    ),
+):
+    register(_row)

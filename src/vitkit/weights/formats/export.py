@@ -25,7 +25,7 @@ from vitkit.model.variants import WRITTEN, settings, variants_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_json
 from vitkit.weights.checkpoint import PICTURES
-from vitkit.weights.formats.registry import CHECKPOINT_FORMATS, VITKIT
+from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT
 from vitkit.weights.layout import Layout
 
 Files = tuple[dict[str, Tensor], dict[str, dict[str, Any]]]  # the tensors, and the JSON files next to them

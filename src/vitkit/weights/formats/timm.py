@@ -21,8 +21,8 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.variants import TIMM, fields_by_names, handlers_of
 from vitkit.system.files import replacing, to_json
 from vitkit.weights.checkpoint import Checkpoint, noted, tuck_in
+from vitkit.weights.formats import CHECKPOINT_FORMATS
 from vitkit.weights.formats.export import Files, metadata, one, ours_of, refuse, said, save, tensors_under, write_folder
-from vitkit.weights.formats.registry import CHECKPOINT_FORMATS
 from vitkit.weights.layout import Layout, Piece, Split, same
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
