@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import runs
 from photos import fingerprint, folder, noise, save
 from vitkit.data import DATASETS, SUFFIXES, DataSet, examine, find_images, locate, read_source, split_from_file
-from vitkit.data.walk import walk
+from vitkit.data.storage import walk
 from vitkit.errors import VitkitError
 from vitkit.training import resume, train
 from vitkit.weights import load

@@ -66,7 +66,7 @@ def test_folders_of_somebody_else(tmp_path: Path) -> None:
     import pwd
 
     code = (
-        "import os, sys; from vitkit.data.walk import Overlooked, find_images; import vitkit.data.sources as source;"
+        "import os, sys; from vitkit.data.storage import Overlooked, find_images; import vitkit.data.sources as source;"
         "os.setgid({0}); os.setuid({0}); own = Overlooked(); print(len(find_images([sys.argv[1]], own)));"
         "print(*own.lines()); print(*source.read_source(sys.argv[1]).overlooked)"
     ).format(pwd.getpwnam("nobody").pw_uid)

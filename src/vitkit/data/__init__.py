@@ -46,10 +46,9 @@ __all__, __getattr__ = public(
             "split_from_file split_to_dict"
         ),
         "splits": "SPLITS fold held_out_split limit_training scenes split stratify",
-        "storage": "Stored below_storage is_there open_place read_place",
+        "storage": "Overlooked SUFFIXES Stored below_storage find_images is_there open_place read_place",
         "table": "ImageTable table_of",
         "task": "MULTI_LABEL SINGLE_LABEL TASKS Task task_of",
         "user_datasets": "Datasets item_of read_preprocess survey",
-        "walk": "Overlooked SUFFIXES find_images",
     },
 )

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vitkit.data.layout import Folder, LayoutName, table_of_layout, understand
-from vitkit.data.storage import UnreadableImageError
+from vitkit.data.storage import Overlooked, UnreadableImageError, is_passed_over, why_ignored
 from vitkit.data.table import UNLABELLED, ImageTable
-from vitkit.data.walk import Overlooked, is_passed_over, why_ignored
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
 

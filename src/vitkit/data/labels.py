@@ -31,9 +31,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from vitkit.data.storage import is_there
+from vitkit.data.storage import SUFFIXES, is_there
 from vitkit.data.task import MULTI_LABEL
-from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.files import (
     append_bytes,

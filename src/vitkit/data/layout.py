@@ -18,8 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from vitkit.data.storage import Branch, Overlooked, look_through, why_ignored
 from vitkit.data.table import ImageTable, Row, table_of
-from vitkit.data.walk import Branch, Overlooked, look_through, why_ignored
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, look
 

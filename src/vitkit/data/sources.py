@@ -17,11 +17,10 @@ from vitkit.data import archive, shards
 from vitkit.data.labels import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
 from vitkit.data.named import DATASETS
-from vitkit.data.storage import FOLDER_STORAGES, STORAGES, Storage
+from vitkit.data.storage import FOLDER_STORAGES, STORAGES, Overlooked, Storage, entries_in, images_below, is_passed_over
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
 from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_of
 from vitkit.data.task import MULTI_LABEL
-from vitkit.data.walk import Overlooked, entries_in, images_below, is_passed_over
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of
 from vitkit.text.cells import restored

@@ -1,21 +1,28 @@
-"""Access to the bytes of images, which are files in a folder or entries of a storage that returns bytes by key.
+"""Find images and open them: files in a folder, or entries of a storage that returns bytes by key.
 
 All code that reads pictures takes a `Place`: the path of a file, or an image in a storage. A path can also lead into an
 archive: `flowers.zip/daisy/1.jpg` names an image in the archive `flowers.zip`. In the same way, a path or an address
 can lead into a folder of shards. Command lines and prediction files can therefore name such images.
+
+`walk`, `look_through` and `find_images` walk through folders on disk and recognise image files by their names.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from vitkit.errors import VitkitError
+from vitkit.text.cells import listed, plural
 
 
 class UnreadableImageError(VitkitError):
@@ -165,3 +172,248 @@ def version_of(place: Place) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return seen.st_size, seen.st_mtime_ns, seen.st_ino
+
+
+# --- Images in folders ----------------------------------------------------------------------------------------
+
+SUFFIXES = frozenset(
+    f".{ending}"
+    for ending in (
+        *("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "gif"),
+        *("bmp", "tif", "tiff", "ppm", "pgm", "heic", "heif", "hif", "avif"),
+    )
+)
+_SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))
+_LOOKED_AT = 10_000  # files of a hidden folder that are checked for an image
+
+
+@dataclass
+class Overlooked:
+    """Files and folders that a search for images ignored.
+
+    Attributes:
+        ignored: the number of ignored files and folders by reason, such as `not an image format`.
+        closed: the folders that could not be read and may contain images, each with the reason.
+        hidden: hidden folders that contain images.
+    """
+
+    ignored: Counter[str] = field(default_factory=Counter)
+    closed: dict[str, str] = field(default_factory=dict)
+    hidden: list[str] = field(default_factory=list)
+
+    def close(self, error: OSError) -> None:
+        """Record a folder that could not be read."""
+        self.closed[str(error.filename)] = (error.strerror or type(error).__name__).lower()
+
+    def hide(self, folder: str | Path) -> None:
+        """Record a hidden folder if it contains images."""
+        if Path(folder).name.startswith(".") and str(folder) not in self.hidden and _has_images(folder):
+            self.hidden.append(str(folder))
+
+    def lines(self, root: Path | None = None) -> list[str]:
+        """Describe the unreadable and the hidden folders, one sentence each, with paths relative to `root`."""
+        lines = []
+        if self.closed:
+            named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
+            folders = plural(len(named), "folder", "folders")
+            lines.append(f"{folders} cannot be read, and their content is left out: {listed(named)}")
+        if self.hidden:
+            folders = plural(len(self.hidden), "hidden folder", "hidden folders")
+            names = listed([_from(root, folder) for folder in sorted(self.hidden)])
+            lines.append(f"images in {folders} are left out; rename the folders to include them: {names}")
+        return lines
+
+
+def _from(root: Path | None, folder: str) -> str:
+    return folder if root is None else Path(folder).relative_to(root).as_posix()
+
+
+def is_passed_over(folder: str) -> bool:
+    """Return whether a folder is hidden, or is `__MACOSX`, which macOS adds to archives."""
+    return folder.startswith(".") or folder == "__MACOSX"
+
+
+def why_ignored(file: str) -> str | None:
+    """Return the reason why a file with this name is not an image; None if it is an image."""
+    if file.lower() in _SYSTEM or file.startswith("._"):
+        return "system file"
+    if file.startswith("."):
+        return "hidden"
+    if os.path.splitext(file)[1].lower() not in SUFFIXES:  # noqa: PTH122  # ten times as fast as a Path's
+        return "not an image format"
+    return None
+
+
+def _has_images(folder: str | Path) -> bool:
+    return any(why_ignored(file.name) is None for file in islice(walk(Path(folder)), _LOOKED_AT))
+
+
+def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
+    """List the image files below a folder by their relative paths, with `/` between folders.
+
+    Other files and ignored folders are recorded in `overlooked`.
+    """
+    keys = []
+    for parent, files in _walk(folder, overlooked):  # strings, since `Path` would double the time
+        below = os.path.relpath(parent, folder).replace(os.sep, "/")
+        before = "" if below == "." else f"{below}/"
+        for name in files:
+            reason = why_ignored(name)
+            if reason is None:
+                keys.append(before + name)
+            else:
+                overlooked.ignored[reason] += 1
+    return keys
+
+
+def entries_in(folder: Path) -> list[tuple[str, bool]]:
+    """List the entries of a folder as pairs of a name and whether it is a file."""
+    return [(child.name, child.is_file()) for child in folder.iterdir()]
+
+
+Branch = tuple[Path, bool, list["Branch"]]  # a folder, whether it contains images directly, and the folders in it
+
+
+def look_through(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Branch:
+    """Return the tree of folders below `path`, following symbolic links except to folders above.
+
+    Args:
+        path: the folder.
+        overlooked: receives the hidden and the unreadable folders.
+        above: the real paths of the folders above `path`.
+    """
+    real = os.path.realpath(path)
+    if real in above:
+        return path, False, []
+    try:
+        with os.scandir(path) as listed_entries:
+            entries = list(listed_entries)
+    except OSError as error:
+        overlooked.close(error)
+        entries = []
+    has_images, folders = False, []
+    for entry in entries:
+        if not _is_folder(entry):
+            has_images = has_images or why_ignored(entry.name) is None
+        elif is_passed_over(entry.name):
+            overlooked.hide(entry.path)
+        else:
+            folders.append(entry.name)
+    return path, has_images, [look_through(path / child, overlooked, (*above, real)) for child in sorted(folders)]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
+    """Yield every file below a folder, sorted. Symbolic links are followed, but no folder is entered twice.
+
+    Hidden folders, `__MACOSX` and unreadable folders are skipped, and recorded in `overlooked`.
+    """
+    for parent, files in _walk(folder, overlooked):
+        yield from (Path(parent, name) for name in files)
+
+
+def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path of each visited folder, with the sorted names of its files."""
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(
+        folder, onerror=None if overlooked is None else overlooked.close, followlinks=True
+    ):
+        if os.path.realpath(parent) in seen:  # reached a second time through a link
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(parent))
+        if overlooked is not None:
+            passed_over = [name for name in folders if is_passed_over(name)]
+            overlooked.ignored.update(f"folder {name}" for name in passed_over)
+            for name in passed_over:
+                overlooked.hide(Path(parent, name))
+        folders[:] = sorted(name for name in folders if not is_passed_over(name))
+        yield parent, sorted(files)
+
+
+def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) -> list[str]:
+    """Find the images in files, folders, archives and glob patterns.
+
+    The images of each source are sorted in natural order.
+
+    Args:
+        sources: the paths and patterns that the user typed.
+        overlooked: receives the ignored files and folders.
+
+    Raises:
+        VitkitError: a source does not exist, or contains no image.
+    """
+    overlooked = Overlooked() if overlooked is None else overlooked
+    return [path for source in sources for path in _find(source, overlooked)]
+
+
+def _find(source: str, overlooked: Overlooked) -> list[str]:
+    if not source:
+        raise VitkitError('one of the sources is empty (""): pass a file, a folder or a pattern; . is this folder')
+    closed = len(overlooked.closed)
+    if Path(source).exists() or below_storage(source) is not None:
+        paths = _as_named(source, overlooked)
+    else:
+        _note_closed(source, overlooked)
+        matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
+        if not matches and len(overlooked.closed) == closed:
+            raise VitkitError(f"no such file, folder or pattern: {source}")
+        paths = [path for match in matches for path in _as_named(match, overlooked)]
+    if not paths:
+        unread = list(overlooked.closed.items())[closed:]
+        because = f": {unread[0][0]} cannot be read ({unread[0][1]})" if unread else ""
+        raise VitkitError(f"no images in {source}{because}")
+    return sorted(paths, key=natural)
+
+
+def _below(source: str, stored: Stored) -> list[str]:
+    """Return the images below a place in a storage; if the place is itself an image, return only that image."""
+    keys = stored.storage.keys()
+    if stored.key in keys:
+        return [source]
+    above = f"{stored.key}/" if stored.key else ""
+    images = [key for key in keys if key.startswith(above) and _is_image(key.removeprefix(above))]
+    if not images and above and not any(key.startswith(above) for key in keys):
+        raise VitkitError(f"no such file or folder in {stored.storage.name}: {stored.key}")
+    return [f"{source.rstrip('/')}/{key.removeprefix(above)}" for key in images]
+
+
+def _is_image(key: str) -> bool:
+    *folders, name = key.split("/")
+    return why_ignored(name) is None and not any(map(is_passed_over, folders))
+
+
+def _note_closed(pattern: str, overlooked: Overlooked) -> None:
+    """Record the unreadable folders on the path of a glob pattern, because `glob` skips them silently."""
+    parts = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern)
+    for i in range(1, len(parts)):
+        if glob.has_magic(parts[i]):
+            for folder in glob.glob("/".join([*parts[:i], ""]), recursive=True):  # noqa: PTH207
+                try:
+                    os.scandir(folder).close()
+                except OSError as error:
+                    overlooked.close(error)
+
+
+def _as_named(source: str, overlooked: Overlooked) -> list[str]:
+    """Return the images in a folder, an archive, shards, or a folder inside these.
+
+    If `source` is a single file, return it unchanged.
+    """
+    if (stored := below_storage(source)) is not None:
+        return _below(source, stored)
+    if not Path(source).is_dir():
+        return [source]
+    files = images_below(Path(source), overlooked)
+    return [os.path.join(source, *file.split("/")) for file in files]  # noqa: PTH118  # keeps the path as the user typed it
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """Return a sort key that puts img2 before img10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text)]

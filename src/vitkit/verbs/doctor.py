@@ -245,7 +245,7 @@ def join_parts(parts: Parts, out: Path | None) -> Checkup:
 
 
 def _count_lines(counts: dict[str, int]) -> list[str]:
-    from vitkit.data.walk import natural
+    from vitkit.data.storage import natural
 
     width, most = max(map(len, counts)), max(counts.values())
     return [

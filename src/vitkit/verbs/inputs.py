@@ -179,7 +179,7 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
     Returns:
         The paths, and whether every place could be searched.
     """
-    from vitkit.data.walk import Overlooked, find_images
+    from vitkit.data.storage import Overlooked, find_images
 
     overlooked = Overlooked()
     paths = find_images(sources, overlooked)

@@ -22,8 +22,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from vitkit.data.storage import STORAGES
-from vitkit.data.walk import SUFFIXES
+from vitkit.data.storage import STORAGES, SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import RECIPE
 from vitkit.text.cells import bare

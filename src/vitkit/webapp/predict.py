@@ -29,7 +29,7 @@ from starlette.background import BackgroundTask
 from vitkit.data.decode import UnreadableImageError
 from vitkit.data.labels import Edit, add_edits
 from vitkit.data.sources import has_no_folders
-from vitkit.data.walk import Overlooked, images_below
+from vitkit.data.storage import Overlooked, images_below
 from vitkit.errors import VitkitError
 from vitkit.inference.trust import UNKNOWN
 from vitkit.model_folder import DESCRIPTION

@@ -16,8 +16,8 @@ from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compa
 from vitkit.data.file_facts import Facts, FactTable, Memory, column, scan
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS
+from vitkit.data.storage import SUFFIXES
 from vitkit.data.table import ImageTable
-from vitkit.data.walk import SUFFIXES
 from vitkit.errors import VitkitError
 from vitkit.system.progress import progress
 from vitkit.text.cells import plural
