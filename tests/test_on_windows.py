@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.serving.guard import keep_others_off
-from vitkit.system import exclusive, files, is_held, python, stopping, windows
+from vitkit.system import exclusive, files, is_held, processes, python, windows
 from vitkit.system.files import common_folder, holder, path_below, replacing
 from vitkit.webapp.folders import target_in
 
@@ -138,12 +138,12 @@ def test_a_file_without_an_encoding_is_seen() -> None:
 def test_a_process_stops_cleanly_when_its_stop_file_appears(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
-        "from vitkit.system.stopping import stoppable\n"
+        "from vitkit.system.processes import stoppable\n"
         "with stoppable():\n"
         "    print(os.environ.get('VITKIT_STOP_FILE'), flush=True)\n"
         "    time.sleep(60)\n"
     )
-    environment = os.environ | {stopping.STOP_FILE: str(tmp_path / "1.stop")}
+    environment = os.environ | {processes.STOP_FILE: str(tmp_path / "1.stop")}
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -159,10 +159,10 @@ def test_on_windows_a_process_is_asked_by_the_file_and_elsewhere_by_a_signal(
 ) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
-    stopping.request_stop(123, tmp_path / "1.stop")
+    processes.request_stop(123, tmp_path / "1.stop")
     assert (sent, (tmp_path / "1.stop").exists()) == ([(123, signal.SIGTERM)], False)
     monkeypatch.setattr(windows, "IS_WINDOWS", True)
-    stopping.request_stop(123, tmp_path / "1.stop")
+    processes.request_stop(123, tmp_path / "1.stop")
     assert (len(sent), (tmp_path / "1.stop").exists()) == (1, True)
 
 
@@ -170,17 +170,17 @@ def test_a_signal_to_this_process_is_raised_not_sent(on_windows: None, monkeypat
     raised: list[int] = []
     monkeypatch.setattr(os, "kill", lambda *arguments: pytest.fail("on Windows, this ends the process"))
     monkeypatch.setattr(signal, "raise_signal", raised.append)
-    stopping.send_here(signal.SIGTERM)
+    processes.send_here(signal.SIGTERM)
     assert raised == [signal.SIGTERM]
 
 
 def test_a_detached_process_is_started_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = subprocess.Popen(python("this"), stdout=subprocess.DEVNULL, **stopping.detached())
+    process = subprocess.Popen(python("this"), stdout=subprocess.DEVNULL, **processes.detached())
     assert process.wait() == 0
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
     monkeypatch.setattr(subprocess, "CREATE_NO_WINDOW", 0x8000000, raising=False)
-    assert stopping.detached() == {"creationflags": 0x8000200}
+    assert processes.detached() == {"creationflags": 0x8000200}
 
 
 def test_two_servers_never_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def outcome(body: str, number: int, *before: int) -> tuple[int, str, str]:
         [
             "import os, signal, sys",
             *(f"signal.signal({int(own)}, signal.SIG_IGN)" for own in before),
-            "from vitkit.system.stopping import stoppable, Deferral",
+            "from vitkit.system.processes import stoppable, Deferral",
             f"me = lambda: os.kill(os.getpid(), {int(number)})",
             "with stoppable():",
             textwrap.indent(textwrap.dedent(body), "    "),
@@ -85,7 +85,7 @@ def test_what_a_library_makes_of_a_signal_does_not_hide_it() -> None:
 
 def test_a_terminal_that_hangs_up_takes_no_line_and_is_no_error() -> None:
     """A shell's child on a terminal of its own, whose other end is closed."""
-    code = "from vitkit.system.stopping import *\nimport time\n"
+    code = "from vitkit.system.processes import *\nimport time\n"
     code += "with stoppable():\n    print('on', flush=True)\n    time.sleep(20)"
     ours, its = os.openpty()
     process = subprocess.Popen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from vitkit.system.stopping import stoppable
+from vitkit.system.processes import stoppable
 
 
 def main() -> None:

@@ -113,7 +113,7 @@ def test_where_no_process_can_be_had_this_one_looks(
 ) -> None:
     code = {"fails": "1 / 0", "is silent": "", "answers something else": "print('hello')"}
     if program in code:
-        monkeypatch.setattr("vitkit.system.workers.python", lambda _: [sys.executable, "-c", code[program]])
+        monkeypatch.setattr("vitkit.system.processes.python", lambda _: [sys.executable, "-c", code[program]])
     else:
         monkeypatch.setattr(sys, "executable", program)
     assert look(files) == truth

@@ -19,7 +19,7 @@ from vitkit.training import DivergedError
 
 _FORKING = """
 import multiprocessing
-from vitkit.system.workers import answer_questions
+from vitkit.system.processes import answer_questions
 
 def answer(question):
     child = multiprocessing.get_context("fork").Process(target=print)
@@ -35,7 +35,7 @@ import sys, time
 from pathlib import Path
 from vitkit.errors import Interrupted
 from vitkit.system import Deferral
-from vitkit.system.workers import answer_questions
+from vitkit.system.processes import answer_questions
 
 def answer(question):
     print("what a library prints")
@@ -60,7 +60,7 @@ def worker_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     def start(program: str) -> Worker:
         (tmp_path / "program.py").write_text(program)
         command = [sys.executable, str(tmp_path / "program.py")]
-        monkeypatch.setattr("vitkit.system.workers.python", lambda _: command)
+        monkeypatch.setattr("vitkit.system.processes.python", lambda _: command)
         return Worker("program", is_quiet=True)
 
     monkeypatch.chdir(tmp_path)

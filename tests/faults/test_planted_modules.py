@@ -86,7 +86,7 @@ def test_planted_files_are_run_by_what_does_not_take_care(place: Path) -> None:
 
 
 def test_one_function_starts_python() -> None:
-    """Whoever needs another interpreter takes `system.stopping.python`."""
+    """Whoever needs another interpreter takes `system.processes.python`."""
     users = [
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
@@ -95,7 +95,7 @@ def test_one_function_starts_python() -> None:
     ]
     # The second asks whether there is one; the others run pip and venv, the last where vitkit is not installed yet.
     others = {"data/file_facts.py", "verbs/pack.py", "verbs/classroom/install.py"}
-    assert set(users) == {"system/stopping.py", *others}
+    assert set(users) == {"system/processes.py", *others}
 
 
 # --- Each kind of process -----------------------------------------------------------------------------------

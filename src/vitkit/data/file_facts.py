@@ -6,7 +6,7 @@ git). Otherwise it is recognised by the hash of its content, and not decoded aga
 every file is examined.
 
 Python decodes small pictures in only one thread at a time, so many files are distributed to processes
-(`system.workers`). If such a process cannot start or dies, its files are examined in the main process.
+(`system.processes`). If such a process cannot start or dies, its files are examined in the main process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.storage import Place, Stored, UnreadableImageError, open_place
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import empty_array, to_json
-from vitkit.system.workers import Worker, answer_questions
+from vitkit.system.processes import Worker, answer_questions
 
 Stamped = tuple[Place, bytes | None]  # a file, and its stamp (`stamp_of`)
 _PART = 2**20  # bytes read at a time

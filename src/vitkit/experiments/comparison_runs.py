@@ -3,7 +3,7 @@
 Each training is an ordinary run, which is resumed if it was interrupted. After a run, the digests of its result files
 are stored next to its folder. They reveal exchanged folders and edited files.
 
-In parallel, each worker process (`system.workers`) trains one job at a time. A worker ends when its parent process
+In parallel, each worker process (`system.processes`) trains one job at a time. A worker ends when its parent process
 ends, even if the parent is killed. Therefore no worker blocks a folder that another process wants to use.
 """
 
@@ -33,9 +33,9 @@ from vitkit.experiments.comparison_plan import ComparisonJob
 from vitkit.model_folder import DESCRIPTION, read_description
 from vitkit.system.environment import choose_device
 from vitkit.system.files import from_json, write_json
+from vitkit.system.processes import Worker, answer_questions
 from vitkit.system.progress import Say, ignore, progress, reporting_within
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS, RECIPE, REPORT, SPLIT
-from vitkit.system.workers import Worker, answer_questions
 from vitkit.training import run
 from vitkit.training.recipe import build
 from vitkit.training.recipe_files import load_of_run

@@ -213,7 +213,7 @@ class Server(Result):
         Raises:
             Interrupted: a signal arrived.
         """
-        from vitkit.system.stopping import Deferral
+        from vitkit.system.processes import Deferral
 
         with Deferral() as deferral, self:
             while deferral.received is None and self._thread.is_alive():

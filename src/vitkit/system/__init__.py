@@ -1,8 +1,8 @@
 """The interface to the operating system: files, devices, folders for caches and state, processes and signals.
 
 Open `files.py` first: it writes files completely or not at all, and locks them while a process works on them.
-`stopping` handles signals and starts processes, `workers` runs worker processes, `environment` finds devices and
-folders, and `run_files` names the files of a run.
+`processes` handles signals and starts processes, `environment` finds devices and folders, and `run_files` names the
+files of a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ __all__, __getattr__ = public(
         ),
         "progress": "Progress reporting_to silent",
         "run_files": "EVALUATION FILES LABEL_ERRORS LAST PREDICTIONS REPORT SPLIT",
-        "stopping": "Deferral birth_of python",
-        "workers": "Worker answer_questions",
+        "processes": "Deferral Worker answer_questions birth_of python",
     },
 )

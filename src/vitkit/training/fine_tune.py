@@ -28,9 +28,9 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_text
+from vitkit.system.processes import Deferral
 from vitkit.system.progress import ignore, progress
 from vitkit.system.run_files import BEFORE, LAST, RECIPE, SPLIT
-from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
 from vitkit.training.averages import check_kept, check_start, keep_start
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest

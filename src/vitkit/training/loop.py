@@ -24,8 +24,8 @@ from torch import Tensor
 from vitkit.data.augment import Mixing
 from vitkit.data.loading import Batch, BatchedImages, mix_seeds
 from vitkit.errors import Interrupted
+from vitkit.system.processes import Deferral
 from vitkit.system.progress import progress
-from vitkit.system.stopping import Deferral
 from vitkit.training.adapters import Draws, heads_of
 from vitkit.training.checkpoint import Clock, TrainingState, in_evaluation
 from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup

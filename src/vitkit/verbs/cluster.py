@@ -2,8 +2,8 @@
 
 Each process opens the model once, and writes one part after another (`parts.write_part`). Complete parts are kept, so
 an interrupted command continues when it is repeated. A process that dies is replaced, and the new process continues the
-part after the last image that was written. On this machine, the processes are those of `system.workers`. On a cluster,
-Ray starts, places, restarts and retries the processes.
+part after the last image that was written. On this machine, the processes are those of `system.processes`. On a
+cluster, Ray starts, places, restarts and retries the processes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Literal
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.pipeline import cores, limit_cores
 from vitkit.system.files import exclusive_in
+from vitkit.system.processes import Worker, answer_questions
 from vitkit.system.progress import progress
-from vitkit.system.workers import Worker, answer_questions
 from vitkit.verbs.inputs import check_choice
 from vitkit.verbs.parts import SUFFIX, DividedJob, JobRequest, Part, Parts, find_parts, folder_of, write_part
 

@@ -27,8 +27,8 @@ from typing import Any, Literal
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import exclusive, from_json, is_held, read_text, regular, write_json
+from vitkit.system.processes import STOP_FILE, birth_of, detached, is_same, python, request_stop
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE, REPORT
-from vitkit.system.stopping import STOP_FILE, birth_of, detached, is_same, python, request_stop
 from vitkit.text.arguments import settle_types
 from vitkit.text.cells import plural
 from vitkit.training.recipe_files import bundled
@@ -58,7 +58,7 @@ class Job:
         started: the time when the process started; 0 before.
         ended: the time when the process ended; 0 before.
         process: the process id.
-        birth: the start time of the process as the system reports it (`system.stopping.birth_of`); empty if unknown.
+        birth: the start time of the process as the system reports it (`system.processes.birth_of`); empty if unknown.
         code: the exit code of the process; None while it runs, or if no runner existed when it ended.
     """
 

@@ -27,8 +27,8 @@ from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import replacing
+from vitkit.system.processes import python
 from vitkit.system.progress import progress, reporting_to
-from vitkit.system.stopping import python
 from vitkit.webapp.photographs import State, stamp_of, thumbnail
 from vitkit.webapp.train import Offer, best_eyes, smallest_download
 from vitkit.webapp.workspace import Workspace
