@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitkit.errors import VitkitError
     from vitkit.evaluation.registry import register_metric
     from vitkit.experiments.compare import Comparison, compare
-    from vitkit.experiments.lab.experiment import LabResult
+    from vitkit.experiments.lab import LabResult
     from vitkit.experiments.lab.lab import lab
     from vitkit.experiments.training_plan import TrainingPlan, plan
     from vitkit.inference.prediction import Prediction
@@ -141,7 +141,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "Export": "verbs.export",
     "Gathered": "verbs.gather",
     "Info": "verbs.info",
-    "LabResult": "experiments.lab.experiment",
+    "LabResult": "experiments.lab",
     "LoadReport": "model.build",
     "Mlp": "model.parts",
     "ModelList": "verbs.models",

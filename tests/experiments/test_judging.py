@@ -170,7 +170,7 @@ def test_the_lab_leaves_out_what_was_seen(data: Path, seen: Path, tmp_path: Path
     fields = {name: own for name, own in OF_ANY_MODEL.items() if name != "method"}
     found = vitkit.lab("norm", tmp_path / "photos", seeds=1, model=MODEL, out=tmp_path / "lab", say=quiet, epochs=1,
                        weights="none", **fields)  # fmt: skip
-    assert isinstance(found, vitkit.experiments.lab.experiment.LabResult)
+    assert isinstance(found, vitkit.experiments.lab.LabResult)
     assert (found.figures["test_images"], found.figures["left_out"]["images"]) == (27, 9)
     assert found.remarks[1].startswith("27 test images")
     assert any("9 of 36 test images are left out for all models" in line for line in found.lines())

@@ -20,7 +20,7 @@ __all__, __getattr__ = public(
         "judging": "JudgingImages subject_of",
         "lab.ablations": "EXPERIMENTS FEW_SHOT trend_with_depth",
         "lab.data_size": "Transfer changes_in_words halve",
-        "lab.experiment": "Ablation LabResult Measurement of_model summary_of",
+        "lab": "Ablation LabResult Measurement of_model summary_of",
         "lab.lab": "LabList base_config base_fields claims_of pairs_against variant_fields",
         "statistics": "Difference Family LEVEL SeedSpread",
         "comparison_request": "GRID STRESSES stresses_of",

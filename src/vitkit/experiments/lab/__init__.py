@@ -1,1 +1,304 @@
-"""The paper's ablations and measurements. Each is a function and a row of `ablations.EXPERIMENTS`."""
+"""The paper's ablations and measurements: the types of experiments and their results.
+
+An experiment has a question, and compares configurations (`Ablation`, `PretrainingSizes`) or measures a quantity
+(`Measurement`). Each is a row of `ablations.EXPERIMENTS`. A `LabResult` has a table with the paper's figures, remarks,
+and the differences from the paper's experiment. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitkit.evaluation.headline import images_in_words
+from vitkit.model.config import ViTConfig
+from vitkit.text.cells import aligned, plural, sentence
+from vitkit.verbs.result import Result
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from matplotlib.figure import Figure
+
+PAPER = "arXiv 2010.11929"
+# Fields for fine-tuning that differs from training from scratch only in the initial weights.
+TUNING: dict[str, Any] = {"method": "full", "lp_ft": False, "patch_dropout": 0.0, "layer_decay": 1.0}
+
+
+@dataclass(frozen=True)
+class AblationVariant:
+    """One of the configurations that an ablation trains.
+
+    Attributes:
+        label: the name of the variant in tables.
+        fields: the fields of the recipe that differ from the base; fields of the model are in `model_fields`.
+        paper: the paper's figure for this variant, as printed; None if there is none.
+        times: factors for numeric fields of the recipe, such as lr and epochs.
+        after: the label of an earlier variant, whose run with the same seed provides the initial weights; None if the
+            variant does not start from another.
+        pretraining: the fields of a preceding `vitkit pretrain` on the training images, with the same seed; empty
+            without pre-training.
+        usual: default values for fields of the recipe that the user leaves unset, instead of the method's defaults.
+    """
+
+    label: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    paper: str | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
+    after: str | None = None
+    pretraining: Mapping[str, Any] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+
+
+def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
+    """Create a variant whose model differs from the base in these fields."""
+    return AblationVariant(label, {"model_fields": fields} if fields else {}, paper)
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """A figure of the paper, which is drawn next to the result of an experiment.
+
+    Attributes:
+        caption: the caption, which names the paper's figure and table.
+        x, y: the labels of the axes.
+        lines: for each line, by name, its points (x, percent) in the order of x.
+        ticks: positions on the x axis by label; empty for numeric labels.
+    """
+
+    caption: str
+    x: str
+    y: str
+    lines: Mapping[str, Sequence[tuple[float, float]]]
+    ticks: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A question, and the answer of the paper or of another source.
+
+    Attributes:
+        name: the name by which users request the experiment.
+        question: the question in one line.
+        source: the section or article that treats the question.
+        says: the result of the source.
+        differs: how the `small` preset differs from the source's experiment.
+        recipe: the bundled recipe with the published hyper-parameters for the `paper` preset; None if the source
+            publishes none.
+        picture: the kind of picture that shows the result.
+        drawn_lines: for `computation`, the labels of the variants that a line connects, by the name of the line.
+        printed: the paper's figure, which is drawn next to the result; None for no such figure.
+    """
+
+    name: str
+    question: str
+    source: str
+    says: str
+    differs: str
+    recipe: str | None = None
+    picture: Literal["dots", "curves", "computation", "few-shot", "attention", "sizes"] = "dots"
+    drawn_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    printed: PaperFigure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation(Experiment):
+    """Variants that are trained in the same way with the same seeds, and tested on the same images.
+
+    Attributes:
+        variants: function that returns the variants of a base configuration.
+        against: the label of the variant that the others are compared with.
+        better: labels of the variants that are better than `against` according to the source.
+        column: the heading of the figures in `AblationVariant.paper`.
+    """
+
+    variants: Callable[[ViTConfig], Sequence[AblationVariant]]
+    against: str
+    better: tuple[str, ...] = ()
+    column: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Experiment):
+    """A quantity that is measured on an existing model.
+
+    Attributes:
+        module, function: the names of a function from a `Subject` to a `Measured`, and of its module.
+    """
+
+    module: str
+    function: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingSizes(Experiment):
+    """Models that are pre-trained on parts of one source of images and fine-tuned on another; see `data_size`."""
+
+
+LAB, PAGE = "lab.json", "lab.html"
+_LEVEL = 0.05  # significance level of the tests of all pairs together
+
+
+@dataclass(frozen=True, repr=False)
+class LabResult(Result):
+    """The result of an experiment.
+
+        import vitkit
+
+        result = vitkit.lab("head", "digits", epochs=1, max_images=100, seeds=2)
+        print(result.headings, result.cells, result.remarks)
+
+    Attributes:
+        experiment: the experiment.
+        figures: the content of lab.json.
+        headings, cells: the headings of the table, and the text in each row.
+        remarks: conclusions from the table, one line each.
+        folder: the folder of lab.json, the page and the runs; None if nothing was written.
+        arrays: measured arrays for the pictures.
+    """
+
+    experiment: Experiment
+    figures: dict[str, Any]
+    headings: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...]
+    folder: Path | None = None
+    arrays: Mapping[str, npt.NDArray[np.floating]] = field(default_factory=dict)
+
+    @property
+    def page(self) -> Path | None:
+        """The path of the HTML page; None if nothing was written."""
+        return None if self.folder is None else self.folder / PAGE
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the text of each row of the table by heading; an empty heading becomes `variant`."""
+        keys = [heading or "variant" for heading in self.headings]
+        return [dict(zip(keys, row, strict=True)) for row in self.cells]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of lab.json."""
+        return self.figures
+
+    def lines(self) -> list[str]:
+        """Return the lines for the terminal: question, table, remarks, the source's result, and paths."""
+        experiment = self.experiment
+        differs = [] if self.figures.get("preset") == "paper" else [f"what differs: {experiment.differs}"]
+        where = [] if self.folder is None else [f"everything: {self.folder / LAB}, {self.folder / PAGE}"]
+        return [
+            f"{experiment.name}: {experiment.question}",
+            *aligned([self.headings, *self.cells]),
+            "",
+            *self.remarks,
+            f"the source ({experiment.source}): {experiment.says}",
+            *differs,
+            *where,
+        ]
+
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        """Return the functions that draw the result as in the paper, by caption; empty without measurements."""
+        if self.figures.get("preset") == "paper" and self.folder is None:
+            return {}
+        if isinstance(self.experiment, Measurement) and self.experiment.picture == "attention":
+            panels: dict[str, Callable[[], Figure]]
+            panels = import_module(self.experiment.module).attention_pictures(self.figures, self.arrays)
+            return panels
+        from vitkit.reporting.comparison import draw_lines, pictures_of_experiment
+
+        pictures = pictures_of_experiment(self.experiment.picture, self.figures, self.experiment.drawn_lines)
+        if (printed := self.experiment.printed) is not None:
+            pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
+        return pictures
+
+    def body(self) -> list[str]:
+        """Return the body of the page as HTML."""
+        from vitkit.text.html import command, figure, table, to_svg, wide
+
+        experiment = self.experiment
+        first, *remarks = self.remarks
+        said = [*remarks, f"the source ({experiment.source}): {experiment.says}", f"what differs: {experiment.differs}"]
+        rows = [[escape(cell) for cell in row] for row in self.cells]
+        head = [f"<h1>{escape(experiment.name)}</h1>", f"<p>{escape(experiment.question)}</p>"]
+        head.append(command(self.figures["command"]))
+        pictures = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in self.pictures().items()]
+        shown = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in pictures), "</div>"]
+        return [
+            *head,
+            f"<p><strong>{escape(sentence(first))}</strong></p>",
+            *(shown if pictures else []),
+            wide(table(rows, list(map(escape, self.headings)))),
+            "<ul>",
+            *(f"<li>{escape(sentence(line))}</li>" for line in said),
+            "</ul>",
+        ]
+
+    def _repr_html_(self) -> str:
+        return "".join(self.body())
+
+
+def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return the headings and rows of an ablation's table."""
+    pairs = {pair["a"]: pair for pair in figures["pairs"]}
+    headings = ["", "accuracy here", "95 %", f"difference from {ablation.against}", "parameters", "GMACs"]
+    rows = []
+    for variant in figures["variants"]:
+        pair = pairs.get(variant["label"])
+        row = [variant["label"], f"{100 * variant['accuracy']:.1f} %", _span(variant["interval"])]
+        row += ["" if pair is None else f"{100 * pair['difference']:+.1f} ({_span(pair['interval'])})"]
+        row += [f"{variant['parameters']:,}", f"{variant['gmacs']:.3g}"]
+        rows.append(row + ([variant["paper"] or "-"] if ablation.column else []))
+    return (*headings, *([f"paper: {ablation.column}"] if ablation.column else [])), tuple(map(tuple, rows))
+
+
+def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
+    """Return the remarks on an ablation: summary, test images, findings, verdicts and the source's claims."""
+    seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
+    images = images_in_words(figures["test_images"], figures["split"])
+    judged = f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {chance:.1f} %"
+    claims = [f"claim {claim['outcome']}: {claim['claim']}" for claim in figures["claims"]]
+    verdicts = (pair["verdict"] for pair in figures["pairs"])
+    return (summary_of(figures["pairs"], seeds), judged, *figures["findings"], *verdicts, *claims)
+
+
+def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    """Summarise in one sentence which variants are better or worse than the reference.
+
+    Args:
+        pairs: the comparison of each variant with the same reference; p-values are adjusted for all pairs.
+        seeds: the number of seeds. With one seed, the trained models are compared, and not their recipes.
+    """
+    tested = [(pair, pair if seeds > 1 else pair["trained"]) for pair in pairs]
+    better = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] > 0]
+    worse = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] < 0]
+    open_ = [pair["a"] for pair in pairs if pair["a"] not in (*better, *worse)]
+    reference = _named([pairs[0]["b"]])
+    parts = [
+        f"{_named(labels)} {_is(labels)} {word} than {reference}"
+        for labels, word in ((better, "better"), (worse, "worse"))
+        if labels
+    ]
+    if open_:
+        parts.append(f"{_named(open_)} cannot be distinguished from {reference}")
+    return f"{'also with other seeds' if seeds > 1 else 'as trained, with one seed'}: {'; '.join(parts)}"
+
+
+def quoted(label: str) -> str:
+    """Return a label in quotation marks if it has several words, for sentences."""
+    return f"“{label}”" if " " in label else label
+
+
+def _named(labels: Sequence[str]) -> str:
+    *first, last = map(quoted, labels)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _is(labels: Sequence[str]) -> str:
+    return "is" if len(labels) == 1 else "are"
+
+
+def _span(interval: Sequence[float]) -> str:
+    low, high = (100 * end for end in interval)
+    return f"{low:.1f} to {high:.1f}"

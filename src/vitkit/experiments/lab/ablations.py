@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.experiments.lab.experiment import (
+from vitkit.experiments.lab import (
     PAPER,
     TUNING,
     Ablation,

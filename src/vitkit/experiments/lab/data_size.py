@@ -28,8 +28,8 @@ from vitkit.experiments.comparison_figures import Judged, JudgedFamily, families
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan, passes_of
 from vitkit.experiments.comparison_request import names_of
 from vitkit.experiments.judging import after_training, hash_of_images
+from vitkit.experiments.lab import TUNING, AblationVariant, LabResult, PretrainingSizes
 from vitkit.experiments.lab.ablations import draw, fit_on
-from vitkit.experiments.lab.experiment import TUNING, AblationVariant, LabResult, PretrainingSizes
 from vitkit.experiments.statistics import LEVEL, Family
 from vitkit.model.names import config_for, is_network_name
 from vitkit.system.files import without_place

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
-from vitkit.experiments.lab.ablations import EXPERIMENTS, names
-from vitkit.experiments.lab.experiment import (
+from vitkit.experiments.lab import (
     LAB,
     PAGE,
     Ablation,
@@ -32,6 +31,7 @@ from vitkit.experiments.lab.experiment import (
     remarks_of,
     table_of,
 )
+from vitkit.experiments.lab.ablations import EXPERIMENTS, names
 from vitkit.model.config import ViTConfig, suggest
 from vitkit.model.names import config_for, is_network_name
 from vitkit.system.files import without_place, write_json
