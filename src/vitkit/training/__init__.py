@@ -33,7 +33,7 @@ __all__, __getattr__ = public(
             "MaskedAutoencoding MaskedPatchPrediction SelfSupervised colours corrupt decoder_config painted patchify "
             "shuffled unpatchify"
         ),
-        "pretraining.options": "Pretraining PretrainingFields",
+        "pretraining": "Pretraining PretrainingFields",
         "pretraining.pretrain": "check_encoder keys_of_validation mask_key network_of resolve_fields",
         "probe": "Fit PENALTIES choose_head compute_features cross_validate_head folds_of nested_cross_validation",
         "recipe": (

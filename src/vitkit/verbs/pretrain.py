@@ -13,7 +13,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import METRICS, RECIPE, REPORT
 from vitkit.text.arguments import check_arguments
-from vitkit.training.pretraining.options import OtherDefaults, Pretraining, PretrainingFields
+from vitkit.training.pretraining import OtherDefaults, Pretraining, PretrainingFields
 from vitkit.training.recipe import OF_LABELS, Recipe, build, overlay, unfold
 from vitkit.training.recipe_files import add_recipe_fields, load_fields
 from vitkit.verbs.inputs import callbacks_and_loggers, check_data, path_of

@@ -1,5 +1,132 @@
 """Pre-training without labels: a network learns to predict hidden parts of images, and its encoder is saved.
 
-Open `pretrain.py` first: it runs a pre-training from the data to the report. `objectives.py` has the network and the
-two objectives, and `options.py` has their settings.
+Here are its options, in addition to the fields of a training recipe. Importing them does not import torch. Open
+`pretrain.py` first: it runs a pre-training from the data to the report. `objectives.py` has the network and the two
+objectives.
 """
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from vitkit.errors import VitkitError
+from vitkit.text.arguments import Between, hints_of, settle_types
+from vitkit.training.recipe import SharedFields
+
+Target = Literal["auto", "normalised", "pixels", "colour", "colour-4x4"]
+
+
+@dataclass(frozen=True)
+class ObjectiveDefaults:
+    """The defaults of an objective.
+
+    Attributes:
+        mask: the fraction of the patches that is hidden.
+        targets: the targets that the objective supports, the default first.
+        recipe: the fields of the training recipe for which the objective has other defaults.
+    """
+
+    mask: float
+    targets: tuple[Target, ...]
+    recipe: dict[str, Any]
+
+
+_PIXELS = {"hflip": True, "color_jitter": 0.0, "drop_path": 0.0, "monitor": "val_loss", "label_smoothing": 0.0}
+OBJECTIVES = {
+    # arXiv 2111.06377, table 8, except for lr, epochs and gradient clipping, which depend on the amount of data.
+    "mae": ObjectiveDefaults(
+        0.75,
+        ("normalised", "pixels"),
+        {**_PIXELS, "crop_scale": (0.2, 1.0), "beta2": 0.95, "warmup": 0.05, "epochs": 200},
+    ),
+    # arXiv 2010.11929, app. B.1.2, with the same exceptions.
+    "masked-patch": ObjectiveDefaults(
+        0.5,
+        ("colour", "colour-4x4", "pixels"),
+        {**_PIXELS, "crop_scale": (0.2, 1.0), "warmup": 0.05, "epochs": 200},
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """The options of a pre-training. Fields that are None get the default of the objective."""
+
+    objective: Annotated[
+        Literal["mae", "masked-patch"],
+        "mae: the encoder sees a quarter of the patches, and a light decoder predicts the rest (arXiv 2111.06377); "
+        "masked-patch: half of the patches are corrupted, and their colours are predicted (the ViT paper, B.1.2).",
+    ] = "mae"
+    mask: Annotated[
+        float | None, "The part of the patches to hide; by default 0.75 (mae) or 0.5 (masked-patch).", Between(0, 1)
+    ] = None
+    target: Annotated[
+        Target,
+        "What to predict for a hidden patch: its pixels, normalised by its mean and deviation (auto for mae) or "
+        "unchanged; its mean colour among 512 (auto for masked-patch), or the mean colours of its 16 parts.",
+    ] = "auto"
+    decoder_layers: Annotated[
+        int | None, "Layers of mae's decoder; by default two thirds of the encoder's, at most 8.", Between(1, 1000)
+    ] = None
+    decoder_width: Annotated[
+        int | None, "Width of mae's decoder; by default two thirds of the encoder's, at most 512.", Between(32, 1e5)
+    ] = None
+    unlabelled: Annotated[
+        bool, "Use every image below the folder, regardless of its folders; none is held out for testing."
+    ] = False
+
+    def __post_init__(self) -> None:
+        settle_types(self)
+        defaults = OBJECTIVES[self.objective]
+        if self.target not in ("auto", *defaults.targets):
+            raise VitkitError(f"--objective {self.objective} predicts {', '.join(defaults.targets)}, not {self.target}")
+        if self.objective != "mae":
+            for name in ("decoder_layers", "decoder_width"):
+                if getattr(self, name) is not None:
+                    raise VitkitError(f"--{name.replace('_', '-')}: only --objective mae has a decoder; leave it out")
+        if self.decoder_width is not None and self.decoder_width % 32:
+            raise VitkitError(
+                f"--decoder-width must be a multiple of 32, for heads of that size, not {self.decoder_width}"
+            )
+
+    def resolved(self) -> Pretraining:
+        """Return the options with the objective's default mask and target. Unset options of the decoder stay None."""
+        defaults = OBJECTIVES[self.objective]
+        target = defaults.targets[0] if self.target == "auto" else self.target
+        return dataclasses.replace(self, mask=defaults.mask if self.mask is None else self.mask, target=target)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that are not None."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherDefaults:
+    """Fields of a recipe whose defaults differ in pre-training."""
+
+    weights: Annotated[str, "Where to start: none, a model folder, a checkpoint, or a published name."] = "none"
+    beta2: Annotated[float | None, "Second beta of adam and adamw; by default 0.95 (mae) or 0.999 (masked-patch)."] = (
+        None
+    )
+
+
+def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split fields into the fields of `Pretraining` and the fields of a recipe."""
+    options = {name: value for name, value in fields.items() if name in hints_of(Pretraining)}
+    return options, {name: value for name, value in fields.items() if name not in options}
+
+
+class PretrainingFields(SharedFields, total=False):
+    """The types of the fields that `vitkit.pretrain` accepts."""
+
+    model: str | None
+    devices: int | None
+    nodes: int | None
+    objective: Literal["mae", "masked-patch"]
+    mask: float | None
+    target: Target
+    decoder_layers: int | None
+    decoder_width: int | None
+    unlabelled: bool

@@ -27,7 +27,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.layers import random_bits
 from vitkit.model.position import sincos_2d
 from vitkit.model.vit import Block, VisionTransformer
-from vitkit.training.pretraining.options import Pretraining
+from vitkit.training.pretraining import Pretraining
 
 
 class Filled(NamedTuple):

@@ -56,6 +56,7 @@ from vitkit.training.defaults import check_effects
 from vitkit.training.distributed import ALONE, ProcessGroup, check_team, describe_team
 from vitkit.training.fine_tune import begin, data_of, run_training
 from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
+from vitkit.training.pretraining import OBJECTIVES, Pretraining, split_fields
 from vitkit.training.pretraining.objectives import (
     MaskedAutoencoding,
     MaskedPatchPrediction,
@@ -63,7 +64,6 @@ from vitkit.training.pretraining.objectives import (
     patchify,
     unpatchify,
 )
-from vitkit.training.pretraining.options import OBJECTIVES, Pretraining, split_fields
 from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
 from vitkit.training.recipe_files import load_of_run
 from vitkit.training.run import Prepared, Work, drive, drive_again, prepare_restart, tell, write_start
