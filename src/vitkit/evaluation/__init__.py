@@ -31,7 +31,7 @@ __all__, __getattr__ = public(
         "metrics": "Evaluation class_rankings grouped pooled",
         "multilabel": "MultiEvaluation average_precisions best_thresholds cross_fitted mean_average_precision",
         "paired": "Gain gain is_right tta_figures tta_lines",
-        "drift": "DriftTest Looks compare_looks shares_of",
+        "drift": "DriftTest Looks compare_looks detectable_shares shares_of",
         "promises": "trust_figures trust_lines",
     },
 )
