@@ -44,8 +44,8 @@ class Units:
     Attributes:
         group: number of each image's unit, counting from 0, (n,).
         count: number of units.
-        imagined: number of images in the imaginary unit. It is 1 if each image is a unit; for groups, it is the size of
-            an image's group, averaged over images.
+        imagined: number of images in a pseudo-observation, which is added to the units for smoothing. It is 1 if each
+            image is a unit; for groups, it is the size of an image's group, averaged over images.
     """
 
     group: Ints
@@ -65,8 +65,8 @@ class Units:
 
         Args:
             influence: influence of each image on the figure, (n,).
-            imagined: influence of the imaginary unit.
-            least: lower bound of the variance without the imaginary unit.
+            imagined: influence of the pseudo-observation.
+            least: lower bound of the variance without the pseudo-observation.
         """
         total = max(float((np.bincount(self.group, influence) ** 2).sum()), least) + imagined**2
         return total * (self.count + 1) / (self.count + 2)
@@ -263,9 +263,9 @@ def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], un
     The interval covers the average error of samples with the same n, because the error of small samples is larger on
     average: chance moves every bin.
 
-    The variance has a lower bound, the variance of the numbers of correct images in the bins. For this bound, one
-    imaginary image per bin pulls the fraction of correct images towards the bin's mean confidence. In addition, the
-    variance includes one imaginary unit that changes from correct to wrong.
+    The variance is at least that of the numbers of correct images in the bins. For this lower bound, the fraction of
+    correct images in a bin is smoothed with one pseudo-observation at the bin's mean confidence. The variance also
+    includes one pseudo-observation that changes from correct to wrong (`Units.imagined`).
 
     Args:
         confidence: probability of the most probable class, (n,).
