@@ -44,7 +44,7 @@ class Units:
     Attributes:
         group: number of each image's unit, counting from 0, (n,).
         count: number of units.
-        imagined: number of images in a pseudo-observation, which is added to the units for smoothing. It is 1 if each
+        imagined: number of images in the imaginary unit, which is added for smoothing. It is 1 if each
             image is a unit; for groups, it is the size of an image's group, averaged over images.
     """
 
@@ -65,8 +65,8 @@ class Units:
 
         Args:
             influence: influence of each image on the figure, (n,).
-            imagined: influence of the pseudo-observation.
-            least: lower bound of the variance without the pseudo-observation.
+            imagined: influence of the imaginary unit.
+            least: lower bound of the variance without the imaginary unit.
         """
         total = max(float((np.bincount(self.group, influence) ** 2).sum()), least) + imagined**2
         return total * (self.count + 1) / (self.count + 2)
@@ -264,8 +264,8 @@ def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], un
     average: chance moves every bin.
 
     The variance is at least that of the numbers of correct images in the bins. For this lower bound, the fraction of
-    correct images in a bin is smoothed with one pseudo-observation at the bin's mean confidence. The variance also
-    includes one pseudo-observation that changes from correct to wrong (`Units.imagined`).
+    correct images in a bin is smoothed with one imaginary image at the bin's mean confidence. The variance also
+    includes one imaginary unit that changes from correct to wrong (`Units.imagined`).
 
     Args:
         confidence: probability of the most probable class, (n,).
