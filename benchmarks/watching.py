@@ -13,7 +13,7 @@ of today. Columns, as fractions of these divisions:
 
 `stored` says whether the test photographs differ from the validation photographs that the run recorded.
 
-Rows `seed ...` are of runs without flags on 1,000 photographs of DATA. All of them are compared with, each as it was
+Rows `seed ...` are of runs without flags on 250 photographs of DATA. All of them are compared with, each as it was
 predicted by a head that was trained without it; half of the other photographs, in random divisions, are of today. If
 the head that is kept predicted differently from those of the folds, `same` would show it.
 """
@@ -35,7 +35,7 @@ from vitkit.evaluation import DriftTest, Looks, compare_looks
 from vitkit.inference import HeldOut, Seen, Trust, Unknown
 
 SPLITS, PAST, LEVEL = 200, 240, 0.05
-SEEDS, GIVEN = 5, 1000  # runs without flags, and their photographs
+SEEDS, GIVEN = 5, 250  # runs without flags, and their photographs
 
 
 def probabilities(seen: Seen, temperature: float) -> npt.NDArray[np.float32]:
