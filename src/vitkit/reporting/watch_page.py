@@ -38,7 +38,7 @@ def write_watch(
         strangers: the photographs that differ most, with the lines of their captions.
         notes: remarks on the comparison.
         level: the probability of a false alarm.
-        detection: the change of a class that is usually detected, in a sentence.
+        detection: a sentence that states how much the share of a class must rise to be detected usually.
     """
     differs = any(row["differs"] for row in tests)
     meaning = (

@@ -238,11 +238,12 @@ def fit_unknown(
         held_out: the model's output for labelled images that it was not trained on. For a cross-validated head on
             frozen features, it is a list with a pair for each fold: the images of the other folds, and the images of
             the fold with their out-of-fold logits.
-        made: the model's output for pictures that belong to no class, by kind (see `make_strangers`). Sorts of a kind
-            have names such as `patterns: rings`.
+        made: the model's output for pictures that belong to no class, by kind (see `make_strangers`). If a kind has
+            several sorts, each has a key of its own, such as `patterns: rings`.
         before: the features of training and held-out images from the initial weights; logits are not used. If it is
-            None, `train` and `held_out` are used instead, and no figure for left-out classes is reported.
-        seed: the seed for the choice of the stored training images, and of the images that choose the method.
+            None, `train` and `held_out` are used instead, and the limits say nothing about left-out classes.
+        seed: the seed for sampling the training images that are stored, and the unknown images that are used to choose
+            the method.
 
     Raises:
         VitkitError: there are no held-out images.
