@@ -1,4 +1,6 @@
-"""False and true alarms of `vitkit watch`: `python benchmarks/watching.py --work FOLDER`, after `strangers.py`.
+"""False and true alarms of `vitkit watch`: `python benchmarks/watching.py DATA WEIGHTS --work FOLDER`.
+
+FOLDER is that of `strangers.py DATA WEIGHTS --work FOLDER`, which is to run first.
 
 FOLDER has what the five models of `strangers.py` make of their photographs. For each of them, the validation and test
 photographs of the four known classes are divided at random, 200 times, into 240 photographs of the past and the others,
@@ -10,6 +12,10 @@ of today. Columns, as fractions of these divisions:
     by ...      alarms of each test alone, without adjustment, if nothing differs
 
 `stored` says whether the test photographs differ from the validation photographs that the run recorded.
+
+Rows `seed ...` are of runs without flags on 250 photographs of DATA. All of them are compared with, each as it was
+predicted by a head that was trained without it; half of the other photographs, in random divisions, are of today. If
+the head that is kept predicted differently from those of the folds, `same` would show it.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from strangers import made_up, read_seen
+from strangers import classes_of, made_up, read_seen, see
 from tables import RESULTS, result_path, write_table
 
 import vitkit
@@ -29,6 +35,7 @@ from vitkit.evaluation import DriftTest, Looks, compare_looks
 from vitkit.inference import HeldOut, Seen, Trust, Unknown
 
 SPLITS, PAST, LEVEL = 200, 240, 0.05
+SEEDS, GIVEN = 5, 250  # runs without flags, and their photographs
 
 
 def probabilities(seen: Seen, temperature: float) -> npt.NDArray[np.float32]:
@@ -84,10 +91,46 @@ def measure(name: str, seen: dict[str, Seen], trust: Trust, temperature: float, 
 
 def rows_of(work: Path) -> Iterator[dict[str, Any]]:
     """A row for each model in the folder."""
-    for folder in sorted(path for path in work.iterdir() if (path / "seen.npz").is_file()):
+    for folder in sorted(path for path in work.iterdir() if (path / "seen.npz").is_file()):  # those of strangers.py
         classifier = vitkit.load(folder / "run")
         assert classifier.held_out is not None
         yield measure(folder.name, read_seen(folder / "seen.npz"), classifier.held_out, classifier.temperature, SPLITS)
+
+
+def without_flags(data: Path, weights: Path, work: Path, seed: int) -> dict[str, Any]:
+    """The row of a run without flags."""
+    files = [path for name in classes_of(data) for path in sorted((data / name).iterdir()) if path.suffix == ".jpg"]
+    order = np.random.default_rng(seed).permutation(len(files)).tolist()
+    run, links = work / f"seed {seed}" / "run", work / f"seed {seed}" / "data"
+    if not (run / "evaluation.json").is_file():
+        for i in order[:GIVEN]:
+            (links / files[i].parent.name).mkdir(parents=True, exist_ok=True)
+            (links / files[i].parent.name / files[i].name).symlink_to(files[i].resolve())
+        vitkit.train(links, weights=str(weights), seed=seed, out=run, force=True, say=print)
+    model = vitkit.load(run).use(images=10**4, features=True)
+    others = [files[i] for i in order[GIVEN:]]
+    labels = [model.classes.index(path.parent.name) for path in others]
+    trust, seen = model.held_out, see(model, others, labels)
+    assert trust is not None
+    before, looks = Looks.of_validation(trust), Looks.of(trust, probabilities(seen, model.temperature), seen)
+    alarms, alone, today = dict.fromkeys(("same", "doubled"), 0), dict[str, int](), len(looks) // 2
+    for number in range(SPLITS):
+        now = np.random.default_rng(number).permutation(len(looks))[:today]
+        tests = compare_looks(before, looks.at(now), model.classes)
+        alarms["same"] += is_alarm(tests)
+        for test in tests:
+            alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
+        often = seen.labels[now] == number % len(model.classes)
+        doubled = now[often | (np.arange(len(now)) % 2 == 0)]
+        alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), model.classes))
+    return {
+        "left_out": f"seed {seed}",
+        "splits": SPLITS,
+        "past": len(before),
+        "today": today,
+        **{kind: round(count / SPLITS, 4) for kind, count in alarms.items()},
+        **{f"by {test}": round(count / SPLITS, 4) for test, count in alone.items()},
+    }
 
 
 def smoke() -> dict[str, Any]:
@@ -101,13 +144,17 @@ def smoke() -> dict[str, Any]:
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("weights", type=Path, nargs="?")
     parser.add_argument("--work", type=Path, help="the folder of strangers.py")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--smoke", action="store_true", help="made-up features, to see that the script works")
     options = parser.parse_args()
-    if not options.smoke and options.work is None:
-        parser.error("--work is required")
+    if not options.smoke and not (options.data and options.weights and options.work):
+        parser.error("DATA, WEIGHTS and --work are required")
     rows = [smoke()] if options.smoke else list(rows_of(options.work))
+    if not options.smoke:
+        rows += [without_flags(options.data, options.weights, options.work, seed) for seed in range(SEEDS)]
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = [{name: row.get(name, "") for name in names} for row in rows]
     for row in table:

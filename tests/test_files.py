@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from vitkit.errors import VitkitError
 from vitkit.system import exclusive, exclusive_in, is_empty, replacing, write_json, write_text
@@ -182,6 +183,26 @@ def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path:
     assert len(names(tmp_path)) == len(others) + 3
     with exclusive(path):
         assert names(tmp_path) == sorted([*others, ".a.npz.lock"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be deleted there")
+def test_a_lock_that_another_takes_during_the_release_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, unlink = tmp_path / ".a.lock", Path.unlink
+    other = FileLock(place, timeout=0)
+
+    def unlink_and_wait(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        if path == place and not other.is_locked:
+            other.acquire()
+
+    with monkeypatch.context() as patched, exclusive(tmp_path / "a"):
+        patched.setattr(Path, "unlink", unlink_and_wait)
+    assert other.is_locked and place.exists()
+    with pytest.raises(VitkitError, match="is being written"), exclusive(tmp_path / "a"):
+        pass
+    other.release()
 
 
 def test_of_many_at_once_one_works(tmp_path: Path) -> None:

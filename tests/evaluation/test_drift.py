@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
-from vitkit.evaluation import Looks, compare_looks
-from vitkit.evaluation.drift import _holm, _p_of_shares
+from vitkit.evaluation import Looks, compare_looks, detectable_shares
+from vitkit.evaluation.drift import _holm, _p_of_shares, _weights
 
 CLASSES = ("a", "b", "c", "d")
 
@@ -65,19 +65,51 @@ def test_the_test_of_shares_agrees_with_all_divisions() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
-def test_adjusted_values_are_those_of_holm(p: list[float]) -> None:
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), min_size=1, max_size=6), st.booleans())
+def test_adjusted_values_are_those_of_holm(drawn: list[tuple[float, int]], is_equal: bool) -> None:
     """By its definition: the smallest level at which the step-down procedure rejects."""
-    values = np.array(p)
-    adjusted = _holm(values)
+    values = np.array([p for p, _ in drawn])
+    weights = np.array([1.0 if is_equal else weight for _, weight in drawn])
+    adjusted = _holm(values, weights)
     for level in (0.01, 0.05, 0.2, 0.5):
-        rejected, order = set(), np.argsort(values, kind="stable").tolist()
-        for rank, i in enumerate(order):
-            if values[i] * (len(p) - rank) > level:
+        left, rejected = set(range(len(values))), set()
+        while left:
+            i = min(left, key=lambda i: values[i] / weights[i])
+            if values[i] * sum(weights[j] for j in left) / weights[i] > level:
                 break
+            left.remove(i)
             rejected.add(i)
-        assert rejected == set(np.flatnonzero(adjusted <= level).tolist())
-    assert (adjusted >= false_discovery_control(values) - 1e-12).all()  # which promises less
+        assert rejected == {i for i, value in enumerate(adjusted) if value <= level * (1 + 1e-12)}
+    if is_equal:
+        assert (adjusted >= false_discovery_control(values) - 1e-12).all()  # which promises less
+
+
+def test_the_test_of_classes_weighs_as_much_as_all_others() -> None:
+    assert _weights(5) == pytest.approx([1 / 2, 1 / 8, 1 / 8, 1 / 8, 1 / 8])
+    assert _weights(2) == pytest.approx([1 / 2, 1 / 2])
+
+
+@pytest.mark.parametrize(("earlier", "new"), [(240, 250), (1000, 100)])
+def test_the_detectable_share_is_detected_as_often_as_stated(earlier: int, new: int) -> None:
+    before = looks(earlier, 0)
+    known = np.bincount(before.predicted, minlength=4) / earlier
+    shares = detectable_shares(before, new, CLASSES, 0.05)
+    assert all(share > known[k] for k, share in enumerate(shares.values()))
+    found = 0
+    for i in range(300):
+        now = known * (1 - shares["b"]) / (1 - known[1])
+        now[1] = shares["b"]
+        past, today = looks(earlier, 2 * i + 1, tuple(known)), looks(new, 2 * i + 2, tuple(now / now.sum()))
+        found += compare_looks(past, today, CLASSES)[0].adjusted <= 0.05
+    assert 0.73 < found / 300 < 0.87
+
+
+def test_too_few_images_detect_nothing() -> None:
+    before = looks(240, 0)
+    assert detectable_shares(before, 1, CLASSES, 0.05) == {}
+    assert detectable_shares(before.at(before.predicted == 2), 100, CLASSES, 0.05) == {}  # one class is no distribution
+    rare = before.at(before.predicted != 1)
+    assert set(detectable_shares(rare, 100, CLASSES, 0.05)) == {"a", "c", "d"}
 
 
 def test_parts_and_single_images() -> None:

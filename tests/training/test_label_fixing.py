@@ -16,10 +16,20 @@ import torch
 
 import runs
 import vitkit
-from vitkit.data import EXCLUDED, Edit, ImageTable, add_edits, split_from_file
-from vitkit.evaluation import LabelError, describe_proposals, from_features, write_label_errors
+from vitkit.data import EXCLUDED, Edit, ImageTable, add_edits, read_source, split_from_file
+from vitkit.data.labels import Proposal
+from vitkit.data.seen import UNLABELLED
+from vitkit.errors import VitkitError
+from vitkit.evaluation import (
+    LabelError,
+    describe_proposals,
+    from_features,
+    write_label_errors,
+)
+from vitkit.evaluation.evaluator import evaluate_before, proposal_figures
 from vitkit.system import EVALUATION, LABEL_ERRORS, PREDICTIONS, REPORT
 from vitkit.training import train
+from vitkit.weights import load
 
 FIELDS: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.2, 0.4)}
 
@@ -167,6 +177,31 @@ def test_where_no_label_is_left_that_no_model_proposed_it_is_said(first: Path, t
     add_edits(tmp_path / "labels.csv", edits)
     found = vitkit.evaluate(first, heap, labels=tmp_path / "labels.csv")
     assert any("no label is left that a model did not propose" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_if_only_images_that_were_left_out_can_be_read(first: Path, tmp_path: Path, known: bool) -> None:
+    """Their labels of before count; if there are none, there is nothing to evaluate."""
+    data = shutil.copytree(first.parents[1] / "photos", tmp_path / "photos")
+    kept = sorted(path.name for path in (data / "red").iterdir())[:3]
+    table = read_source(data)
+    table = table.take([i for i, path in enumerate(table.paths) if path in [f"red/{name}" for name in kept]])
+    for name in kept:
+        (data / "red" / name).write_bytes(b"\x89PNG\r\n\x1a\n")
+    left_out = [f"{name}/img{i}.png" for name in ("blue", "green") for i in range(1, 9)]
+    before = {path: path.split("/")[0] if known else UNLABELLED for path in left_out}
+    proposals = [Proposal(path, label, "first", "all") for path, label in before.items()]
+    model = load(first)
+    if not known:
+        with pytest.raises(VitkitError, match="no readable image"):
+            evaluate_before(model, table, "all", proposals)
+        return
+    evaluated = evaluate_before(model, table, "all", proposals)
+    assert evaluated.now is None and dict.fromkeys(evaluated.before.paths) == dict.fromkeys(left_out)
+    assert [evaluated.before.label_of(i) for i in range(len(left_out))] == list(before.values())
+    figures = proposal_figures(evaluated, None)
+    assert (figures["proposed"]["left_out"], figures["with_proposals"]) == (len(left_out), {})
+    assert "16 images left out" in str(describe_proposals({"split": "all", **figures}))
 
 
 def test_images_of_several_classes(tmp_path: Path) -> None:

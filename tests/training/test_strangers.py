@@ -114,9 +114,13 @@ def test_a_class_is_not_left_out_if_only_one_image_would_remain_in_the_folds() -
 def test_strangers_keep_the_statistics_of_the_images() -> None:
     images = np.random.default_rng(0).normal(2.0, 3.0, (12, 3, 16, 20)).astype(np.float32)
     made = make_strangers(images)
-    assert set(made) == {"noise", "clouds", "patterns", "shuffled patches"}
+    sorts = {name for name in made if name.startswith("patterns: ")}
+    assert set(made) - sorts == {"noise", "clouds", "shuffled patches"}
+    assert sorts == {
+        f"patterns: {p}{c}" for p in ("stripes", "checks", "rings", "dots") for c in ("", " in any colours")
+    }
     for kind, pictures in made.items():
-        assert (pictures.shape, pictures.dtype) == (images.shape, np.float32)
+        assert (pictures.shape, pictures.dtype) == ((3 if kind in sorts else 12, *images.shape[1:]), np.float32)
         assert np.isfinite(pictures).all()
         assert not np.array_equal(pictures, images)
         again = make_strangers(images)[kind]
@@ -125,9 +129,25 @@ def test_strangers_keep_the_statistics_of_the_images() -> None:
     assert np.array_equal(np.sort(shuffled.ravel()), np.sort(images.ravel()))
     assert abs(made["noise"].mean() - 2) < 0.1
     assert abs(made["noise"].std() - 3) < 0.1
-    for picture in made["patterns"]:  # mixtures of two colours
+    for picture in np.concatenate([made[sort] for sort in sorts]):  # mixtures of two colours
         rows = picture.reshape(3, -1).T.astype(np.float64)
         assert np.linalg.matrix_rank(rows - rows[0], tol=1e-3) <= 1
+        assert images.min() - 1e-3 <= rows.min() <= rows.max() <= images.max() + 1e-3
+
+
+def test_an_image_suffices_for_strangers() -> None:
+    made = make_strangers(np.random.default_rng(0).random((1, 3, 8, 8)).astype(np.float32))
+    assert {len(pictures) for pictures in made.values()} == {1}
+
+
+def test_the_interval_of_several_sorts_is_for_another_sort() -> None:
+    sorts = {f"patterns: {name}": known(100, i) if name == "alike" else far(100, i) for i, name in enumerate("abc")}
+    alike = sorts | {"patterns: alike": known(100, 9)}
+    (limit,) = fit_unknown(known(300, 0), known(200, 1), sorts).limits
+    assert (limit.kind, limit.images, limit.sorts, limit.classes) == ("patterns", 150, 3, 0)
+    assert limit.share < 0.1 and limit.bounds[1] < 0.4
+    (limit,) = fit_unknown(known(300, 0), known(200, 1), alike).limits
+    assert limit.sorts == 4 and 0.2 < limit.share < 0.4 and limit.bounds[1] > 0.9
 
 
 @pytest.mark.parametrize(("kind", "slope"), [("clouds", -1.0), ("noise", 0.0)])

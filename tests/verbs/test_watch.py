@@ -54,6 +54,9 @@ def test_photographs_like_those_of_the_training_are_not_different(run: Path, tmp
     assert trust is not None and result.validation_images == len(trust.held_out)
     outcome = vitkit("watch", run, now, "--backend", "eager", "--precision", "float32")
     assert outcome.code == 0 and "no difference between 90 photographs" in outcome.out
+    assert result.detection in outcome.out
+    assert all(result.shares[name][0] < share < 0.8 for name, share in result.detectable.items())
+    assert set(result.detectable) == set(runs.COLOURS)
 
 
 def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: Any) -> None:
@@ -95,7 +98,9 @@ def test_an_exported_file_watches_as_well(run: Path, tmp_path: Path) -> None:
 
 def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> None:
     now = photographs(tmp_path / "now", {"red": 2}, 1)
-    assert any("only large differences" in note for note in package.watch(run, now, **EXACT).notes)
+    few = package.watch(run, now, **EXACT)
+    assert any("only large differences" in note for note in few.notes)
+    assert not few.detectable and few.detection.endswith("would be detected")
     with pytest.raises(VitkitError, match=r"--level 1\.0 must be above 0 and below 1"):
         package.watch(run, now, level=1.0)
     with pytest.raises(VitkitError, match="nothing is written next to the photographs"):
@@ -127,7 +132,7 @@ def test_the_page_fits_and_names_what_differs(run: Path, tmp_path: Path, size: s
     with watched(browser, size, has_script=False) as page:
         page.goto(page_file.as_uri())
         assert page.get_by_text("No", exact=True).is_visible()
-        assert result.verdict in page.inner_text("main")
+        assert result.verdict in page.inner_text("main") and result.detection[1:] in page.inner_text("main")
         assert page.locator("figure img").count() == 8
         assert page.locator("td strong").all_inner_texts()[0] == "predicted classes"
         assert is_within(page)

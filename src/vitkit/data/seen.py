@@ -550,9 +550,9 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
 
 
 def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]:
-    """Return "fixed" for an identical file with the same label, "moving" with another label, else "new".
+    """Return "fixed" for an exact copy of a known image with the same label, and "moving" for one with another label.
 
-    Images that are merely similar to a known image are new.
+    Return "new" for every other image, also if it is similar to a known one.
     """
     if overlap.kinds[index] != "exact":
         return "new"

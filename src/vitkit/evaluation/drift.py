@@ -5,7 +5,8 @@ confidences, and scores for unfamiliar images. A two-sample test compares each k
 
 If both sets of images come from the same distribution, the p-value of one test is at most a with a probability of at
 most a. The p-values of several tests are adjusted by the method of Holm (1979). Then the probability that any adjusted
-p-value is at most a is at most a, however the tests depend on each other.
+p-value is at most a is at most a, however the tests depend on each other. The test of predicted classes has the same
+weight as all other tests together, because these are strongly correlated: each measures how unfamiliar an image is.
 
 These probabilities apply to one comparison of independent images. Many pictures of one scene, or a comparison every
 day, cause more false alarms.
@@ -123,7 +124,7 @@ def compare_looks(before: Looks, now: Looks, classes: Sequence[str], seed: int =
     values |= {name: (before.scores[name], now.scores[name]) for name in before.scores if name in now.scores}
     for name, both in values.items():
         rows.append((name, _p_of_values(*both), _values_in_words(name, *both)))
-    adjusted = _holm(np.array([p for _, p, _ in rows]))
+    adjusted = _holm(np.array([p for _, p, _ in rows]), _weights(len(rows)))
     return tuple(DriftTest(name, p, float(a), *words) for (name, p, words), a in zip(rows, adjusted, strict=True))
 
 
@@ -146,13 +147,63 @@ def _p_of_values(first: Floats, second: Floats) -> float:
     return float(ks_2samp(first, second).pvalue)
 
 
-def _holm(p: Floats) -> Floats:
-    """Adjust p-values by the step-down method of Holm (1979)."""
-    order = np.argsort(p, kind="stable")
-    factors = np.arange(len(p), 0, -1)
+def _weights(tests: int) -> Floats:
+    """Return the weights of the tests, whose sum is 1. The first one is the test of predicted classes."""
+    others = max(tests - 1, 1)
+    return np.array([others, *[1] * (tests - 1)]) / (others + tests - 1)
+
+
+def _holm(p: Floats, weights: Floats) -> Floats:
+    """Adjust p-values by the weighted step-down method of Holm (1979)."""
+    order = np.argsort(p / weights, kind="stable")
+    in_order = weights[order]
+    left = np.cumsum(in_order[::-1])[::-1]  # total weight of each test and those that follow
     adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * left / in_order), 1)
     return adjusted
+
+
+def detectable_shares(
+    before: Looks, images: int, classes: Sequence[str], level: float, power: float = 0.8
+) -> dict[str, float]:
+    """Return for each class the share in new images that the test of predicted classes would detect.
+
+    The share of the class is higher than before, and the other classes keep their ratios. The probability that the
+    adjusted p-value is at most `level` is about `power`, by the noncentral chi-squared distribution. Classes that were
+    never predicted before are left out, and so are those of which no share suffices, because there are too few images.
+
+    Args:
+        before: the values of the earlier images.
+        images: the number of new images.
+        classes: the names of the classes.
+        level: the level of the adjusted p-values.
+        power: the probability of detecting the change.
+    """
+    from scipy.special import chdtri, chndtrinc
+
+    counts = np.bincount(before.predicted, minlength=len(classes))
+    n, freedom = len(before), int((counts > 0).sum()) - 1
+    if freedom < 1:
+        return {}
+    weight = _weights(2 + len(before.scores))[0]
+    needed = chndtrinc(chdtri(freedom, weight * level), freedom, 1 - power)  # the noncentrality parameter
+    p = counts[counts > 0] / n
+
+    def noncentrality(q: Floats) -> Floats:
+        inside, outside = n * p + images * q, n * (1 - p) + images * (1 - q)
+        value: Floats = n * images * (q - p) ** 2 * (1 / inside + 1 / np.maximum(outside, 1e-12))
+        return value
+
+    low, high = p, np.ones_like(p)
+    for _ in range(40):
+        middle = (low + high) / 2
+        is_enough = noncentrality(middle) >= needed
+        low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
+    names = [name for name, count in zip(classes, counts.tolist(), strict=True) if count]
+    is_enough = noncentrality(high) >= needed
+    return {
+        name: q for name, q, is_possible in zip(names, high.tolist(), is_enough.tolist(), strict=True) if is_possible
+    }
 
 
 def _shares_in_words(before: Ints, now: Ints, classes: Sequence[str]) -> tuple[str, str]:

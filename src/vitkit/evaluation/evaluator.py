@@ -144,7 +144,8 @@ class ProposalEvaluation:
     Attributes:
         before: evaluation with the labels before the first proposal. If no image has such a label, `before` uses the
             current labels.
-        now: evaluation with the current labels; None if no model proposed any label.
+        now: evaluation with the current labels; None if no model proposed any label, or if all readable images were
+            left out because of proposals.
         proposals: proposals for the evaluated images.
     """
 
@@ -178,7 +179,7 @@ def evaluate_before(
         outcomes: predictions for the images of `evaluated_images`, if they were computed before.
 
     Raises:
-        VitkitError: see `evaluate`.
+        VitkitError: see `evaluate`; or no readable image has a label.
     """
     rows = table if split == "all" else table.of_split(split)
     in_split = set(rows.paths)
@@ -193,11 +194,16 @@ def evaluate_before(
     unlabelled = {path: "" for path, label in label_before.items() if label in (EXCLUDED, UNLABELLED)}
     before = without(outcome, unlabelled)
     about = tuple(proposal for proposal in (*changed, *left_out) if proposal.path not in outcome.unreadable)
-    if now is None or before is None:
-        return ProposalEvaluation(outcome if now is None else now, now, about)
-    index = {path: i for i, path in enumerate(now.paths)}
+    if before is None:
+        if now is None:
+            raise VitkitError(
+                f"{table.name} has no readable image with a label in its {split} split below {table.place}"
+            )
+        return ProposalEvaluation(now, now, about)
+    index = {} if now is None else {path: i for i, path in enumerate(now.paths)}
     since = {
-        proposal.path: now.label_of(index[proposal.path]) if proposal.path in index else EXCLUDED for proposal in about
+        proposal.path: now.label_of(index[proposal.path]) if now is not None and proposal.path in index else EXCLUDED
+        for proposal in about
     }
     return ProposalEvaluation(replace(_relabelled(before, label_before), since=since), now, about)
 
@@ -246,13 +252,14 @@ def proposal_figures(evaluated: ProposalEvaluation, seen: Mapping[str, str] | No
     Returns:
         The two entries of evaluation.json; an empty dictionary if no model proposed a label for these images.
     """
-    if evaluated.now is None:
+    if evaluated.now is None and not evaluated.proposals:
         return {}
-    in_split = set(evaluated.now.paths)
+    in_split = set() if evaluated.now is None else set(evaluated.now.paths)
     changed = [proposal for proposal in evaluated.proposals if proposal.path in in_split]
     known = [proposal for proposal in changed if proposal.before not in (EXCLUDED, UNLABELLED)]
-    counted = unseen_part(evaluated.now, seen)
+    counted = None if evaluated.now is None else unseen_part(evaluated.now, seen)
     every = {} if counted is None else figures(counted)
+    shown = () if counted is None else (*counted.summary(), "intervals_95")
     return {
         "proposed": {
             "changed": len(known),
@@ -262,5 +269,5 @@ def proposal_figures(evaluated: ProposalEvaluation, seen: Mapping[str, str] | No
             "paths": [proposal.path for proposal in evaluated.proposals],
             "has_labels_before": evaluated.before is not evaluated.now,
         },
-        "with_proposals": {name: every[name] for name in (*evaluated.now.summary(), "intervals_95") if name in every},
+        "with_proposals": {name: every[name] for name in shown if name in every},
     }

@@ -44,8 +44,8 @@ class Units:
     Attributes:
         group: number of each image's unit, counting from 0, (n,).
         count: number of units.
-        imagined: number of images in the imaginary unit. It is 1 if each image is a unit; for groups, it is the size of
-            an image's group, averaged over images.
+        imagined: number of images in the imaginary unit, which is added for smoothing. It is 1 if each
+            image is a unit; for groups, it is the size of an image's group, averaged over images.
     """
 
     group: Ints
@@ -263,9 +263,9 @@ def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], un
     The interval covers the average error of samples with the same n, because the error of small samples is larger on
     average: chance moves every bin.
 
-    The variance has a lower bound, the variance of the numbers of correct images in the bins. For this bound, one
-    imaginary image per bin pulls the fraction of correct images towards the bin's mean confidence. In addition, the
-    variance includes one imaginary unit that changes from correct to wrong.
+    The variance is at least that of the numbers of correct images in the bins. For this lower bound, the fraction of
+    correct images in a bin is smoothed with one imaginary image at the bin's mean confidence. The variance also
+    includes one imaginary unit that changes from correct to wrong (`Units.imagined`).
 
     Args:
         confidence: probability of the most probable class, (n,).

@@ -408,7 +408,7 @@ def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) 
 
 
 def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
-    """Return sentences about limitations of the figures and models no better than chance."""
+    """Return sentences that state limitations of the figures, and name the models that are no better than chance."""
     return [*judging.findings(), *_no_better_than_chance(models, judged)]
 
 

@@ -52,8 +52,9 @@ class JudgingImages:
         split: the held-out split: test, or val if there is no test split.
         held_out: the number of images in the held-out split.
         seen: for each model, the paths of the held-out images that its weights had seen. Models whose weights had seen
-            none are missing.
-        chosen_on: what the trainings selected by means of the images in `split`; empty for test images.
+            none are omitted.
+        chosen_on: the settings that the trainings chose with the images in `split`, such as the epoch; empty for test
+            images.
     """
 
     split: str

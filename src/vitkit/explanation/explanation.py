@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 def can_explain(model: Model) -> bool:
     """Return whether the method `gradient` can explain the model.
 
-    A Vision Transformer needs attention and must not pool by attention. Another network needs a feature map before its
-    head.
+    A Vision Transformer must have self-attention, and no attention pooling before its head. Any other network must have
+    a feature map before its head.
     """
     if isinstance(model, Network):
         return model.anatomy.map is not None

@@ -180,10 +180,12 @@ class Limit:
         kind: the kind of images: left-out classes, or one kind of generated pictures.
         share: the fraction of these images that is accepted as known. Images with which the method was chosen are left
             out.
-        bounds: a 95 % interval of `share`. For generated pictures, it is the interval of Clopper & Pearson (1934). For
-            left-out classes, it is a prediction interval for another class, which includes the variation among classes.
+        bounds: a 95 % interval of `share`. For generated pictures of one sort, it is the interval of Clopper & Pearson
+            (1934). For left-out classes, it is a prediction interval for another class, which includes the variation
+            among classes; for pictures of several sorts, it is a prediction interval for another sort.
         images: the number of images.
         classes: the number of left-out classes; 0 for generated pictures.
+        sorts: the number of sorts of generated pictures if there are several, such as stripes and rings, else 0.
     """
 
     kind: str
@@ -191,6 +193,12 @@ class Limit:
     bounds: tuple[float, float]
     images: int
     classes: int = 0
+    sorts: int = 0
+
+    @property
+    def is_for_another(self) -> bool:
+        """Whether `bounds` is a prediction interval for another class or sort."""
+        return bool(self.classes or self.sorts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,6 +370,7 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]
             (float(row["bounds"][0]), float(row["bounds"][1])),
             int(row["images"]),
             int(row["classes"]),
+            int(row.get("sorts", 0)),
         )
         for row in about["limits"]
     )

@@ -15,8 +15,9 @@ from vitkit.model.config import canonical
 class AttentionHabits:
     """A mixin with the attributes of timm's attention, for `Attention`.
 
-    Scripts for timm set `fused_attn` to False in order to read attention matrices with hooks. The last block then
-    computes the rows of all tokens (`TimmHabits.is_observed`).
+    Scripts for timm set `fused_attn` to False in order to read attention matrices with hooks. The last block usually
+    computes attention only for the tokens that the head uses; then it does so for all tokens
+    (`TimmHabits.is_observed`).
     """
 
     is_observed = False  # set with `fused_attn`

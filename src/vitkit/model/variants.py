@@ -72,7 +72,7 @@ class Variant:
     refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def handler(self, who: str) -> Any:
-        """Return the handler for a consumer; None if it needs no special code."""
+        """Return this variant's handler for the consumer `who`, or None if `who` needs no special code for it."""
         name = self.handlers[who]
         return getattr(import_module(self.module), name) if name else None
 

@@ -314,14 +314,17 @@ class VisionTransformer(TimmHabits, nn.Module):
         return self.norm_pre(self.pos_drop(x if positions is None else x + positions))
 
     def encode(self, tokens: Tensor, queries: int | None = None) -> Tensor:
-        """Apply all layers, eqs. 2-3: (B, N, D) -> (B, N, D), or only the first `queries` tokens, (B, n, D)."""
+        """Apply all layers to the tokens (eqs. 2 and 3): (B, N, D) -> (B, N, D).
+
+        With `queries`, the last layer computes only the first `queries` tokens, and the result is (B, queries, D).
+        """
         last = len(self.blocks) - 1
         for i in range(len(self.blocks)):
             tokens = self.layer(i, tokens, queries if i == last else None)
         return tokens
 
     def layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
-        """Apply layer i with its positions: (B, N, D) -> (B, N, D), or only the first `queries` tokens, (B, n, D)."""
+        """Apply layer i with its positions: (B, N, D) -> (B, N, D), or (B, queries, D) for the first tokens alone."""
         positions, relative = self.positions_of(i)
         x = x if positions is None else x + positions
         block = self.blocks[i]

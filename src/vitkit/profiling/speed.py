@@ -1,11 +1,11 @@
-"""Time implementations of a model's forward pass, with their numerical drift and the ceiling of their precision.
+"""Time implementations of a model's forward pass, and measure their numerical drift and their distance to the ceiling.
 
 `compare` times contenders in turn, round after round (A B C ... A B C ...). Anything that slows the machine for a while
 affects all of them, so ratios are computed within each round and their median is reported.
 
-`Ceiling` computes only the matrix products of the model, as fast as torch can on this machine. A model without any
-other work (softmax, GELU, LayerNorm, copies) whose products are equally fast would run at the ceiling. In the last
-block, only products that affect the head's input count. See Williams, Waterman and Patterson, "Roofline", 2009.
+The ceiling is the highest speed that is possible in a precision. `Ceiling` measures it by computing only the matrix
+products of the model, as fast as torch can on this machine, and nothing else (softmax, GELU, LayerNorm, copies). In the
+last block, only products that affect the head's input count. See Williams, Waterman and Patterson, "Roofline", 2009.
 """
 
 from __future__ import annotations

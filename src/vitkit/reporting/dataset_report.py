@@ -162,6 +162,7 @@ def write_watch(
     strangers: Sequence[tuple[str, Sequence[str]]],
     notes: Sequence[str],
     level: float,
+    detection: str,
 ) -> None:
     """Write the page about drift.
 
@@ -173,6 +174,7 @@ def write_watch(
         strangers: the photographs that differ most, with the lines of their captions.
         notes: remarks on the comparison.
         level: the probability of a false alarm.
+        detection: a sentence that states how much the share of a class must rise to be detected usually.
     """
     differs = any(row["differs"] for row in tests)
     meaning = (
@@ -186,7 +188,7 @@ def write_watch(
         *findings([f"note: {text}" for text in notes]),
         "<h2>Tests</h2>",
         table_of_tests(tests),
-        f"<p>{meaning}</p>",
+        f"<p>{meaning} {escape(detection[:1].upper() + detection[1:])}.</p>",
         "<h2>Predicted classes</h2>",
         *_shares(shares),
         "<h2>Photographs that differ most</h2>",

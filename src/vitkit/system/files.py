@@ -208,11 +208,11 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
         _tidy(path)
         yield
     finally:
-        with suppress(
-            OSError
-        ):  # before the release: a process that has opened the lock file meanwhile notices the deletion and retries
-            _holder_file(place).unlink(missing_ok=True)
-            place.unlink(missing_ok=True)
+        # Before the release: a process that has opened the lock file meanwhile notices the deletion and retries. Only
+        # once: after the first deletion, the name can belong to the lock of another process.
+        with suppress(OSError):
+            for file in {_holder_file(place), place}:
+                file.unlink(missing_ok=True)
         lock.release()  # on Windows, this deletes the lock file, because an open file cannot be deleted there
 
 

@@ -50,7 +50,7 @@ class Extensions:
                 raise VitkitError(f"{field.name} is the class {name}: pass an object of it, such as {name}()")
 
     def names(self) -> dict[str, str]:
-        """Return the qualified name of each function by its field."""
+        """Return a mapping from each field that is set to the qualified name of its function."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: _name_of(part) for name, part in parts.items() if part is not None}
 

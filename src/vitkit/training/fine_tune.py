@@ -104,7 +104,8 @@ def find_lr(
     Args:
         model: the model that every short run starts from. Neither the model nor the random state is changed.
         recipe: the recipe, whose `lr` is the centre of the search.
-        data: the images of the run. A sample of the validation images is evaluated, or else of the training images.
+        data: the images of the run. The loss is computed on a sample of the validation images or, if there are none, of
+            the training images.
         objective: the objective of the run.
         fabric: the Fabric of this process, without other processes.
         progress: called with the number of finished steps and their total.

@@ -143,7 +143,7 @@ class Learning(Protocol):
     def judge(
         self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures, and an outcome that reveals a collapse, or None.
+        """Compute the validation figures, and the sums by which `stability` recognises a collapsed model (or None).
 
         Args:
             answers: the model's output for this process's share of the validation images, or for all of them (see
@@ -241,7 +241,7 @@ class Objective:
     def judge(
         self, logits: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures, and the outcome that reveals a collapse.
+        """Compute the validation figures, and the sums by which `stability` recognises a collapsed model.
 
         Args:
             logits: the logits (n, K) of this process's share of the validation images.

@@ -694,7 +694,7 @@ def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
 
 
 def _resolve_probe(request: Request, start: Start, runs: Sequence[Path]) -> Start:
-    """Resolve the same request for a probe, with the same test images."""
+    """Resolve the user's request with `method="probe"`, and with the test images of `start`."""
     fields = {**request.fields, "method": "probe"}
     probe = resolve(fields, runs=runs)
     if _tested(probe) != _tested(start):  # without validation images, large groups may be divided in another way

@@ -314,7 +314,7 @@ class FiniteCheck:
         return norm.isfinite() & torch.tensor(not self._is_bad, device=norm.device)
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:  # the optimizer is unused
-        """Return whether to take the step along a gradient of this norm, ().
+        """Return whether the next step may be taken: the losses since the last step, and `norm`, must be finite.
 
         Raises:
             DivergedError: it is the third skipped step in a row.
@@ -386,7 +386,7 @@ class DeferredFiniteCheck:
         return norm.isfinite() if self._losses is None else norm.isfinite() & self._losses
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
-        """Make the optimiser skip its next step if a loss or the gradient's norm, (), is not finite.
+        """Make the optimiser skip its next step if any loss since its last step is not finite, or the gradient's norm.
 
         Raises:
             DivergedError: three steps in a row were skipped.

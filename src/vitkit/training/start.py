@@ -668,7 +668,7 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
 def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
     """Return all images as training images, for the final model of a cross-validation.
 
-    The proposals are removed, because the folds test the images of the proposals.
+    The list of labels that models proposed is emptied, because it matters only where images are tested: in the folds.
     """
     table = replace(images.table, splits=("train",) * len(images.table))
     return replace(fold, images=replace(images, table=table), findings=[], proposals=())

@@ -3,6 +3,7 @@
 A data set contains no unknown images. Two sorts of images substitute for unknown images:
 
 - *Made pictures* are made from the validation images (`make_strangers`): noise, clouds, patterns, shuffled patches.
+  There are several sorts of patterns, and the interval is for one more sort.
 - *Left-out classes* are classes of the data set that are treated as unknown, one class at a time. The trained weights
   have learned to distinguish these classes, which would make the task too easy. The features are therefore computed
   with the initial weights of the training, and the logits with a head that is fitted without the class. Without
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,7 @@ _CLASSES = 10  # classes that are left out in turn
 _FEWEST = 3  # classes that are left out, for an interval
 _PENALTY = 0.01  # of a head that is fitted without a class
 _TILES = 4  # rows and columns of tiles in a shuffled picture
+_CYCLES = 2, 40  # cycles of a pattern along the longer side, at least and at most
 
 Pixels = npt.NDArray[np.float32]
 
@@ -201,7 +204,7 @@ def _see(classifier: Classifier, pictures: Pixels) -> Seen:
 
 @dataclass(frozen=True)
 class _Detection:
-    """Whether each unknown image of one kind, or of one left-out class, passes.
+    """Whether each unknown image of one sort of made pictures, or of one left-out class, passes.
 
     Attributes:
         kind: the kind of made pictures, or `LEFT_OUT`.
@@ -235,10 +238,12 @@ def fit_unknown(
         held_out: the model's output for labelled images that it was not trained on. For a cross-validated head on
             frozen features, it is a list with a pair for each fold: the images of the other folds, and the images of
             the fold with their out-of-fold logits.
-        made: the model's output for pictures that belong to no class, by kind (see `make_strangers`).
+        made: the model's output for pictures that belong to no class, by kind (see `make_strangers`). If a kind has
+            several sorts, each has a key of its own, such as `patterns: rings`.
         before: the features of training and held-out images from the initial weights; logits are not used. If it is
-            None, `train` and `held_out` are used instead, and no figure for left-out classes is reported.
-        seed: the seed for the choice of the stored training images, and of the images that choose the method.
+            None, `train` and `held_out` are used instead, and the limits say nothing about left-out classes.
+        seed: the seed for sampling the training images that are stored, and the unknown images that are used to choose
+            the method.
 
     Raises:
         VitkitError: there are no held-out images.
@@ -249,7 +254,9 @@ def fit_unknown(
     trials: dict[Method, list[_Detection]] = {}
     for method in METHODS:
         unknown = Unknown.fit(method, train, held_out, seed)
-        of_made = [_Detection.of(kind, unknown, images, seed) for kind, images in made.items() if len(images)]
+        of_made = [
+            _Detection.of(name.partition(":")[0], unknown, images, seed) for name, images in made.items() if len(images)
+        ]
         of_classes = [
             _Detection.of(LEFT_OUT, Unknown.fit(method, rest, known, seed), stranger, seed)
             for rest, known, stranger in left_out
@@ -352,31 +359,37 @@ def _passing(trials: list[_Detection]) -> float:
 
 def _shares(trials: list[_Detection]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the fraction of the `choosing` images that passes, per kind of made pictures and per left-out class."""
-    there = [trial for trial in trials if len(trial.choosing)]
-    made, classes = (
-        np.array([trial.choosing.mean() for trial in there if (trial.kind == LEFT_OUT) == is_class], np.float64)
-        for is_class in (False, True)
-    )
-    return made, classes
+    made = {trial.kind: list[npt.NDArray[np.bool_]]() for trial in trials if trial.kind != LEFT_OUT}
+    classes = list[np.floating[Any]]()
+    for trial in trials:
+        if trial.kind == LEFT_OUT and len(trial.choosing):
+            classes.append(trial.choosing.mean())
+        elif len(trial.choosing):
+            made[trial.kind].append(trial.choosing)
+    means = [np.concatenate(parts).mean() for parts in made.values() if parts]
+    return np.array(means, np.float64), np.array(classes, np.float64)
 
 
 def _limits(trials: list[_Detection], *, has_classes: bool) -> Iterator[Limit]:
     for kind in dict.fromkeys(trial.kind for trial in trials):
         parts = [trial.measuring for trial in trials if trial.kind == kind and len(trial.measuring)]
         images = sum(map(len, parts))
-        if kind != LEFT_OUT and images:
-            passed = int(sum(part.sum() for part in parts))
+        shares, sizes = (np.array([of(part) for part in parts], np.float64) for of in (np.mean, len))
+        if kind == LEFT_OUT:
+            if has_classes and len(parts) >= _FEWEST:
+                yield Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, classes=len(parts))
+        elif len(parts) > 1:
+            yield Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, sorts=len(parts))
+        elif images:
+            passed = int(parts[0].sum())
             yield Limit(kind, passed / images, _clopper_pearson(passed, images), images)
-        elif kind == LEFT_OUT and has_classes and len(parts) >= _FEWEST:
-            shares, sizes = (np.array([of(part) for part in parts], np.float64) for of in (np.mean, len))
-            yield Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, len(parts))
 
 
 def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 95 % prediction interval for the passing share of a new class.
+    """Return the 95 % prediction interval for the passing share of a new class, or of a new sort of pictures.
 
-    arcsin sqrt(share) is assumed to be normally distributed over classes. Its variance is at least the variance by
-    chance, which is 1 / 4n for a share of n images.
+    arcsin sqrt(share) is assumed to be normally distributed over classes or sorts. Its variance is at least the
+    variance by chance, which is 1 / 4n for a share of n images.
     """
     from scipy.special import stdtrit
 
@@ -389,10 +402,10 @@ def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
 
 def in_words(unknown: Unknown, kind: str = "validation images") -> str:
     """Describe in a line which images the score misses. `kind` names the images that the score was fitted to."""
-    made, left_out = ([limit for limit in unknown.limits if bool(limit.classes) == is_class] for is_class in (0, 1))
-    shares = [f"{limit.kind} {limit.share:.0%}" for limit in made]
+    exact, wide = ([limit for limit in unknown.limits if limit.is_for_another == is_wide] for is_wide in (False, True))
+    shares = [f"{limit.kind} {limit.share:.0%}" for limit in exact]
     shares += [
-        f"{limit.kind} {limit.share:.0%} (95 %: {limit.bounds[0]:.0%} to {limit.bounds[1]:.0%})" for limit in left_out
+        f"{limit.kind} {limit.share:.0%} (95 %: {limit.bounds[0]:.0%} to {limit.bounds[1]:.0%})" for limit in wide
     ]
     misses = f"; where {unknown.accepted:.0%} of known images pass, so do of {', '.join(shares)}" if shares else ""
     by = f"{NAMES[unknown.method]}, with {unknown.known.shape[1]} {kind}"
@@ -418,32 +431,56 @@ def make_strangers(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
         seed: seed of the pictures.
 
     Returns:
-        Pictures (n, C, height, width) by kind. `noise` has the mean and spread of the images' channels. `clouds` are
-        smooth random fields with the same mean and spread, whose amplitudes fall with frequency as in photographs.
-        `patterns` are stripes and checks in two colours of an image. `shuffled patches` are images with their 4 x 4
-        tiles in random order.
+        Pictures (m, C, height, width) by kind; m is n, except for patterns. `noise` has the mean and spread of the
+        images' channels. `clouds` are smooth random fields with the same mean and spread, whose amplitudes fall with
+        frequency as in photographs. `shuffled patches` are images with their 4 x 4 tiles in random order. Each sort of
+        patterns, such as `patterns: rings`, has n / 4 pictures in two colours of an image, and each sort such as
+        `patterns: rings in any colours` has as many in two random colours.
     """
     rng = np.random.default_rng(seed)
     mean, spread = images.mean(axis=(0, 2, 3), keepdims=True), images.std(axis=(0, 2, 3), keepdims=True)
     made = {
         "noise": mean + spread * rng.standard_normal(images.shape).astype(np.float32),
         "clouds": mean + spread * _smooth(rng.standard_normal(images.shape)),
-        "patterns": np.stack([_pattern(image, rng) for image in images]),
         "shuffled patches": np.stack([_shuffled(image, rng) for image in images]),
     }
+    low, high = images.min(axis=(0, 2, 3)), images.max(axis=(0, 2, 3))
+    for i, (name, wave) in enumerate(_WAVES.items()):
+        if len(part := images[i :: len(_WAVES)]):
+            own = np.stack([_two_pixels(image, rng) for image in part])
+            free = rng.uniform(low, high, own.shape)
+            for sort, colours in ((name, own), (f"{name} in any colours", free)):
+                made[f"patterns: {sort}"] = np.stack([_pattern(wave, two, images.shape[2:], rng) for two in colours])
     return {kind: pictures.astype(np.float32) for kind, pictures in made.items()}
 
 
-def _pattern(image: Pixels, rng: np.random.Generator) -> Pixels:
-    """Draw stripes or checks, with sharp or soft edges, in the colours of two pixels of an image."""
-    channels, height, width = image.shape
-    y, x = np.mgrid[:height, :width] / max(height, width)
-    angle, cycles = rng.uniform(0, np.pi), rng.uniform(2, 20, 2)
-    u, v = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
-    wave = np.sin(2 * np.pi * cycles[0] * u) * (np.sin(2 * np.pi * cycles[1] * v) if rng.random() < 0.5 else 1)
-    mix = (wave + 1) / 2 if rng.random() < 0.5 else wave > 0
-    first, second = (image[:, rng.integers(height), rng.integers(width)].reshape(channels, 1, 1) for _ in range(2))
-    pattern: Pixels = (first + (second - first) * mix).astype(np.float32)
+Plane = npt.NDArray[np.float64]  # (height, width)
+_WAVES: dict[str, Callable[[Plane, Plane], Plane]] = {  # of rotated and scaled coordinates; from -1 to 1
+    "stripes": lambda x, _: np.sin(x),
+    "checks": lambda x, y: np.sin(x) * np.sin(y),
+    "rings": lambda x, y: np.sin(np.hypot(x, y)),
+    "dots": lambda x, y: (np.cos(x) + np.cos(y)) / 2,
+}
+
+
+def _two_pixels(image: Pixels, rng: np.random.Generator) -> Pixels:
+    """Return two randomly chosen pixels of an image, (2, C)."""
+    rows, columns = (rng.integers(size, size=2) for size in image.shape[1:])
+    pixels: Pixels = image[:, rows, columns].T
+    return pixels
+
+
+def _pattern(
+    wave: Callable[[Plane, Plane], Plane], colours: Floats, size: tuple[int, ...], rng: np.random.Generator
+) -> Floats:
+    """Draw a wave at a random angle and scale, with sharp or soft edges, in two colours (2, C): (C, height, width)."""
+    y, x = (np.mgrid[: size[0], : size[1]] - np.array(size)[:, None, None] / 2) / max(size)
+    angle = rng.uniform(0, np.pi)
+    a, b = 2 * np.pi * _CYCLES[0] * (_CYCLES[1] / _CYCLES[0]) ** rng.random(2)
+    values = wave(a * (x * np.cos(angle) + y * np.sin(angle)), b * (y * np.cos(angle) - x * np.sin(angle)))
+    mix = (values + 1) / 2 if rng.random() < 0.5 else values > 0
+    first, second = colours[..., None, None]
+    pattern: Floats = first + (second - first) * mix
     return pattern
 
 

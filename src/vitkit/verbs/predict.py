@@ -172,7 +172,7 @@ class Predictions(Result):
         return {**self.counts(), "notes": list(self.notes), "predictions": rows}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of images, unreadable images and rejected labels, and how predictions were computed."""
+        """Return the numbers of images, of unreadable images and of withheld labels, and how labels were computed."""
         numbers = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
         numbers |= {} if self.form.columns.rules.unknown is None else {"unknown": self.unknown}
         where = {} if self.out is None else {"out": self.place}

@@ -77,6 +77,9 @@ class Watch(Result):
         level: the probability of a false alarm.
         tests: the tests, with p-values that are adjusted for the number of tests.
         shares: for each class, the fractions of validation images and of photographs for which the class is predicted.
+        detectable: for each class, the share of photographs that a comparison of so many images detects with a
+            probability of 80 %. It is higher than the share of validation images. Classes that are missing here are not
+            predicted for any validation image, or could not be detected with so few images.
         strangers: the photographs that differ most, the least familiar first.
         errors: the reasons why other photographs could not be read, by path.
         computed: the backend and precision of the computation, in words.
@@ -90,6 +93,7 @@ class Watch(Result):
     level: float
     tests: tuple[DriftTest, ...]
     shares: dict[str, tuple[float, float]]
+    detectable: dict[str, float]
     strangers: tuple[Stranger, ...]
     errors: dict[str, str] = field(default_factory=dict)
     computed: str = ""
@@ -134,7 +138,10 @@ class Watch(Result):
             "validation_images": self.validation_images,
             "level": self.level,
             "tests": [{"name": test.name, **row} for test, row in zip(self.tests, self.rows(), strict=True)],
-            "shares": {name: {"validation": before, "now": now} for name, (before, now) in self.shares.items()},
+            "shares": {
+                name: {"validation": before, "now": now, "detectable": self.detectable.get(name)}
+                for name, (before, now) in self.shares.items()
+            },
             "strangers": [vars(stranger) for stranger in self.strangers],
             "errors": self.errors,
             "computed": self.computed,
@@ -152,12 +159,25 @@ class Watch(Result):
             self.verdict,
             *aligned([heads, *rows]),
             f"an adjusted value is at most {self.level:g} in no more than {chance}",
+            self.detection,
             "",
             "photographs that differ most:",
             *aligned([("path", "label", "confidence", "unknown"), *strangers]),
             *(f"note: {harmless(path)} cannot be read: {reason}" for path, reason in errors),
             *([f"with photographs: {self.out}"] if self.out is not None else []),
         ]
+
+    @property
+    def detection(self) -> str:
+        """The change that is usually detected, in a sentence, for the class with the median share."""
+        names = sorted(self.detectable, key=lambda name: self.shares[name][0])
+        if not names:
+            return "with so few images, no change of the classes' frequencies would be detected"
+        name = names[len(names) // 2]
+        change = f"from {self.shares[name][0]:.0%} to {self.detectable[name]:.0%}"
+        return (
+            f"8 of 10 such comparisons detect a rise of the share of {name} {change}; smaller changes are often missed"
+        )
 
     def _repr_html_(self) -> str:
         from vitkit.reporting.dataset_report import table_of_tests
@@ -235,7 +255,16 @@ def watch(
         if out is not None:
             from vitkit.reporting.dataset_report import write_watch
 
-            write_watch(out, result.verdict, result.rows(), result.shares, _captions(result), result.notes, level)
+            write_watch(
+                out,
+                result.verdict,
+                result.rows(),
+                result.shares,
+                _captions(result),
+                result.notes,
+                level,
+                result.detection,
+            )
     return result
 
 
@@ -303,7 +332,7 @@ def _compare(
     name: str,
     out: Path | None,
 ) -> Watch:
-    from vitkit.evaluation.drift import Looks, compare_looks, shares_of
+    from vitkit.evaluation.drift import Looks, compare_looks, detectable_shares, shares_of
 
     before = Looks.of_validation(trust)
     first, second = (shares_of(each, classifier.classes) for each in (before, looks))
@@ -314,6 +343,7 @@ def _compare(
         level=level,
         tests=compare_looks(before, looks, classifier.classes),
         shares={name: (first[name], second[name]) for name in classifier.classes},
+        detectable=detectable_shares(before, len(looks), classifier.classes, level),
         strangers=strangers,
         errors=errors,
         computed=classifier.computed,

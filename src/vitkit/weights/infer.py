@@ -454,9 +454,10 @@ _TUTORIAL = Namesake(
 
 
 def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str]) -> dict[str, str]:
-    """Return assumptions, by field, about the architecture of a file with timm's names and without a description.
+    """Return what is assumed about the architecture of a checkpoint with timm's tensor names and no configuration.
 
-    Several architectures have the same tensors, so one of them is assumed.
+    Several architectures have tensors with the same names and shapes, so one of them is assumed. The result maps fields
+    of `ViTConfig` to sentences for the user.
 
     Args:
         config: the inferred configuration.

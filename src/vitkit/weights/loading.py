@@ -398,7 +398,6 @@ class WeightsSource:
     entry: Entry | None = None
     meaning: Meaning | None = None
     is_timms: bool = False
-    progress: Progress = silent
 
     def plan(
         self,

@@ -264,13 +264,13 @@ class KernelReplay:
 def model_on_gpu(
     model: VisionTransformer, precision: str, device: str, *, is_compiled: bool = False
 ) -> Callable[[Tensor], Tensor]:
-    """Return the function with which the backends eager and compile compute logits of images on a GPU.
+    """Return the function by which the backends `eager` and `compile` compute the logits of images on a GPU.
 
     Args:
         model: the model; it is copied.
         precision: `float32`, `bfloat16` or `float16`.
         device: `cuda` or `mps`.
-        is_compiled: whether inductor compiles it, on its first call.
+        is_compiled: whether the function is compiled by inductor when it is first called.
     """
     is_optimized = is_compiled or precision != "float32"
     module = prepare(model, getattr(torch, precision), device, pack=False) if is_optimized else copy.deepcopy(model)

@@ -101,7 +101,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def kind_of(destination: Path) -> str:
-    """Return the name of the format that a destination has by its suffix; vitkit's model folder by default."""
+    """Return the name of the format that the destination's suffix indicates, or that of vitkit's model folders."""
     return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
 
 

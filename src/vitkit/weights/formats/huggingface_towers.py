@@ -233,7 +233,8 @@ def _pool(theirs: str) -> dict[str, Piece]:
 def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Concatenate the projections of q, k and v in attention pooling, under Hugging Face's names.
 
-    The pieces of `_pool` cannot write them, because each piece has only a part.
+    Vitkit has one tensor for q and another for k and v, and Hugging Face one for all three. A `Piece` maps a single
+    tensor of vitkit, so it cannot write the joined one.
     """
     return {
         f"head.attention.in_proj_{part}": torch.cat([tensors[f"attn_pool.q.{part}"], tensors[f"attn_pool.kv.{part}"]])

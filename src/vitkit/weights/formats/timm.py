@@ -220,7 +220,7 @@ def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:
-    """Return the usual preprocessing of files in this layout, for weights without a description."""
+    """Return the usual image preprocessing of models in this layout, for a checkpoint without a configuration."""
     if _is_clip(checkpoint):
         return CLIP
     if has_layer_scale or _is_beit3(checkpoint):  # DeiT III, DINOv2
