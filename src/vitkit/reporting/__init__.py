@@ -1,8 +1,8 @@
 """HTML reports and figures about runs, data sets and comparisons.
 
-Open `evaluation_report.py` first: it writes the page about a run. The page consists of `sections`, which need no
-script, and of interactive views. The views are JavaScript in `static/`, and `report_data` writes their data.
-`comparison` and `dataset_report` write the other pages. `plots` draws figures, and `gallery` shows photographs.
+Open `evaluation_report.py` first: it writes the page about a run. The page consists of sections, which need no script,
+and of interactive views. The views are JavaScript in `static/`, and `report_data` writes their data. `comparison` and
+`dataset_report` write the other pages. `plots` draws figures, and `gallery` shows photographs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ __all__, __getattr__ = public(
     {
         "comparison": "write_comparison",
         "dataset_report": "write_checkup write_watch",
-        "evaluation_report": "write_evaluation write_predictions write_report",
+        "evaluation_report": "confidence headline multi_class_table write_evaluation write_predictions write_report",
         "gallery": "Album SIDE",
         "model_card": "model_card",
         "plots": "save_figure",
         "report_data": "Explained data_of_report",
-        "sections": "confidence headline multi_class_table",
     },
 )

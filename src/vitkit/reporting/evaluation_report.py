@@ -1,7 +1,8 @@
 """Write the page about a run: one self-contained HTML file with interactive views.
 
-The page contains tables and pictures that need no script. Interactive views replace them in browsers that run scripts.
-`write_evaluation` writes a folder with the page, the figures, and the prediction for each image.
+The page consists of sections, which contain tables and pictures and need no script. Interactive views replace them in
+browsers that run scripts. `write_evaluation` writes a folder with the page, the figures, and the prediction for each
+image.
 
 The views are JavaScript modules in `static/`, which are joined into one script in the order of their imports. For this,
 each module imports only from `static/`, with one import per line, and exports with `export class` or `export function`.
@@ -14,8 +15,10 @@ import csv
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +28,33 @@ from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.evaluation.embedding import LaidOut, embed
-from vitkit.evaluation.figures import by_name_in_words, counted_part, tta_lines
+from vitkit.evaluation.figures import SHARES, by_name_in_words, calibration_rise, counted_part, tta_lines
+from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
-from vitkit.reporting import plots, report_data, sections
-from vitkit.reporting.report_data import Explained, ReportPhotographs
-from vitkit.reporting.sections import operating_table
+from vitkit.evaluation.registry import METRICS
+from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
+from vitkit.inference.unknown import NAMES
+from vitkit.reporting import plots, report_data
+from vitkit.reporting.gallery import gallery
+from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, threshold_data
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
-from vitkit.text.cells import JOINT, harmless
-from vitkit.text.html import Live, figure, folded, listing, table, to_png, write_page
+from vitkit.text.cells import JOINT, by_chance, harmless, interval_text, plural
+from vitkit.text.html import (
+    DRAWN,
+    Live,
+    decimals,
+    figure,
+    finding,
+    folded,
+    image,
+    listing,
+    table,
+    to_png,
+    wide,
+    write_page,
+)
 from vitkit.text.html import findings as shown_findings
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
@@ -91,7 +111,7 @@ def write_report(
     doubts: Sequence[LabelError] = (),
     recipe: str = "",
     explained: Sequence[Explained] = (),
-    tried: sections.Tried | None = None,
+    tried: Tried | None = None,
 ) -> None:
     """Write the page about a run.
 
@@ -115,22 +135,22 @@ def write_report(
     body = [
         f"<h1>{escape(_task(evaluation))}</h1>",
         f'<p class="soft">{escape(title)}</p>',
-        sections.headline(numbers),
-        *sections.caveat(evaluation),
+        headline(numbers),
+        *_caveat(evaluation),
         *shown_findings(findings),
-        *sections.classes(evaluation, numbers),
-        *sections.confusion(evaluation, numbers, pictures.get(CONFUSION)),
-        *sections.confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
-        *([] if root is None else sections.gallery_of(evaluation, photographs)),
-        *sections.explained(explained, photographs),
-        *([] if root is None else sections.doubted(doubts, photographs)),
-        *sections.points(POINTS, laid_out, pictures.get(POINTS)),
-        *sections.figures(evaluation, numbers),
-        *operating_table(numbers),
-        *sections.promises(numbers),
-        *sections.unknown(numbers),
+        *_classes(evaluation, numbers),
+        *_confusion(evaluation, numbers, pictures.get(CONFUSION)),
+        *confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
+        *([] if root is None else _gallery_of(evaluation, photographs)),
+        *_explained(explained, photographs),
+        *([] if root is None else _doubted(doubts, photographs)),
+        *_points(POINTS, laid_out, pictures.get(POINTS)),
+        *_figures(evaluation, numbers),
+        *_operating_table(numbers),
+        *_promises(numbers),
+        *_unknown(numbers),
         *[figure(caption, picture, is_photograph=caption in _PHOTOGRAPHS) for caption, picture in rest.items()],
-        *sections.weights_tried(tried),
+        *_weights_tried(tried),
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
         *(["<h2>Recipe</h2>", folded("The complete recipe", listing(recipe))] if recipe else []),
@@ -276,15 +296,436 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("path", "label", "predicted", "confidence", *(["label_now"] if evaluation.since else [])))
     classes = evaluation.classes
-    for i, (image, true, said) in enumerate(
-        zip(evaluation.paths, evaluation.labels, evaluation.predicted, strict=True)
-    ):
+    for i, (key, true, said) in enumerate(zip(evaluation.paths, evaluation.labels, evaluation.predicted, strict=True)):
         row = evaluation.probabilities[i]
         if isinstance(evaluation, MultiEvaluation):
             names = [JOINT.join(name for name, has in zip(classes, one, strict=True) if has) for one in (true, said)]
-            confidence = float(row[said == 1].min()) if said.any() else 1 - float(row.max())
+            probability = float(row[said == 1].min()) if said.any() else 1 - float(row.max())
         else:
-            names, confidence = [classes[true], classes[said]], float(row[said])
-        now = [harmless(evaluation.since.get(image, names[0]))] if evaluation.since else []
-        writer.writerow((*map(harmless, (image, *names)), f"{confidence:.6f}", *now))
+            names, probability = [classes[true], classes[said]], float(row[said])
+        now = [harmless(evaluation.since.get(key, names[0]))] if evaluation.since else []
+        writer.writerow((*map(harmless, (key, *names)), f"{probability:.6f}", *now))
     write_text(path, text.getvalue())
+
+
+# --- The sections of the page ---------------------------------------------------------------------------------
+
+_HEADLINES = ("accuracy", "balanced_accuracy")
+
+
+def _class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
+    """Return the first `most` classes with their figures, as an HTML table."""
+    heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
+    return _of_classes(rows, most, heads, ("precision", "recall", "f1", "support", "roc_auc", "average_precision"))
+
+
+def multi_class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
+    """Return the classes of a multi-label evaluation with figures and thresholds, as an HTML table."""
+    heads = ["class", "threshold", "precision", "recall", "F1", "average precision", "images"]
+    return _of_classes(rows, most, heads, ("threshold", "precision", "recall", "f1", "average_precision", "support"))
+
+
+def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequence[str], keys: Sequence[str]) -> str:
+    def cell(value: float | None) -> str:
+        return str(value) if isinstance(value, int) else decimals(value)
+
+    return table([[escape(name), *(cell(row[key]) for key in keys)] for name, row in islice(rows.items(), most)], heads)
+
+
+def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
+    """Return a section that compares the figures for two class priors; empty if the evaluation has no such figures."""
+    points = numbers.get("operating_points")
+    if points is None:
+        return []
+    names = ("data", "uniform")
+    heads = [f"{SHARES[name]}{' (chosen)' if name == points['chosen'] else ''}" for name in names]
+    rows = [[what.replace("_", " "), *(f"{points[name][what]:.3f}" for name in names)] for what in _HEADLINES]
+    for row in points["data"]["recall"]:
+        values = [points[name]["recall"][row] for name in names]
+        rows.append([f"recall of {escape(row)}", *("none" if value is None else f"{value:.3f}" for value in values)])
+    words = (
+        "A model can predict for the class frequencies of its training data, or for equally frequent classes. The "
+        "latter finds more images of the rare classes and makes more errors overall (--prior)."
+    )
+    return ["<h2>The operating point</h2>", f"<p>{words}</p>", wide(table(rows, ["", *heads]))]
+
+
+def _promises(numbers: Mapping[str, Any]) -> list[str]:
+    """Return a section with the measured coverage of prediction sets and accuracy of confident predictions.
+
+    It is empty if neither was measured.
+    """
+    entry = numbers.get("promises")
+    if entry is None:
+        return []
+    kept = [row for row in entry["coverage"] if "refused" not in row]
+    sure = [row for row in entry["accuracy"] if "refused" not in row]
+    refused = [row["refused"] for row in (*entry["coverage"], *entry["accuracy"]) if "refused" in row]
+    body = ["<h2>Sets and sure predictions</h2>", f"<p>{_promised(entry['validation'])}</p>"]
+    if kept:
+        rows = [
+            [
+                *(f"{row['requested']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"])),
+                *(f"{row['mean_size']:.2f}", str(row["empty"]), str(row["images"])),
+            ]
+            for row in kept
+        ]
+        heads = ["--coverage", "measured", "95 % interval", "classes in a set", "empty sets", "images"]
+        body.append(wide(table(rows, heads)))
+        per_class = kept[-1]["per_class"]
+        names = list(per_class)
+        if len(names) > _LEAST_COVERED:
+            names = sorted(names, key=lambda name: (per_class[name]["measured"], name))[:_LEAST_COVERED]
+            body.append(f"<p>The {_LEAST_COVERED} classes of {len(per_class):,} that are covered least often:</p>")
+        of_class = [
+            [escape(name), *(cell for row in kept for cell in _of_class_set(row["per_class"][name]))] for name in names
+        ]
+        heads = [f"{what} ({row['requested']:g})" for row in kept for what in ("covered", "classes in a set")]
+        body.append(wide(table(of_class, ["class", *heads])))
+    if sure:
+        rows = [
+            [f"{row['requested']:g}", f"{row['above_confidence']:.4f}", f"{row['answered']} of {row['images']}"]
+            + (
+                ["none", ""]
+                if row["measured"] is None
+                else [f"{row['measured']:.3f}", interval_text(row["interval_95"])]
+            )
+            for row in sure
+        ]
+        heads = ["--accuracy", "above confidence", "answered", "measured accuracy", "95 % interval"]
+        body.append(wide(table(rows, heads)))
+    return [*body, *(f"<p>{escape(reason)}</p>" for reason in refused)]
+
+
+def _promised(validation: Mapping[str, Any]) -> str:
+    chosen = f", which were also used to choose: {', '.join(validation['chosen_on_them'])}"
+    return escape(
+        f"What vitkit predict --coverage and --accuracy promise by {validation['images']} {_kind(validation)}"
+        f"{chosen if validation['chosen_on_them'] else ''}, measured on the images of this page."
+    )
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    """Return the name of the images that a model was calibrated on."""
+    return CROSS_VALIDATED if entry.get("folds") else VALIDATION
+
+
+def _of_class_set(row: Mapping[str, Any]) -> list[str]:
+    return [f"{row['measured']:.3f}", f"{row['mean_size']:.2f}"]
+
+
+def _unknown(numbers: Mapping[str, Any]) -> list[str]:
+    """Return a section about images of unknown things; empty if the model has no score for them."""
+    entry = numbers.get("unknown")
+    if entry is None:
+        return []
+    text = (
+        f"The column unknown of vitkit predict is the part of known images that look at least as unfamiliar to the "
+        f"model, by {NAMES[entry['method']]}, compared with {entry['validation_images']} {_kind(entry)}."
+    )
+    body = ["<h2>Images of unknown things</h2>", f"<p>{escape(text)}</p>"]
+    if entry["limits"]:
+        caught = (
+            f"Where {entry['accepted']:.0%} of known images pass as known, so do these images, which belong to none of "
+            "the classes:"
+        )
+        rows = [
+            [
+                escape(row["kind"]),
+                f"{row['share']:.0%}",
+                interval_text(row["bounds"]),
+                _verdict(row),
+                _of_what(row, _kind(entry)),
+            ]
+            for row in entry["limits"]
+        ]
+        words = ["noticed or missed", "measured on"]
+        heads = ["images", "pass as known", "95 % interval", *words]
+        body += [f"<p>{caught}</p>", wide(table(rows, heads, words))]
+    if not any(row["classes"] for row in entry["limits"]):
+        body.append(
+            "<p>Whether photographs of an unseen class that resembles the known ones are noticed was not measured: "
+            "this requires weights that had seen none of these images, and at least three classes.</p>"
+        )
+    if entry["called"]:
+        rows = [
+            [f"{row['level']:g}", f"{row['measured']:.3f}", interval_text(row["interval_95"]), str(row["images"])]
+            for row in entry["called"]
+        ]
+        body.append(wide(table(rows, ["--unknown", "called unknown", "95 % interval", "images of this page"])))
+    return body
+
+
+_MISSED, _NOTICED = 0.5, 0.2  # fractions that pass
+
+
+def _verdict(limit: Mapping[str, Any]) -> str:
+    low, high = limit["bounds"]
+    if high <= _NOTICED:
+        return "mostly noticed"
+    return "mostly missed" if low >= _MISSED else "some are missed"
+
+
+def _of_what(limit: Mapping[str, Any], kind: str) -> str:
+    if limit["classes"]:
+        return f"{limit['images']} images of {limit['classes']} classes, each left out in turn, by the initial weights"
+    if limit.get("sorts"):
+        return (
+            f"{limit['images']} pictures of {limit['sorts']} sorts made from {kind}; the interval is for another sort"
+        )
+    return f"{limit['images']} pictures made from {kind}"
+
+
+_PAIRS, _CLASSES, _LEAST_COVERED = 20, 1_000, 20  # rows without a script
+_OTHER_TITLES = {  # titles of figures that are not in the registry of metrics
+    "ece_before_temperature": "the calibration error at temperature 1",
+    "temperature": "temperature",
+    "roc_auc": "area under the ROC curve, mean over classes",
+    "average_precision": "average precision, mean over classes",
+}
+_NAMES = {"val": "validation images", "all": "all images"}
+
+
+def _view(name: str, *content: str) -> str:
+    """Return the HTML element of an interactive view. It shows `content` until the script replaces the content."""
+    return f'<div data-view="{name}">{"".join(content)}</div>'
+
+
+def headline(numbers: Mapping[str, Any]) -> str:
+    """Return the paragraph with the main figure, its interval and a few other figures."""
+    quoted = headline_of(numbers)
+    if quoted.value is None:
+        return f'<p><span class="figure">No figure</span> {escape(quoted.words)}</p>'
+    interval = [] if quoted.interval is None else [f"95 %: {interval_text([100 * end for end in quoted.interval], 1)}"]
+    detail = "; ".join([*interval, _beside_headline(numbers)])
+    return (
+        f'<p><span class="figure">{100 * quoted.value:.1f} %</span> {quoted.figure} on {escape(quoted.described)} '
+        f'<span class="soft">({detail})</span></p>'
+    )
+
+
+def _beside_headline(numbers: Mapping[str, Any]) -> str:
+    if numbers.get("task") != "multi":
+        return f"balanced {100 * numbers['balanced_accuracy']:.1f} %, log loss {numbers['loss']:.3f}"
+    others = [metric for metric in METRICS["multi"].values() if metric.name not in ("accuracy", "balanced_accuracy")]
+    listed = ", ".join(f"{escape(metric.title)} {decimals(numbers[metric.name])}" for metric in others)
+    if "cross_fitted" not in numbers:
+        return listed
+    return f"{listed}; macro F1 with cross-fitted thresholds {decimals(numbers['cross_fitted']['macro_f1'])}"
+
+
+def _caveat(evaluation: Evaluation) -> list[str]:
+    """Return a warning if something was chosen on the evaluated images; otherwise an empty list."""
+    if not evaluation.chosen:
+        return []
+    what = ", ".join(evaluation.chosen)
+    text = f"all figures here are too optimistic, because the validation images were also used to choose ({what})"
+    return [finding(f"note: {text}; only the figures on a test split are not affected by such choices")]
+
+
+def _classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
+    """Return the section with a table of all classes; for multi-label models, also the section of thresholds."""
+    more = len(evaluation.classes) - _CLASSES
+    left = [f"<p>The first {_CLASSES:,} classes; {more:,} more are in the page's data.</p>"] if more > 0 else []
+    if isinstance(evaluation, MultiEvaluation):
+        shown = [wide(multi_class_table(numbers["per_class"], _CLASSES))]
+        slider = [
+            "<h2>Thresholds</h2>",
+            _view("class_thresholds", "<p>The thresholds are in the table of classes.</p>"),
+        ]
+        return ["<h2>Each class</h2>", _view("classes", *shown, *left), *slider]
+    return ["<h2>Each class</h2>", _view("classes", wide(_class_table(numbers["per_class"], _CLASSES)), *left)]
+
+
+def _confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
+    """Return the section with the confusion matrix; empty for multi-label models."""
+    if isinstance(evaluation, MultiEvaluation):
+        return []
+    if not numbers["confused"]:
+        words = ["<p>The model made no mistakes.</p>"]
+    else:
+        pairs = [
+            [escape(pair["true"]), escape(pair["predicted"]), str(pair["count"]), f"{100 * pair['share']:.1f} %"]
+            for pair in numbers["confused"][:_PAIRS]
+        ]
+        heads = ["true", "predicted", "images", "of the true class"]
+        words = ["<h3>Most often confused</h3>", wide(table(pairs, heads))]
+    picture = [] if drawn is None else [image("Confusion", drawn, "png", DRAWN)]
+    return ["<h2>Confusion</h2>", _view("confusion", *picture, *words)]
+
+
+def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
+    """Return the section on how well confidences match accuracy; empty for multi-label models."""
+    if isinstance(evaluation, MultiEvaluation):
+        return []
+    picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png", DRAWN)]
+    return [
+        "<h2>Confidence</h2>",
+        *_rise(evaluation, numbers),
+        _view("reliability", *picture),
+        "<h3>Rejecting uncertain predictions</h3>",
+        _view("threshold", _threshold_table(evaluation)),
+    ]
+
+
+def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
+    """Explain why the temperature increased the calibration error; empty if it did not."""
+    rise = calibration_rise(evaluation, numbers)
+    if rise is None:
+        return []
+    before, after, n = numbers["ece_before_temperature"], numbers["ece"], len(evaluation.labels)
+    why = (
+        f"with {plural(n, 'image', 'images')}, such a rise can occur by chance even if the temperature is right"
+        if rise.is_chance
+        else f"with {plural(n, 'image', 'images')}, this is more than chance explains, so these images differ from "
+        "those that the temperature was fitted on, or it was fitted on too few"
+    )
+    text = (
+        f"The temperature increased the calibration error from {before:.4f} to {after:.4f}: {why}. The temperature "
+        "minimises the log loss on the validation images. It usually also reduces the calibration error on other "
+        "images, but not always, because that error is noisy."
+    )
+    return [f"<p>{escape(text)}</p>"]
+
+
+def _threshold_table(evaluation: Evaluation) -> str:
+    data = threshold_data(evaluation)
+    n, steps, rows = data["images"], len(data["answered"]) - 1, []
+    for at in (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99):
+        answered, right = (data[name][round(at * steps)] for name in ("answered", "right"))
+        part = f"{100 * right / answered:.1f} %" if answered else "-"
+        rows.append([f"{100 * at:.0f} %", f"{100 * answered / n:.1f} %", part, str(answered - right)])
+    return wide(table(rows, ["minimum confidence", "images kept", "of those right", "mistakes left"]))
+
+
+def _gallery_of(evaluation: Evaluation, photographs: ReportPhotographs) -> list[str]:
+    """Return the section of photographs with their predictions. Without a script, it shows the worst mistakes."""
+    n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
+    held = [] if here == n else [f"this page contains the photographs of {here:,} of {n:,} images"]
+    held += [] if listed == n else [f"{listed:,} images are listed, and the others are left out"]
+    words = f"<p>{'; '.join(held).capitalize()}.</p>" if held else ""
+    cells = [
+        (photographs.of_images[i], f'data-image="{photographs.place(i)}"', _lines(evaluation, i))
+        for i in photographs.first
+        if i in photographs.of_images
+    ]
+    if isinstance(evaluation, MultiEvaluation):
+        head = ""
+    else:
+        head = "<h3>The most confident mistakes</h3>" if cells else "<p>The model made no mistakes.</p>"
+    return ["<h2>Photographs</h2>", words, _view("gallery", head, gallery(cells))]
+
+
+def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
+    names = evaluation.classes
+    if isinstance(evaluation, MultiEvaluation):
+        both = (evaluation.labels[i], evaluation.predicted[i])
+        sets = (
+            ", ".join(name for name, has in zip(names, names_of_image, strict=True) if has) for names_of_image in both
+        )
+        true, said = (names_of_image or "none" for names_of_image in sets)
+        return f"true: {true}", *_since(evaluation, i), f"predicted: {said}", evaluation.paths[i]
+    sure = 100 * evaluation.probabilities[i].max()
+    said = f"predicted: {names[evaluation.predicted[i]]} {sure:.1f} %"
+    return f"true: {names[evaluation.labels[i]]}", *_since(evaluation, i), said, evaluation.paths[i]
+
+
+def _since(evaluation: Evaluation, i: int) -> list[str]:
+    """Return a caption line with an image's current label, if the label was changed on a model's proposal."""
+    now = evaluation.since.get(evaluation.paths[i])
+    return [] if now is None else [f"now: {now or 'left out'}, as a model proposed"]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The candidate initial weights of a run, with their scores.
+
+    Attributes:
+        summary: a sentence about how the candidates were compared.
+        heading, rows: the heading and the rows of the table.
+        remarks: further sentences about the result.
+    """
+
+    summary: str
+    heading: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    remarks: Sequence[str]
+
+
+def _weights_tried(tried: Tried | None) -> list[str]:
+    """Return the section about the candidate initial weights."""
+    if tried is None:
+        return []
+    cells = [[escape(cell) for cell in row] for row in tried.rows]
+    remarks = [f"<p>{escape(remark)}.</p>" for remark in tried.remarks]
+    return [
+        "<h2>Which weights suit these photographs</h2>",
+        f"<p>{escape(tried.summary)}.</p>",
+        wide(table(cells, list(map(escape, tried.heading)))),
+        *remarks,
+    ]
+
+
+def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[str]:
+    """Return the section with the worst mistakes and the regions of the pictures that led to them."""
+    if not mistakes:
+        return []
+    pieces = ["<h2>Where the mistakes come from</h2>"]
+    for mistake in mistakes:
+        place = f'data-map="{photographs.place(mistake.image)}"'
+        pictures = [
+            f'<figure class="large">{image(caption, data, "jpeg", place if number else "")}'
+            f"<figcaption>{escape(caption)}</figcaption></figure>"
+            for number, (caption, data) in enumerate(mistake.pictures)
+        ]
+        pieces += [f"<h3>{escape(mistake.title)}</h3>", f'<div class="row">{"".join(pictures)}</div>']
+    return pieces
+
+
+def _doubted(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> list[str]:
+    """Return the section of suspected label errors."""
+    if not doubts:
+        return []
+    chance = by_chance(len(doubts), sum(error.chance for error in doubts))
+    pairs = enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False))
+    cells = [(shown, f'data-doubt="{place}"', _doubt(error)) for place, (error, shown) in pairs]
+    words = (
+        f"{len(doubts)} labels contradict models that were trained on the other images; the most doubtful come first. "
+        f"{chance[0].upper()}{chance[1:]}: their labels are right and the images are only difficult, so look at an "
+        "image before you change its label. label_errors.csv in the run's folder lists all of them."
+    )
+    return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
+
+
+def _doubt(error: LabelError) -> tuple[str, ...]:
+    return f"label: {error.label}", f"looks like: {error.suggested} (by {error.score:.2f})", error.path
+
+
+def _points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[str]:
+    """Return the section that shows images as points in the plane."""
+    if laid_out is None:
+        return []
+    words = "Images that look similar to the model are close together (t-SNE). A ring around a point marks a mistake."
+    return [
+        f"<h2>{escape(caption)}</h2>",
+        f"<p>{words}</p>",
+        _view("embedding", *([] if drawn is None else [image(caption, drawn, "png", DRAWN)])),
+    ]
+
+
+def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
+    """Return the section with a table of all figures and their intervals.
+
+    It is empty for multi-label models, whose figures are in the headline.
+    """
+    if isinstance(evaluation, MultiEvaluation):
+        return []
+    rows = []
+    names = {name: metric.title for name, metric in METRICS["single"].items()} | _OTHER_TITLES
+    for key, name in names.items():
+        if numbers.get(key) is not None:
+            bounds = numbers["intervals_95"].get(key)
+            interval = "" if bounds is None else interval_text(bounds, 4)
+            rows.append([escape(name), f"{numbers[key]:.4f}", interval])
+    of = _NAMES.get(evaluation.split, f"{evaluation.split} images")
+    return [f"<h2>Figures of {escape(of)}</h2>", wide(table(rows, ["", "", "95 % interval"]))]

@@ -62,9 +62,8 @@ from vitkit.explanation.explanation import explain_mistake
 from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import Unknown
 from vitkit.reporting import plots
-from vitkit.reporting.evaluation_report import pictures_of, write_predictions, write_report
+from vitkit.reporting.evaluation_report import Tried, pictures_of, write_predictions, write_report
 from vitkit.reporting.report_data import Explained
-from vitkit.reporting.sections import Tried
 from vitkit.system.files import from_json, without_place, write_json
 from vitkit.system.progress import Say, progress
 from vitkit.system.run_files import (
