@@ -14,9 +14,8 @@ __all__, __getattr__ = public(
     __name__,
     {
         "bench": "chart",
-        "inputs": "open_model",
+        "inputs": "named_classes open_model",
         "pretrain": "PretrainingRun",
         "train": "TrainingRun",
-        "words": "named_classes",
     },
 )

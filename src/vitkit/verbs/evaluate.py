@@ -33,6 +33,7 @@ from vitkit.verbs.inputs import (
     PrecisionName,
     check_choice,
     exclusive_out_folder,
+    open_for_labels,
     path_of,
 )
 from vitkit.verbs.parts import (
@@ -47,7 +48,6 @@ from vitkit.verbs.parts import (
     write_part,
 )
 from vitkit.verbs.result import Notes, Result
-from vitkit.verbs.words import open_for_labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -57,6 +57,7 @@ from vitkit.verbs.inputs import (
     exclusive_out_folder,
     find_pictures,
     listed_source,
+    open_named,
     path_of,
     read_list,
     source_folders,
@@ -76,7 +77,6 @@ from vitkit.verbs.parts import (
     write_part,
 )
 from vitkit.verbs.result import Notes, Result
-from vitkit.verbs.words import open_named
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier, Sources

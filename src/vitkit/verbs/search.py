@@ -13,9 +13,8 @@ from vitkit.system.environment import DeviceName
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import harmless, record
-from vitkit.verbs.inputs import check_choice, find_pictures, source_names
+from vitkit.verbs.inputs import check_choice, find_pictures, open_images_and_words, source_names
 from vitkit.verbs.result import Notes, Result
-from vitkit.verbs.words import open_images_and_words
 
 
 @dataclass(frozen=True, repr=False)
