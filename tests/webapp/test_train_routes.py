@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 import runs
 from vitkit.system import FILES
 from vitkit.training import next_free
-from vitkit.training.recipe_files import request_of
+from vitkit.training.request import request_of
 from vitkit.webapp import Jobs, Workspace, command, create_app, open_workspace
 
 METRICS = (

@@ -31,7 +31,7 @@ from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments, is_number
 from vitkit.text.cells import aligned, harmless, plural
 from vitkit.training.recipe import ComparedFields
-from vitkit.training.recipe_files import add_recipe_fields
+from vitkit.training.request import add_recipe_fields
 from vitkit.verbs.inputs import check_data
 from vitkit.verbs.result import Result
 

@@ -23,7 +23,7 @@ from vitkit.system.progress import progress
 from vitkit.training.architecture import weights_of, without_fields_of_vits
 from vitkit.training.defaults import without_effect
 from vitkit.training.lineage import SplitImages
-from vitkit.training.recipe_files import request_of
+from vitkit.training.request import request_of
 from vitkit.training.start import Start, resolve
 
 

@@ -38,7 +38,7 @@ from vitkit.system.progress import Say, ignore, progress, reporting_within
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS, RECIPE, REPORT, SPLIT
 from vitkit.training import run
 from vitkit.training.recipe import build
-from vitkit.training.recipe_files import load_of_run
+from vitkit.training.request import load_of_run
 from vitkit.training.run_folder import clear
 from vitkit.training.stability import DivergedError
 

@@ -38,7 +38,7 @@ from vitkit.system.run_files import RECIPE, SPLIT
 from vitkit.text.cells import plural
 from vitkit.training.lineage import RunImages, SplitImages, ancestry_findings, ancestry_of, contents_of, divide
 from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_files import load_of_run
+from vitkit.training.request import load_of_run
 from vitkit.weights import load
 
 _FEWEST = 20  # minimum number of test images; if fewer than 40 images are held out, the minimum is half of them

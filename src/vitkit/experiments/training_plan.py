@@ -23,7 +23,7 @@ from vitkit.system.run_files import RECIPE
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
 from vitkit.training.recipe import PlannedFields, Recipe, Request, build, overlay, unfold
-from vitkit.training.recipe_files import add_recipe_fields, bundled, load_fields
+from vitkit.training.request import add_recipe_fields, bundled, load_fields
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:

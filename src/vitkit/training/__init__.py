@@ -40,7 +40,7 @@ __all__, __getattr__ = public(
             "BY_METHOD RENAMED Recipe Request build checkpoint_every name_of parse_duration read_change read_sets "
             "unfold"
         ),
-        "recipe_files": "bundled departures load_fields load_of_run request_of",
+        "request": "bundled departures load_fields load_of_run request_of",
         "report": "Reported",
         "run": "resume train write_start",
         "run_folder": "Run append_metrics next_free read_metrics truncate_metrics",

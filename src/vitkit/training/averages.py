@@ -34,7 +34,7 @@ from vitkit.system.run_files import RECIPE, SPLIT, START, check_run_folder, fold
 from vitkit.training.finalize import PriorCorrection, correction_of, record_correction, shift_head_bias, with_correction
 from vitkit.training.optim import has_batch_norms
 from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_files import load_of_run
+from vitkit.training.request import load_of_run
 from vitkit.training.run_folder import ZERO_SHOT
 from vitkit.weights import load
 

@@ -33,12 +33,12 @@ from vitkit.system.progress import Say
 from vitkit.system.run_files import BEFORE, FILLER, LAST, METRICS
 from vitkit.training.adapters import merge_low_rank
 from vitkit.training.distributed import ALONE, ProcessGroup, full_state, is_sharded, set_full_state
-from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.finalize import correction_of, with_correction
 from vitkit.training.losses import EpochSums
 from vitkit.training.optim import WeightAverage, build_optimizer, lr_factor, swa_factor, swa_start
 from vitkit.training.pretraining.objectives import SelfSupervised
 from vitkit.training.recipe import SAVE_EVERY, Recipe, parse_duration
+from vitkit.training.request import MakeOptimizer
 from vitkit.training.run_folder import COMPUTING, LENGTH_OF_IT, ZERO_SHOT, append_metrics, truncate_metrics
 from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 

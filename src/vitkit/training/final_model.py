@@ -24,8 +24,8 @@ from vitkit.text.cells import plural
 from vitkit.training.averages import mix_as_folds
 from vitkit.training.finalize import ValidationFacts
 from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_files import load_of_run
 from vitkit.training.report import settle
+from vitkit.training.request import load_of_run
 from vitkit.training.run_folder import ZERO_SHOT, Run
 from vitkit.weights import load
 

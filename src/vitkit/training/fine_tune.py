@@ -35,7 +35,6 @@ from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, 
 from vitkit.training.averages import check_kept, check_start, keep_start
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
 from vitkit.training.distributed import ProcessGroup, fabric_of, share_out
-from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.finalize import (
     class_weights,
     log_weights,
@@ -50,6 +49,7 @@ from vitkit.training.loop import Interruption, Loop
 from vitkit.training.losses import Learning, Objective, objective_of
 from vitkit.training.probe import UNBEATEN, HeadImages, head_images, start_head
 from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.request import MakeOptimizer
 from vitkit.training.run_folder import Run
 from vitkit.training.stability import DivergedError, StabilityGuard, all_finite
 from vitkit.training.start import (

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from vitkit.errors import VitkitError
-from vitkit.training.extensions import MakeOptimizer
 from vitkit.training.recipe import Recipe
+from vitkit.training.request import MakeOptimizer
 
 _TOKEN_PARAMETERS = ("cls_token", "dist_token", "reg_token", "mask_token", "pos_embed", "rel_pos", "rope")
 _NO_DECAY = (*_TOKEN_PARAMETERS, "attn_pool.latent")

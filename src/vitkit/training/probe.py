@@ -41,9 +41,9 @@ from vitkit.model.build import Model
 from vitkit.system import environment as devices
 from vitkit.system.progress import progress
 from vitkit.system.run_files import FOLDS, GROUPS, METRICS
-from vitkit.training.extensions import ChangePicture
 from vitkit.training.finalize import OutOfFold, prior_correction, record_correction, shift_head_bias
 from vitkit.training.recipe import Recipe
+from vitkit.training.request import ChangePicture
 from vitkit.training.run_folder import ZERO_SHOT, Run, append_metrics, truncate_metrics
 from vitkit.training.start import augment_of, choose_precision, choose_workers
 

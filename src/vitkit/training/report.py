@@ -84,7 +84,7 @@ from vitkit.training.averages import mix_with_start
 from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_and_save, calibrate_by, correction_of
 from vitkit.training.probe import Features, compute_features, frozen
 from vitkit.training.recipe import Recipe, build, name_of, without_places
-from vitkit.training.recipe_files import load_fields
+from vitkit.training.request import load_fields
 from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
 from vitkit.training.selection import Selection
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier

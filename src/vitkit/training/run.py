@@ -91,7 +91,6 @@ from vitkit.training.architecture import weights_of
 from vitkit.training.averages import mix_with_start
 from vitkit.training.defaults import check_effects, complete
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
-from vitkit.training.extensions import NONE, Extensions
 from vitkit.training.final_model import keep_zero_shot, plan_of_final, settle_final
 from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_by, correction_of
 from vitkit.training.fine_tune import learn
@@ -105,8 +104,8 @@ from vitkit.training.lineage import (
 from vitkit.training.loggers import check_watchers
 from vitkit.training.probe import Features, HeadImages, fit_head, head_images
 from vitkit.training.recipe import Recipe, Request, name_of, without_places
-from vitkit.training.recipe_files import load_of_run
 from vitkit.training.report import doubt_labels, draw_data, pictures_for_page, report
+from vitkit.training.request import NONE, Extensions, load_of_run
 from vitkit.training.run_folder import (
     PATIENCE,
     Observers,

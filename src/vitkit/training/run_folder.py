@@ -42,9 +42,8 @@ from vitkit.system.run_files import (
     folds_in,
 )
 from vitkit.training.distributed import ALONE, ProcessGroup
-from vitkit.training.extensions import NONE, Extensions
 from vitkit.training.recipe import Recipe
-from vitkit.training.recipe_files import load_of_run
+from vitkit.training.request import NONE, Extensions, load_of_run
 
 _FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, TRUST, *FILES)
 

@@ -70,7 +70,6 @@ from vitkit.training.adapters import check_patch_dropout, heads_of
 from vitkit.training.architecture import check_network, config_of, look_at_weights, plan_of, weights_of
 from vitkit.training.checkpoint import RunWriter, TrainingState
 from vitkit.training.defaults import complete, spare_patches
-from vitkit.training.extensions import ChangePicture
 from vitkit.training.lineage import (
     RunImages,
     SplitImages,
@@ -81,6 +80,7 @@ from vitkit.training.lineage import (
     refuse_folds,
 )
 from vitkit.training.recipe import Recipe, Request, fields_without_places
+from vitkit.training.request import ChangePicture
 from vitkit.training.teacher import load_teacher
 from vitkit.weights.loading import LoadPlan, WeightsSource
 

@@ -15,7 +15,7 @@ from vitkit.system.run_files import METRICS, RECIPE, REPORT
 from vitkit.text.arguments import check_arguments
 from vitkit.training.pretraining import OtherDefaults, Pretraining, PretrainingFields
 from vitkit.training.recipe import OF_LABELS, Recipe, build, overlay, unfold
-from vitkit.training.recipe_files import add_recipe_fields, load_fields
+from vitkit.training.request import add_recipe_fields, load_fields
 from vitkit.verbs.inputs import callbacks_and_loggers, check_data, path_of
 from vitkit.verbs.result import Result
 

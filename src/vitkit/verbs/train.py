@@ -17,9 +17,8 @@ from vitkit.model.registry import register_model
 from vitkit.system.progress import Progress, Say, display_of_notebook, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
-from vitkit.training.extensions import Extensions
 from vitkit.training.recipe import Recipe, RecipeFields, Request, build, overlay, unfold
-from vitkit.training.recipe_files import add_recipe_fields, departures, load_fields, published, request_of
+from vitkit.training.request import Extensions, add_recipe_fields, departures, load_fields, published, request_of
 from vitkit.verbs.inputs import callbacks_and_loggers, check_data, path_of
 from vitkit.verbs.result import Result
 

@@ -31,7 +31,7 @@ from vitkit.system.processes import STOP_FILE, birth_of, detached, is_same, pyth
 from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE, REPORT
 from vitkit.text.arguments import settle_types
 from vitkit.text.cells import plural
-from vitkit.training.recipe_files import bundled
+from vitkit.training.request import bundled
 from vitkit.webapp.workspace import state_of_runs
 
 State = Literal["queued", "running", "done", "stopped", "failed"]

@@ -25,7 +25,7 @@ from vitkit.model_folder import DESCRIPTION
 from vitkit.system.environment import cache_folder, offline
 from vitkit.system.files import read_text
 from vitkit.system.run_files import LOG, METRICS, PICTURES, RECIPE, REPORT
-from vitkit.training.recipe_files import bundled
+from vitkit.training.request import bundled
 from vitkit.training.run_folder import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.photographs import photographs_in

@@ -362,7 +362,7 @@ def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
     from vitkit.profiling.accelerators import find_accelerator
     from vitkit.profiling.model_info import describe
     from vitkit.training.recipe import build
-    from vitkit.training.recipe_files import request_of
+    from vitkit.training.request import request_of
 
     core = find_accelerator("tpu-v3")
     rows: list[tuple[str, ...]] = []

@@ -38,7 +38,7 @@ from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Progress, Say, progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.training.recipe import ComparedFields, Recipe, build, unfold
-from vitkit.training.recipe_files import add_recipe_fields, published, request_of
+from vitkit.training.request import add_recipe_fields, published, request_of
 from vitkit.verbs.inputs import check_choice
 from vitkit.verbs.result import Result
 

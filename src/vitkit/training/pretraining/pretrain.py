@@ -65,7 +65,7 @@ from vitkit.training.pretraining.objectives import (
     unpatchify,
 )
 from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
-from vitkit.training.recipe_files import load_of_run
+from vitkit.training.request import load_of_run
 from vitkit.training.run import Prepared, Work, drive, drive_again, prepare_restart, tell, write_start
 from vitkit.training.run_folder import (
     Observers,
