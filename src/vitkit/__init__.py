@@ -11,7 +11,7 @@ if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] == ["vitkit"] 
 
 from typing import TYPE_CHECKING, Any
 
-from vitkit.system.lazy import importer
+from vitkit.system import importer
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier

@@ -13,7 +13,7 @@ Start with `table.py`: an `ImageTable` holds the key, label and split of every i
 
 from __future__ import annotations
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 __all__, __getattr__ = public(
     __name__,

@@ -7,7 +7,7 @@ Open `compare.py` first: it trains several models on the same images and tests w
 
 from __future__ import annotations
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 __all__, __getattr__ = public(
     __name__,

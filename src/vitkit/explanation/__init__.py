@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 if TYPE_CHECKING:
     from vitkit.explanation.attention import (

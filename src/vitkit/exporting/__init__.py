@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 if TYPE_CHECKING:
     from vitkit.exporting.card import Card

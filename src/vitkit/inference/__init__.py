@@ -7,7 +7,7 @@ image, and reads and writes CSV and JSON files.
 
 from __future__ import annotations
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 __all__, __getattr__ = public(
     __name__,

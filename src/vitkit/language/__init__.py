@@ -6,7 +6,7 @@ from checkpoints, and `tokenizer` reads the vocabularies stored next to the chec
 
 from __future__ import annotations
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 __all__, __getattr__ = public(
     __name__,

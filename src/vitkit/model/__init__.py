@@ -7,7 +7,7 @@ names that stand for configurations, and `build.py` creates a model from either.
 
 from __future__ import annotations
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 __all__, __getattr__ = public(
     __name__,

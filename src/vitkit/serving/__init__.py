@@ -7,7 +7,7 @@ routes in `application` parse requests with `questions`. `service` chooses a mod
 
 from __future__ import annotations
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 __all__, __getattr__ = public(
     __name__,

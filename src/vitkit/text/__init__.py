@@ -7,7 +7,7 @@ checks the arguments of functions and the fields of dataclasses against type ann
 
 from __future__ import annotations
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 __all__, __getattr__ = public(
     __name__,

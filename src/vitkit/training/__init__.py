@@ -8,7 +8,7 @@ evaluate the trained model. `pretraining/` trains without labels.
 
 from __future__ import annotations
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 __all__, __getattr__ = public(
     __name__,

@@ -22,7 +22,7 @@ name, never by path. State that matters is on disk before a request is answered.
 
 from __future__ import annotations
 
-from vitkit.system.lazy import public
+from vitkit.system import public
 
 __all__, __getattr__ = public(
     __name__,
