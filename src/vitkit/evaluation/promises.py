@@ -50,7 +50,7 @@ def trust_figures(
         seen: role by path of the images that the weights had seen, which are excluded; None if this is unknown.
         is_of_run: whether the images belong to the run that trained the model. Only test images of a run are measured.
         coverage: the requested coverage of class sets; None for `COVERAGES`.
-        set_score: the score by which classes enter a set; see `conformal.class_sets`.
+        set_score: the score by which classes enter a set; see `trust.class_sets`.
         by_class: whether the coverage is to hold for each class separately.
         accuracy: the requested accuracy of confident predictions; None for `ACCURACIES`.
 

@@ -449,7 +449,7 @@ class PredictionRules:
         sure: the confidence threshold below which labels are withheld; None if no accuracy is requested.
         unknown: the highest p-value of an image that is called unknown; None to call no image unknown.
         chosen: the settings that were chosen on the same held-out images.
-        folds: the number of folds if the held-out images were predicted by cross-validation (`conformal.HeldOut`), else
+        folds: the number of folds if the held-out images were predicted by cross-validation (`HeldOut`), else
             0.
     """
 
@@ -504,7 +504,7 @@ def rules_for(
         trust: the classifier's record of held-out images; None if it has none.
         classes: the names of the classifier's classes.
         coverage: the fraction of prediction sets that must contain the true class; None for no sets.
-        set_score: the score of a class, see `conformal.ClassSets`.
+        set_score: the score of a class, see `ClassSets`.
         by_class: whether the coverage must hold for each class, instead of for all images together.
         accuracy: the accuracy that labels must have; labels that are too uncertain are withheld. None to withhold none.
         unknown: the highest p-value of an image that is called unknown; None to call no image unknown.

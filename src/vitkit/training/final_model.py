@@ -2,8 +2,8 @@
 
 This model has no validation images, so its settings come from the folds. The number of epochs is the median of the best
 epochs of the folds, with the same schedule. The learning rate of `--find-lr` is the median as well. The temperature,
-the thresholds and the promises are based on the predictions of the folds' models (`out_of_fold`). A head on frozen
-features does not need the folds, because a cross-validation of its own chooses the penalty (`probe`).
+the thresholds and the promises are based on the predictions of the folds' models (`finalize.OutOfFold`). A head on
+frozen features does not need the folds, because a cross-validation of its own chooses the penalty (`probe`).
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
 
 
 def sent_folders(runs: Path) -> list[PhotoFolder]:
-    """Return the folders with uploads, newest first. Hidden folders are left out: they are unfinished (`joining`)."""
+    """Return the folders with uploads, newest first. Hidden folders are left out: they are unfinished (`predict`)."""
     uploads = runs.parent / UPLOADS
     every = uploads.iterdir() if uploads.is_dir() else ()
     places = [place for place in every if place.is_dir() and not place.name.startswith(".")]
