@@ -31,7 +31,7 @@ from PIL import Image
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.inference.trust import parsed
-from vitkit.inference.unknown import PARTS, Unknown, neighbour
+from vitkit.inference.unknown import PARTS, Unknown
 from vitkit.text.html import script_data, source_hash
 
 RUNTIME_VERSION = "1.30.0"
@@ -183,7 +183,7 @@ def _score(unknown: Unknown) -> dict[str, Any]:
         {
             "name": score.method,
             "weight": PARTS[unknown.method][score.method],
-            "nearest": neighbour(len(score.points)),
+            "nearest": score.nearest,
             **{name: _bytes(array) for name in ("points", "whitening") if (array := getattr(score, name)).size},
         }
         for score in unknown.scores
