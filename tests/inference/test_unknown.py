@@ -114,12 +114,14 @@ def test_energy_is_minus_the_log_sum_of_exponentials() -> None:
         assert np.allclose(fit_score("energy", known(5, 0)).of(each), -logsumexp(each.logits, axis=1))
 
 
-def test_distances_to_neighbours_are_those_of_scikit_learn() -> None:
-    train, images = known(70, 0), known(11, 1)
-    units = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (train.features, images.features)]
-    stored = units[0].astype(np.float16)
-    distances, _ = NearestNeighbors(n_neighbors=7).fit(stored).kneighbors(units[1])
-    assert np.allclose(fit_score("neighbours", train).of(images), distances[:, -1] ** 2, atol=1e-5)
+@pytest.mark.parametrize(("images", "k"), [(5, 1), (25, 2), (60, 3), (500, 3)])
+def test_distances_to_neighbours_are_those_of_scikit_learn(images: int, k: int) -> None:
+    train, others = known(images, 0), known(30, 2)
+    score = fit_score("neighbours", train)
+    assert score.nearest == k
+    tree = NearestNeighbors(n_neighbors=k).fit(score.points.astype(np.float64))
+    distances, _ = tree.kneighbors(others.features / np.linalg.norm(others.features, axis=1, keepdims=True))
+    assert score.of(others) == pytest.approx(distances[:, -1] ** 2, abs=1e-9)
 
 
 def test_mahalanobis_has_the_shrunk_covariance_of_scikit_learn() -> None:
@@ -166,6 +168,18 @@ def test_damaged_scores_are_refused() -> None:
             from_arrays({**arrays, name: array}, about)
     with pytest.raises(KeyError):
         from_arrays(arrays, {**about, "method": "best"})
+    for k in (0, 61):
+        with pytest.raises(ValueError, match=f"counts {k} neighbours of 60 images"):
+            from_arrays(arrays, {**about, "nearest": {"neighbours": k}})
+    for damaged in ("3", {"neighbours": "three"}, None):
+        with pytest.raises((TypeError, ValueError)):
+            from_arrays(arrays, {**about, "nearest": damaged})
+
+
+def test_a_score_that_was_stored_without_its_number_of_neighbours_counts_ten() -> None:
+    arrays, about = to_arrays(Unknown.fit("joint", known(120, 0), known(40, 1)))
+    del about["nearest"]
+    assert [score.nearest for score in from_arrays(arrays, about).scores] == [10, 1]
 
 
 def test_it_loads_nothing_heavy() -> None:

@@ -308,13 +308,13 @@ def _data(card: Card) -> dict[str, Any]:
 
 def _score(unknown: Unknown) -> dict[str, Any]:
     """Return the score for unknown images as the input of `unknown.js`."""
-    from vitkit.inference.unknown import PARTS, neighbour
+    from vitkit.inference.unknown import PARTS
 
     parts = [
         {
             "name": score.method,
             "weight": PARTS[unknown.method][score.method],
-            "nearest": neighbour(len(score.points)),
+            "nearest": score.nearest,
             **{name: _bytes(array) for name in ("points", "whitening") if (array := getattr(score, name)).size},
         }
         for score in unknown.scores

@@ -50,7 +50,7 @@ NAMES: dict[Method, str] = {
     "joint": "the distance to the nearest training images and the energy of the logits",
 }
 ACCEPTED = 0.95  # fraction of known images that are accepted where scores are compared
-_NEIGHBOUR = 10  # k of the nearest neighbours; fewer if there are few training images
+_NEIGHBOUR = 3  # k of the nearest neighbours; fewer if there are very few training images
 MOST = 1_000  # training images that are stored
 _ROWS = 1_024  # images whose distances are computed at a time
 
@@ -93,22 +93,23 @@ class Strangeness:
         points: for `neighbours`, unit-length features of training images, (m, D), in float16; for `mahalanobis`, the
             whitened class means, (K, D); otherwise (0, 0).
         whitening: for `mahalanobis`, a matrix that makes the shared covariance the identity, (D, D); otherwise (0, 0).
+        nearest: k, if the score is the distance to the k-th nearest point.
     """
 
     method: Part
     points: npt.NDArray[np.floating[Any]]
     whitening: npt.NDArray[np.float32]
+    nearest: int = 1
 
     def of(self, seen: Seen) -> npt.NDArray[np.float64]:
         """Return the scores (n,) of images."""
         if self.method == "energy":
             highest = seen.logits.max(axis=1, keepdims=True).astype(np.float64)
             return -(highest[:, 0] + np.log(np.exp(seen.logits - highest).sum(axis=1)))
-        k = 1 if self.method == "mahalanobis" else neighbour(len(self.points))
-        scores = np.empty(len(seen))
+        k, scores = self.nearest - 1, np.empty(len(seen))
         for start in range(0, len(seen), _ROWS):
             rows = slice(start, start + _ROWS)
-            scores[rows] = np.partition(self._distances(seen.features[rows]), k - 1, axis=1)[:, k - 1]
+            scores[rows] = np.partition(self._distances(seen.features[rows]), k, axis=1)[:, k]
         return scores
 
     def _distances(self, features: Floats) -> npt.NDArray[np.float64]:
@@ -117,11 +118,6 @@ class Strangeness:
         points = self.points.astype(np.float64)
         squares = (x**2).sum(axis=1)[:, None] + (points**2).sum(axis=1) - 2 * x @ points.T
         return np.maximum(squares, 0)
-
-
-def neighbour(images: int) -> int:
-    """Return k for this number of training images: the score is the distance to the k-th nearest neighbour."""
-    return max(1, min(_NEIGHBOUR, images // 10))
 
 
 def fit_score(method: Part, train: Seen, seed: int = 0) -> Strangeness:
@@ -137,7 +133,8 @@ def fit_score(method: Part, train: Seen, seed: int = 0) -> Strangeness:
         return Strangeness(method, none, none)
     if method == "neighbours":
         rows = np.sort(np.random.default_rng(seed).permutation(len(train))[:MOST])
-        return Strangeness(method, _unit(train.features[rows]).astype(np.float16), none)
+        nearest = max(1, min(_NEIGHBOUR, len(rows) // 10))
+        return Strangeness(method, _unit(train.features[rows]).astype(np.float16), none, nearest)
     present = np.unique(train.labels)
     means = np.stack([train.features[train.labels == k].mean(axis=0, dtype=np.float64) for k in present])
     residuals = train.features - means[np.searchsorted(present, train.labels)]
@@ -339,7 +336,13 @@ def to_arrays(unknown: Unknown) -> tuple[dict[str, npt.NDArray[Any]], dict[str, 
             if (array := getattr(score, name)).size:
                 arrays[f"{score.method}.{name}"] = array
     limits = [{**vars(limit), "bounds": list(limit.bounds)} for limit in unknown.limits]
-    return arrays, {"method": unknown.method, "limits": limits, "passing": dict(unknown.passing)}
+    nearest = {score.method: score.nearest for score in unknown.scores}
+    return arrays, {"method": unknown.method, "limits": limits, "passing": dict(unknown.passing), "nearest": nearest}
+
+
+def _nearest_before(part: Part, points: int) -> int:
+    """Return `Strangeness.nearest` of a detector in which it was not stored yet."""
+    return max(1, min(10, points // 10)) if part == "neighbours" else 1
 
 
 def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> Unknown:
@@ -350,8 +353,14 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]
     """
     none = np.zeros((0, 0), np.float32)
     method: Method = about["method"]
+    nearest = dict(about.get("nearest", {}))
     scores = tuple(
-        Strangeness(part, *(arrays.get(f"{part}.{name}", none) for name in ("points", "whitening")))
+        Strangeness(
+            part,
+            points := arrays.get(f"{part}.points", none),
+            arrays.get(f"{part}.whitening", none),
+            int(nearest.get(part, _nearest_before(part, len(points)))),
+        )
         for part in PARTS[method]
     )
     known = arrays["known"].astype(np.float64)
@@ -360,6 +369,10 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]
     for score in scores:
         if (score.method != "energy") != bool(score.points.size) or score.points.ndim != 2:
             raise ValueError(f"the score {score.method} has points of the shape {score.points.shape}")
+        if score.method != "energy" and not 1 <= score.nearest <= len(score.points):
+            raise ValueError(
+                f"the score {score.method} counts {score.nearest} neighbours of {len(score.points)} images"
+            )
         D = score.points.shape[1]
         if score.whitening.shape != ((D, D) if score.method == "mahalanobis" else (0, 0)):
             raise ValueError(f"the score {score.method} has a matrix of the shape {score.whitening.shape}")

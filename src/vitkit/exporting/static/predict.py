@@ -100,7 +100,7 @@ WEIGHTS = {"joint": {"neighbours": 0.3, "energy": 0.7}}
 
 
 def unknown_score(card: Card) -> Any:
-    """Return the method and the arrays of the score for unknown images; None if the model has no such score.
+    """Return the description and the arrays of the score for unknown images; None if the model has no such score.
 
     The card contains them as a .safetensors file in base64.
     """
@@ -110,34 +110,35 @@ def unknown_score(card: Card) -> Any:
     start = 8 + int.from_bytes(data[:8], "little")
     header, arrays = json.loads(data[8:start]), {}
     kinds = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "I32": "<i4"}
-    method = json.loads(header.pop("__metadata__")["trust"])["unknown"]["method"]
+    about = json.loads(header.pop("__metadata__")["trust"])["unknown"]
     for name, entry in header.items():
         first, last = (start + place for place in entry["data_offsets"])
         array = np.frombuffer(data[first:last], kinds[entry["dtype"]]).reshape(entry["shape"])
         arrays[name.removeprefix("unknown.")] = array.astype(np.float64)
-    return method, arrays
+    return about, arrays
 
 
 def unfamiliar(score: Any, logits: Any, features: Any) -> float:
     """Return the p-value of one picture."""
-    method, arrays = score
-    parts = WEIGHTS.get(method, {method: 1.0})
+    about, arrays = score
+    parts = WEIGHTS.get(about["method"], {about["method"]: 1.0})
     known, weights = arrays["known"], np.array([*parts.values()])[:, None]  # (parts, n), (parts, 1)
-    scores = np.array([[strangeness(part, arrays, logits, features)] for part in parts])
+    scores = np.array([[strangeness(part, about, arrays, logits, features)] for part in parts])
     tails = known.shape[1] - np.stack([np.searchsorted(np.sort(values), values) for values in known])
     least = ((tails + (scores >= known)) / weights).min(axis=0)
     tail = ((1 + (known >= scores).sum(axis=1)) / weights[:, 0]).min()
     return float((1 + (least <= tail).sum()) / (known.shape[1] + 1))
 
 
-def strangeness(part: str, arrays: dict[str, Any], logits: Any, features: Any) -> float:
+def strangeness(part: str, about: Card, arrays: dict[str, Any], logits: Any, features: Any) -> float:
     if part == "energy":
         return float(-(logits.max() + np.log(np.exp(logits - logits.max()).sum())))
     points = arrays[f"{part}.points"]
     if part == "mahalanobis":
         return float(((points - features @ arrays["mahalanobis.whitening"]) ** 2).sum(axis=1).min())
     distances = np.sort(((points - features / max(np.linalg.norm(features), 1e-12)) ** 2).sum(axis=1))
-    return float(distances[max(1, min(10, len(points) // 10)) - 1])
+    nearest = about["nearest"][part] if "nearest" in about else max(1, min(10, len(points) // 10))
+    return float(distances[nearest - 1])
 
 
 def decode(path: Path, preprocess: Card) -> Image.Image:
