@@ -314,10 +314,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         return self.norm_pre(self.pos_drop(x if positions is None else x + positions))
 
     def encode(self, tokens: Tensor, queries: int | None = None) -> Tensor:
-        """Apply all layers to the tokens (eqs. 2 and 3): (B, N, D) -> (B, N, D).
-
-        With `queries`, the last layer computes only the first `queries` tokens, and the result is (B, queries, D).
-        """
+        """Apply all layers (eqs. 2 and 3): (B, N, D) -> (B, N, D), or (B, queries, D) for the first tokens alone."""
         last = len(self.blocks) - 1
         for i in range(len(self.blocks)):
             tokens = self.layer(i, tokens, queries if i == last else None)

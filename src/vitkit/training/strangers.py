@@ -447,9 +447,9 @@ def make_strangers(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
     low, high = images.min(axis=(0, 2, 3)), images.max(axis=(0, 2, 3))
     for i, (name, wave) in enumerate(_WAVES.items()):
         if len(part := images[i :: len(_WAVES)]):
-            own = np.stack([_two_pixels(image, rng) for image in part])
-            free = rng.uniform(low, high, own.shape)
-            for sort, colours in ((name, own), (f"{name} in any colours", free)):
+            pixels = np.stack([_two_pixels(image, rng) for image in part])
+            free = rng.uniform(low, high, pixels.shape)
+            for sort, colours in ((name, pixels), (f"{name} in any colours", free)):
                 made[f"patterns: {sort}"] = np.stack([_pattern(wave, two, images.shape[2:], rng) for two in colours])
     return {kind: pictures.astype(np.float32) for kind, pictures in made.items()}
 
