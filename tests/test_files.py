@@ -7,6 +7,8 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from filelock import FileLock
 
 from vitkit.errors import VitkitError
-from vitkit.system import exclusive, exclusive_in, is_empty, replacing, write_json, write_text
+from vitkit.system import exclusive, exclusive_in, files, is_empty, is_held, replacing, write_json, write_text
+from vitkit.system.files import LOCK
 
 
 @contextmanager
@@ -203,6 +206,54 @@ def test_a_lock_that_another_takes_during_the_release_is_left_alone(
     with pytest.raises(VitkitError, match="is being written"), exclusive(tmp_path / "a"):
         pass
     other.release()
+
+
+def test_asking_whether_a_lock_is_held_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, place = tmp_path / "run", tmp_path / "run" / LOCK
+    folder.mkdir()
+    assert not is_held(folder)
+    with exclusive(folder, place):
+        text = place.read_text()
+        assert is_held(folder)
+    assert not is_held(folder) and is_empty(folder) and not place.exists()
+    real = files.read_text
+
+    def read_and_release(path: Path) -> str:
+        place.unlink(missing_ok=True)  # as its holder does, just before the lock is tried
+        return text if path == place else real(path)
+
+    monkeypatch.setattr(files, "read_text", read_and_release)
+    assert not is_held(folder) and not place.exists()
+
+
+def test_an_empty_lock_that_a_killed_process_left_is_not_held(tmp_path: Path) -> None:
+    place = tmp_path / LOCK
+    place.touch()
+    assert is_held(tmp_path), "a process may be about to write its number into it"
+    os.utime(place, (time.time() - 11, time.time() - 11))
+    assert not is_held(tmp_path)
+    with FileLock(place):
+        assert is_held(tmp_path)
+
+
+def test_whoever_asks_does_not_keep_others_from_the_lock(tmp_path: Path) -> None:
+    place, taken = tmp_path / LOCK, 0
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            is_held(tmp_path)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(200):
+            with exclusive(tmp_path, place):
+                taken += 1
+    finally:
+        done.set()
+        asking.join()
+    assert taken == 200
 
 
 def test_of_many_at_once_one_works(tmp_path: Path) -> None:

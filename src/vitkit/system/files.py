@@ -19,7 +19,7 @@ import socket
 import stat
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import StringIO
 from pathlib import Path, PurePath
 from tempfile import TemporaryFile
@@ -39,6 +39,9 @@ _HOLDER_SUFFIX = ".holder"
 
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
 _HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock
+_STARTING = 10.0  # seconds for which an empty lock file counts as that of a process which is just starting
+_ATTEMPTS = 20  # to create a folder and lock it
+_TRIAL = 0.1  # seconds to wait for `is_held`, which holds a lock for an instant in order to try it
 _REPLACED_WITHIN = 2.0  # seconds after which a virus scanner of Windows, or another reader, should have closed a file
 _ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+([^/].*)", re.DOTALL)  # a scheme has two letters: C:/ is a drive
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
@@ -194,7 +197,7 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
     place = place or path.with_name(fitting(f".{path.name}", ".lock"))
     if place.is_symlink():
         raise VitkitError(f"{place} is a link, and vitkit writes no lock through it: remove it")
-    lock = FileLock(place, timeout=wait)
+    lock = FileLock(place, timeout=max(wait, _TRIAL), poll_interval=0.01)
     try:
         lock.acquire()
     except Timeout as error:
@@ -229,9 +232,17 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """
     check_here(folder)
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    lock = ExitStack()
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.enter_context(exclusive(folder, folder / LOCK, wait))
+            break
+        except (FileNotFoundError, FileExistsError):  # another process has deleted a folder that stayed empty
+            if not left:
+                raise
     try:
-        with exclusive(folder, folder / LOCK, wait):
+        with lock:
             yield
     finally:
         with suppress(OSError):  # usually it is not empty
@@ -242,8 +253,8 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
 def is_held(path: Path, place: Path | None = None) -> bool:
     """Return whether a process has locked a file or folder with `exclusive` or `exclusive_in`.
 
-    The lock is tried only if the lock file names a running process of this machine, because a trial could disturb a
-    process that is just starting.
+    Locks of processes on other machines may be invisible here. A lock file that names another machine therefore counts
+    as held, and so does one that names no process yet, for ten seconds. After that, a killed process has left it.
 
     Args:
         path: the file or folder.
@@ -253,9 +264,9 @@ def is_held(path: Path, place: Path | None = None) -> bool:
         place = path / LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
     try:
         match = _HOLDER.match(read_text(_holder_file(place)))
-        if match is None or match[2] != socket.gethostname():
-            return True  # it is just starting, or on another machine, whose locks are invisible here
-        return _exists(int(match[1])) and _is_locked(place)
+        if match is None:
+            return _is_locked(place) or time.time() - place.stat().st_mtime < _STARTING
+        return match[2] != socket.gethostname() or (_exists(int(match[1])) and _is_locked(place))
     except FileNotFoundError:
         return False
     except OSError:
@@ -285,15 +296,34 @@ def holder(folder: Path) -> int | None:
 
 
 def _is_locked(place: Path) -> bool:
+    """Return whether a process of this machine holds a lock. No lock file is created."""
+    if windows.IS_WINDOWS:
+        return _is_locked_on_windows(place)
+    import fcntl
+
+    try:
+        lock = os.open(place, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _is_locked_on_windows(place: Path) -> bool:
     from filelock import FileLock, Timeout
 
-    lock = FileLock(place, timeout=0)
+    if not place.exists():
+        return False
     try:
-        lock.acquire()
+        with FileLock(place, timeout=0):
+            return False
     except Timeout:
         return True
-    lock.release()
-    return False
 
 
 def is_empty(folder: Path) -> bool:
