@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--model", default="vit_small_patch16_224")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--ways", default="", help="numbers of the ways to measure, such as 0,1,4; by default all")
     arguments = parser.parse_args()
     start, idle = idle_ray()
     rows: list[dict[str, Any]] = [{"way": "Ray, idle", "seconds": f"{start:.1f}", "rate": "", "share": ""}]
@@ -160,6 +161,9 @@ def main() -> None:
                 kill_workers_and_driver,
             ),
         }
+        if arguments.ways:
+            chosen = [int(number) for number in arguments.ways.split(",")]
+            ways = {way: each for number, (way, each) in enumerate(ways.items()) if number in chosen}
         rates: dict[str, float] = {}
         for number, (way, (flags, disturb)) in enumerate(ways.items()):
             seconds, kept = run([*command, *flags], folder / f"{number}.csv", disturb)

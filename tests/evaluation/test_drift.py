@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
-from vitkit.evaluation import Looks, compare_looks, detectable_shares
+from vitkit.evaluation import Looks, compare_looks, detectable_rise
 from vitkit.evaluation.drift import _holm, _p_of_shares, _weights
 
 CLASSES = ("a", "b", "c", "d")
@@ -89,27 +89,37 @@ def test_the_test_of_classes_weighs_as_much_as_all_others() -> None:
     assert _weights(2) == pytest.approx([1 / 2, 1 / 2])
 
 
-@pytest.mark.parametrize(("earlier", "new"), [(240, 250), (1000, 100)])
-def test_the_detectable_share_is_detected_as_often_as_stated(earlier: int, new: int) -> None:
-    before = looks(earlier, 0)
-    known = np.bincount(before.predicted, minlength=4) / earlier
-    shares = detectable_shares(before, new, CLASSES, 0.05)
-    assert all(share > known[k] for k, share in enumerate(shares.values()))
-    found = 0
-    for i in range(300):
-        now = known * (1 - shares["b"]) / (1 - known[1])
-        now[1] = shares["b"]
-        past, today = looks(earlier, 2 * i + 1, tuple(known)), looks(new, 2 * i + 2, tuple(now / now.sum()))
-        found += compare_looks(past, today, CLASSES)[0].adjusted <= 0.05
-    assert 0.73 < found / 300 < 0.87
+@pytest.mark.parametrize(
+    ("shares", "earlier", "new"),
+    [
+        ((1, 1, 1, 1), 240, 250),
+        ((9, 1), 300, 30),  # far fewer new images, and a rare class
+        (tuple(1 / (k + 1) for k in range(10)), 1000, 30),
+        (tuple(1 / (k + 1) for k in range(60)), 1000, 40),  # with one critical value for all
+        ((1, 0), 240, 250),  # a class that was never predicted
+    ],
+)
+def test_the_detectable_rise_is_detected_as_often_as_stated(shares: tuple[float, ...], earlier: int, new: int) -> None:
+    counts = (np.array(shares) / sum(shares) * earlier).astype(np.int64)
+    counts[0] += earlier - counts.sum()
+    predicted, zeros = np.repeat(np.arange(len(shares)), counts), np.zeros(earlier)
+    names = tuple(map(str, range(len(shares))))
+    rise = detectable_rise(Looks(predicted, zeros, {"energy": zeros}), new, names, 0.05)
+    assert rise is not None and rise.before == counts[int(rise.name)] / earlier < rise.now
+    now = counts / earlier * (1 - rise.now) / (1 - rise.before)
+    now[int(rise.name)] = rise.now
+    rng, weight = np.random.default_rng(1), _weights(3)[0]
+    drawn = rng.multinomial(new, now / now.sum(), size=200)
+    found = np.mean([_p_of_shares(counts, row, seed=i, draws=1999) / weight <= 0.05 for i, row in enumerate(drawn)])
+    assert 0.7 < found < 0.9  # 80 % of 200 is 74 to 86 % in 95 of 100 cases, beside the chance in the simulation
 
 
-def test_too_few_images_detect_nothing() -> None:
+def test_too_few_images_and_too_low_levels_detect_nothing() -> None:
     before = looks(240, 0)
-    assert detectable_shares(before, 1, CLASSES, 0.05) == {}
-    assert detectable_shares(before.at(before.predicted == 2), 100, CLASSES, 0.05) == {}  # one class is no distribution
-    rare = before.at(before.predicted != 1)
-    assert set(detectable_shares(rare, 100, CLASSES, 0.05)) == {"a", "c", "d"}
+    assert detectable_rise(before, 1, CLASSES, 0.05) is None
+    assert detectable_rise(before, 1000, CLASSES, 1e-6) is None, "the test has 10,000 permutations"
+    one = Looks(np.zeros(9, np.int64), np.zeros(9), {})
+    assert detectable_rise(one, 100, ("a",), 0.05) is None
 
 
 def test_parts_and_single_images() -> None:

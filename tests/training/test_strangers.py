@@ -82,6 +82,12 @@ def test_few_validation_images_lower_what_is_accepted() -> None:
     assert unknown.limits[0].share < 0.2  # at 0.05, every image would pass
 
 
+@pytest.mark.parametrize("images", [1, 2])
+def test_with_hardly_any_validation_image_no_limit_is_stated(images: int) -> None:
+    unknown = fit_unknown(known(300, 0), known(images, 1), {"alike": known(400, 2)})
+    assert (unknown.method, unknown.accepted, unknown.limits) == ("joint", 0.0, ())
+
+
 def test_strangers_that_look_known_are_said_to_pass() -> None:
     """A guard against a report that flatters: these are known images under another name."""
     unknown = fit_unknown(known(300, 0), known(200, 1), {"alike": known(400, 2)})

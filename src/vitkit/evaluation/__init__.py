@@ -31,7 +31,7 @@ __all__, __getattr__ = public(
             "Evaluation MultiEvaluation average_precisions best_thresholds class_rankings cross_fitted grouped "
             "mean_average_precision pooled"
         ),
-        "drift": "DriftTest Looks compare_looks detectable_shares shares_of",
+        "drift": "DetectableRise DriftTest Looks compare_looks detectable_rise shares_of",
         "promises": "trust_figures trust_lines",
     },
 )

@@ -28,6 +28,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 LEVEL = 0.05
 _DRAWS = 9_999  # random permutations in the test of class shares
+_AT_ONCE = 4_000_000  # counts that are drawn at a time
+_POWER = 0.8  # the probability with which `detectable_rise` detects a change
+_PRECISE = 0.005  # the precision of the share
+_FEW_CLASSES = 20  # with more, one permutation test stands for those of all simulated comparisons
+_SIMULATED, _MOST_SIMULATED = 300, 2_000  # comparisons of a share, at least and at most
+_FEW_DRAWS, _LOW = 999, 0.01  # permutations in simulated comparisons, unless the level is as low as this
 _TITLES = {
     "classes": "predicted classes",
     "confidence": "confidence",
@@ -128,17 +134,15 @@ def compare_looks(before: Looks, now: Looks, classes: Sequence[str], seed: int =
     return tuple(DriftTest(name, p, float(a), *words) for (name, p, words), a in zip(rows, adjusted, strict=True))
 
 
-def _p_of_shares(before: Ints, now: Ints, *, seed: int) -> float:
+def _p_of_shares(before: Ints, now: Ints, *, seed: int, draws: int = _DRAWS) -> float:
     """Return the p-value of a permutation test for equal class shares, with Pearson's chi-squared statistic."""
-    both = before + now
-    there = both > 0
-    n, expected = int(now.sum()), now.sum() * both / max(int(both.sum()), 1)
-
-    def statistic(counts: npt.NDArray[Any]) -> Any:
-        return (((counts - expected) ** 2)[..., there] / both[there]).sum(axis=-1)
-
-    drawn = np.random.default_rng(seed).multivariate_hypergeometric(both, n, size=_DRAWS)
-    return float((1 + (statistic(drawn) >= statistic(now) * (1 - 1e-12)).sum()) / (_DRAWS + 1))
+    both, images, rng = before + now, int(now.sum()), np.random.default_rng(seed)
+    least = float(_chi_squared(now, both, images)) * (1 - 1e-12)
+    block, extreme = max(1, _AT_ONCE // len(both)), 0
+    for start in range(0, draws, block):
+        drawn = rng.multivariate_hypergeometric(both, images, size=min(block, draws - start))
+        extreme += int((_chi_squared(drawn, both, images) >= least).sum())
+    return (1 + extreme) / (draws + 1)
 
 
 def _p_of_values(first: Floats, second: Floats) -> float:
@@ -163,53 +167,93 @@ def _holm(p: Floats, weights: Floats) -> Floats:
     return adjusted
 
 
-def detectable_shares(
-    before: Looks, images: int, classes: Sequence[str], level: float, power: float = 0.8
-) -> dict[str, float]:
-    """Return for each class the share in new images that the test of predicted classes would detect.
+@dataclass(frozen=True)
+class DetectableRise:
+    """The smallest rise of a class's share that comparisons of these numbers of images usually detect.
 
-    The share of the class is higher than before, and the other classes keep their ratios. The probability that the
-    adjusted p-value is at most `level` is about `power`, by the noncentral chi-squared distribution. Classes that were
-    never predicted before are left out, and so are those of which no share suffices, because there are too few images.
+    Attributes:
+        name: the name of the class.
+        before: its share in the earlier images.
+        now: the share in new images that the test of predicted classes detects with a probability of 80 %.
+    """
+
+    name: str
+    before: float
+    now: float
+
+
+def detectable_rise(before: Looks, images: int, classes: Sequence[str], level: float) -> DetectableRise | None:
+    """Return the rise of the class with the median share that comparisons usually detect, by simulation.
+
+    The shares of the other classes keep their ratios. A comparison detects the rise if the adjusted p-value of the test
+    of predicted classes is at most `level`.
 
     Args:
         before: the values of the earlier images.
         images: the number of new images.
         classes: the names of the classes.
         level: the level of the adjusted p-values.
-        power: the probability of detecting the change.
+
+    Returns:
+        The class and its shares; None if no share would be detected, because there are too few images or `level` is
+        too low, or if there is only one class.
     """
-    from scipy.special import chdtri, chndtrinc
-
     counts = np.bincount(before.predicted, minlength=len(classes))
-    n, freedom = len(before), int((counts > 0).sum()) - 1
-    if freedom < 1:
-        return {}
-    weight = _weights(2 + len(before.scores))[0]
-    needed = chndtrinc(chdtri(freedom, weight * level), freedom, 1 - power)  # the noncentrality parameter
-    p = counts[counts > 0] / n
+    level *= _weights(2 + len(before.scores))[0]
+    if level < 1 / (_DRAWS + 1) or len(classes) < 2:
+        return None
+    by_share = np.argsort(counts, kind="stable")
+    rising = by_share[(counts[by_share] > 0) & (counts[by_share] < len(before))]
+    k = int(rising[(len(rising) - 1) // 2] if len(rising) else by_share[0])
+    p = counts / len(before)
+    others = np.delete(p, k) / (1 - p[k])
 
-    def noncentrality(q: Floats) -> Floats:
-        inside, outside = n * p + images * q, n * (1 - p) + images * (1 - q)
-        value: Floats = n * images * (q - p) ** 2 * (1 / inside + 1 / np.maximum(outside, 1e-12))
-        return value
+    def power(q: float) -> float:
+        return _power(counts, np.insert(others * (1 - q), k, q), images, level)
 
-    low, high = p, np.ones_like(p)
-    for _ in range(40):
+    low, high = float(p[k]), 1.0
+    if power(high) < _POWER:
+        return None
+    while high - low > _PRECISE:
         middle = (low + high) / 2
-        is_enough = noncentrality(middle) >= needed
-        low, high = np.where(is_enough, low, middle), np.where(is_enough, middle, high)
-    names = [name for name, count in zip(classes, counts.tolist(), strict=True) if count]
-    is_enough = noncentrality(high) >= needed
-    return {
-        name: q for name, q, is_possible in zip(names, high.tolist(), is_enough.tolist(), strict=True) if is_possible
-    }
+        low, high = (low, middle) if power(middle) >= _POWER else (middle, high)
+    return DetectableRise(classes[k], float(p[k]), high)
+
+
+def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
+    """Estimate the probability that the test of class shares rejects at `level`, if new images have these shares.
+
+    With many classes, the critical value is that of the permutation test for the expected numbers of new images. It is
+    not estimated, and the probability stated as 0, if the level is too low for that.
+    """
+    rng = np.random.default_rng(0)
+    if len(before) <= _FEW_CLASSES:
+        draws = _DRAWS if level < _LOW else _FEW_DRAWS
+        rows, times = np.unique(rng.multinomial(images, shares, size=_SIMULATED), axis=0, return_counts=True)
+        is_rejected = [_p_of_shares(before, row, seed=0, draws=draws) <= level for row in rows]
+        return float(np.average(is_rejected, weights=times))
+    simulated = int(np.clip(_AT_ONCE // len(before), _SIMULATED, _MOST_SIMULATED))
+    if level * simulated < 1:
+        return 0.0
+    expected = before + (images * shares).round().astype(np.int64)
+    permuted = rng.multivariate_hypergeometric(expected, min(images, int(expected.sum())), size=simulated)
+    critical = np.quantile(_chi_squared(permuted, expected, images), 1 - level, method="higher")
+    now = rng.multinomial(images, shares, size=simulated)
+    return float((_chi_squared(now, before + now, images) > critical).mean())
+
+
+def _chi_squared(now: npt.NDArray[Any], both: npt.NDArray[Any], images: int) -> npt.NDArray[np.float64]:
+    """Return Pearson's statistic of counts (..., K) among `images` new images, with the counts of all images."""
+    total = both.sum(axis=-1, keepdims=True)
+    expected = images * both / np.maximum(total, 1)
+    statistic: npt.NDArray[np.float64] = ((now - expected) ** 2 / np.maximum(both, 1)).sum(axis=-1)
+    return statistic
 
 
 def _shares_in_words(before: Ints, now: Ints, classes: Sequence[str]) -> tuple[str, str]:
     """Describe both shares of the class whose share changed most."""
     shares = [counts / max(int(counts.sum()), 1) for counts in (before, now)]
-    k = int(np.abs(shares[1] - shares[0]).argmax())
+    k = int(np.lexsort((shares[1], np.abs(shares[1] - shares[0])))[-1])
     return f"{classes[k]} {shares[0][k]:.1%}", f"{classes[k]} {shares[1][k]:.1%}"
 
 

@@ -238,7 +238,7 @@ class Unknown:
     @property
     def accepted(self) -> float:
         """The fraction of known images to accept when methods are compared: `ACCEPTED`, or less with few images."""
-        return min(ACCEPTED, 1 - _least(self.method) / (self.known.shape[1] + 1))
+        return min(ACCEPTED, max(0.0, 1 - _least(self.method) / (self.known.shape[1] + 1)))
 
     def passes(self, seen: Seen) -> npt.NDArray[np.bool_]:
         """Return which images (n,) pass as known at the threshold that accepts the share `accepted` of known ones."""

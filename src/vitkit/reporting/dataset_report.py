@@ -179,7 +179,7 @@ def write_watch(
     differs = any(row["differs"] for row in tests)
     meaning = (
         f"If these photographs came about like the validation images, a value of at most {level:g} in the column "
-        f"<em>adjusted p</em> would occur in at most {level:.0%} of such comparisons."
+        f"<em>adjusted p</em> would occur in at most {100 * level:g}% of such comparisons."
     )
     body = [
         "<h1>Are these the photographs that the model was made for?</h1>",

@@ -468,7 +468,10 @@ def _verdict(limit: Mapping[str, Any]) -> str:
 
 def _of_what(limit: Mapping[str, Any], kind: str) -> str:
     if limit["classes"]:
-        return f"{limit['images']} images of {limit['classes']} classes, each left out in turn, by the initial weights"
+        return (
+            f"{limit['images']} images of {limit['classes']} classes, each left out in turn, by the initial weights; "
+            "the interval is for another class"
+        )
     if limit.get("sorts"):
         return (
             f"{limit['images']} pictures of {limit['sorts']} sorts made from {kind}; the interval is for another sort"

@@ -139,15 +139,22 @@ def _about_unknown(figures: Mapping[str, Any]) -> list[str]:
         "## Images of unknown things",
         "",
         "The model has a score for images of unknown things (the column `unknown`, and `--unknown 0.01`).",
-        f"The limit that accepts {100 * entry['accepted']:.0f} % of known images also accepts this share of others:",
-        "",
     ]
+    if not entry["limits"]:
+        return lines
+    accepted = f"{100 * entry['accepted']:.0f} %"
+    lines += [f"The limit that accepts {accepted} of known images also accepts this share of others:", ""]
     for limit in entry["limits"]:
         low, high = (100 * bound for bound in limit["bounds"])
         lines.append(
-            f"- {markdown_text(limit['kind'])}: {100 * limit['share']:.0f} % (95 % interval {low:.0f} to {high:.0f} %)"
+            f"- {markdown_text(limit['kind'])}: {100 * limit['share']:.0f} % "
+            f"(95 % interval{_of_another(limit)} {low:.0f} to {high:.0f} %)"
         )
     return lines
+
+
+def _of_another(limit: Mapping[str, Any]) -> str:
+    return " for another class" if limit["classes"] else " for another sort" if limit.get("sorts") else ""
 
 
 def _of_folds(figures: Mapping[str, Any]) -> dict[str, Any]:

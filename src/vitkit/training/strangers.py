@@ -30,6 +30,7 @@ from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, flow, try_read
 from vitkit.inference.unknown import METHODS, MOST, NAMES, Floats, HeldOutImages, Ints, Limit, Method, Seen, Unknown
+from vitkit.text.cells import plural
 
 LEFT_OUT = "unseen classes"
 _MADE = 100  # made pictures of each kind
@@ -264,8 +265,11 @@ def fit_unknown(
         trials[method] = [*of_made, *of_classes]
     passing = {method: _passing(each) for method, each in trials.items()}
     best = _best(trials)
+    unknown = Unknown.fit(best, train, held_out, seed)
+    if not unknown.accepted:  # with one or two held-out images, the score accepts nothing
+        return replace(unknown, passing=passing)
     limits = _limits(trials[best], has_classes=before is not None)
-    return replace(Unknown.fit(best, train, held_out, seed), limits=tuple(limits), passing=passing)
+    return replace(unknown, limits=tuple(limits), passing=passing)
 
 
 def _without_each_class(
@@ -408,7 +412,8 @@ def in_words(unknown: Unknown, kind: str = "validation images") -> str:
         f"{limit.kind} {limit.share:.0%} (95 %: {limit.bounds[0]:.0%} to {limit.bounds[1]:.0%})" for limit in wide
     ]
     misses = f"; where {unknown.accepted:.0%} of known images pass, so do of {', '.join(shares)}" if shares else ""
-    by = f"{NAMES[unknown.method]}, with {unknown.known.shape[1]} {kind}"
+    images = unknown.known.shape[1]
+    by = f"{NAMES[unknown.method]}, with {plural(images, kind.removesuffix('s'), kind)}"
     return f"unknown images are recognised by {by}{misses}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import islice
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +31,7 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.evaluation.drift import DriftTest, Looks
+    from vitkit.evaluation.drift import DetectableRise, DriftTest, Looks
     from vitkit.inference.trust import Trust
 
 _BLOCK = 256  # images whose scores are computed at a time
@@ -77,9 +78,8 @@ class Watch(Result):
         level: the probability of a false alarm.
         tests: the tests, with p-values that are adjusted for the number of tests.
         shares: for each class, the fractions of validation images and of photographs for which the class is predicted.
-        detectable: for each class, the share of photographs that a comparison of so many images detects with a
-            probability of 80 %. It is higher than the share of validation images. Classes that are missing here are not
-            predicted for any validation image, or could not be detected with so few images.
+        detectable: a rise of the share of one class that comparisons of so many images detect with a probability of
+            80 %, as an example; None if there are too few images or `level` is too low.
         strangers: the photographs that differ most, the least familiar first.
         errors: the reasons why other photographs could not be read, by path.
         computed: the backend and precision of the computation, in words.
@@ -93,7 +93,7 @@ class Watch(Result):
     level: float
     tests: tuple[DriftTest, ...]
     shares: dict[str, tuple[float, float]]
-    detectable: dict[str, float]
+    detectable: DetectableRise | None
     strangers: tuple[Stranger, ...]
     errors: dict[str, str] = field(default_factory=dict)
     computed: str = ""
@@ -110,7 +110,7 @@ class Watch(Result):
         """The result in a sentence."""
         different = [test.title for test in self.tests if test.adjusted <= self.level]
         images = plural(self.images, "photograph", "photographs")
-        compared = f"the {self.validation_images} validation images of {self.model}"
+        compared = f"the {plural(self.validation_images, 'validation image', 'validation images')} of {self.model}"
         if different:
             does = "differs" if self.images == 1 else "differ"
             return f"{images} {does} from {compared}: {', '.join(different)}"
@@ -138,10 +138,8 @@ class Watch(Result):
             "validation_images": self.validation_images,
             "level": self.level,
             "tests": [{"name": test.name, **row} for test, row in zip(self.tests, self.rows(), strict=True)],
-            "shares": {
-                name: {"validation": before, "now": now, "detectable": self.detectable.get(name)}
-                for name, (before, now) in self.shares.items()
-            },
+            "shares": {name: {"validation": before, "now": now} for name, (before, now) in self.shares.items()},
+            "detectable": None if self.detectable is None else vars(self.detectable),
             "strangers": [vars(stranger) for stranger in self.strangers],
             "errors": self.errors,
             "computed": self.computed,
@@ -154,7 +152,7 @@ class Watch(Result):
         rows = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in self.tests]
         strangers = [each.cells() for each in islice(self.strangers, _LISTED)]
         errors = islice(self.errors.items(), _LISTED)
-        chance = f"{self.level:.0%} of comparisons in which nothing differs"
+        chance = f"{100 * self.level:g}% of comparisons in which nothing differs"
         return [
             self.verdict,
             *aligned([heads, *rows]),
@@ -169,14 +167,15 @@ class Watch(Result):
 
     @property
     def detection(self) -> str:
-        """The change that is usually detected, in a sentence, for the class with the median share."""
-        names = sorted(self.detectable, key=lambda name: self.shares[name][0])
-        if not names:
-            return "with so few images, no change of the classes' frequencies would be detected"
-        name = names[len(names) // 2]
-        change = f"from {self.shares[name][0]:.0%} to {self.detectable[name]:.0%}"
+        """The rise of a class's share that is usually detected, in a sentence."""
+        rise = self.detectable
+        if rise is None:
+            return (
+                "which rise of a class would be detected is unknown: there are too few images, or the level is too low"
+            )
         return (
-            f"8 of 10 such comparisons detect a rise of the share of {name} {change}; smaller changes are often missed"
+            f"8 of 10 such comparisons detect that the share of {rise.name} rises from {rise.before:.1%} to "
+            f"{ceil(1000 * rise.now) / 10:.1f}%; smaller changes are often missed"
         )
 
     def _repr_html_(self) -> str:
@@ -332,7 +331,7 @@ def _compare(
     name: str,
     out: Path | None,
 ) -> Watch:
-    from vitkit.evaluation.drift import Looks, compare_looks, detectable_shares, shares_of
+    from vitkit.evaluation.drift import Looks, compare_looks, detectable_rise, shares_of
 
     before = Looks.of_validation(trust)
     first, second = (shares_of(each, classifier.classes) for each in (before, looks))
@@ -343,7 +342,7 @@ def _compare(
         level=level,
         tests=compare_looks(before, looks, classifier.classes),
         shares={name: (first[name], second[name]) for name in classifier.classes},
-        detectable=detectable_shares(before, len(looks), classifier.classes, level),
+        detectable=detectable_rise(before, len(looks), classifier.classes, level),
         strangers=strangers,
         errors=errors,
         computed=classifier.computed,
