@@ -74,7 +74,9 @@ def test_explanations_keep_no_prediction_waiting_and_are_refused_where_many_wait
     monkeypatch.setattr(ServedModel, "_explain", slow)
     service = server._service
     at_work = service.shelf.explainers
-    asked = [ask("/explain?method=all") for _ in range(at_work + 3)]
+    asked = [ask("/explain?method=all") for _ in range(at_work)]
+    until(lambda: service.explainers.working == at_work)  # more at once could wait, and the last one be refused
+    asked += [ask("/explain?method=all") for _ in range(3)]
     until(lambda: (service.explainers.working, service.explainers.waiting) == (at_work, 3))
     refused = ask("/explain").result()
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
