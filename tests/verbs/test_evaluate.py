@@ -11,7 +11,7 @@ import pytest
 
 import vitkit as package
 from vitkit.errors import VitkitError
-from vitkit.system import to_json
+from vitkit.system import exclusive_in, to_json
 from vitkit.weights import load
 
 
@@ -82,6 +82,15 @@ def test_an_evaluation_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> No
 def test_what_cannot_be_is_refused(trained: Path, values: dict[str, Any], told: str) -> None:
     with pytest.raises(VitkitError, match=told):
         package.evaluate(trained, **values)
+
+
+def test_figures_of_a_run_that_is_being_trained_say_so(trained: Path) -> None:
+    with exclusive_in(trained):
+        notes = package.evaluate(trained).notes
+    assert [note for note in notes if "still being trained" in note] == [
+        f"{trained} is still being trained: these are figures of the model that it holds now"
+    ]
+    assert not [note for note in package.evaluate(trained).notes if "still being trained" in note]
 
 
 def test_a_classifier_in_memory_has_no_data_of_its_own(trained: Path) -> None:
