@@ -411,8 +411,8 @@ class Suspect(NamedTuple):
     """A row of a list of suspected label errors.
 
     Attributes:
-        path: the path relative to the data's folder of the run.
-        label: the suspected label, or the correction that somebody has written instead.
+        path: the path relative to the run's data folder.
+        label: the suspected label, or the correction that a user has entered instead.
         suggested: the class that the model suggests instead.
         score: the probability of the suggested class minus that of the label, as text from the file.
         chance: the probability that the label is correct; None in older lists.

@@ -267,7 +267,7 @@ class Loop:
         self._tell("on_fit_end")
 
     def start(self) -> None:
-        """Start the clock, and store the first weights of the safe point, before the first epoch."""
+        """Start the clock, and store the weights to which an unusable first epoch is rolled back."""
         self.state.clock.start()
         self._statistics.start()
         if not self.state.safe_point.weights:
@@ -438,7 +438,7 @@ class Loop:
         return outcome
 
     def judge(self, outcome: ValidationOutcome | None) -> None:
-        """Discard the epoch's weights if they are unusable, and continue from the safe point."""
+        """Discard the epoch's weights if they are unusable, and continue from the last weights that were usable."""
         state = self.state
         state.clock.look()
         is_warm = state.progress >= state.recipe.warmup

@@ -527,7 +527,7 @@ def _spent(rows: list[dict[str, float]]) -> str:
 
 
 def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
-    """Describe the validation figures before any training, if the head starts from the class names."""
+    """Describe the validation figures before any training, if the head was initialised from the class names."""
     lines = [
         f"{name} {row[name]:.4f}"
         for row in rows

@@ -570,7 +570,7 @@ class Pieces:
 
 @contextmanager
 def optimizer_in_memory() -> Iterator[None]:
-    """Add advice to the error if an optimiser's step runs out of memory. The first step allocates the moments."""
+    """Add advice to the error if an optimiser's step runs out of memory, as the first step allocates the moments."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -66,7 +66,7 @@ class Explanations(Result):
     Attributes:
         method: the method of the explanations.
         explained: the folder of each explained image, by path. Each folder contains a page, overlays and `maps.npz`.
-        unreadable: the reasons why other images have no explanation, by path.
+        unreadable: why the remaining images have no explanation, by path.
         page: the page with all explanations, or None if there are none.
         notes: assumptions about the model, and places that could not be searched for images.
         sheet: the sheet of the style `paper` as a PNG file, next to SVG and PDF files; None for other styles.

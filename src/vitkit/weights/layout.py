@@ -199,7 +199,7 @@ def pair(ours: str, theirs: str, parts: tuple[str, ...] = ("weight", "bias")) ->
 
 
 def with_axes(name: str, axes: int) -> Piece:
-    """Return the `Piece` of a tensor that is stored without its leading `axes` axes of length 1."""
+    """Return the `Piece` of a tensor that is stored without its first `axes` dimensions, which have length 1."""
     return Piece((name,), lambda theirs: theirs[(None,) * axes], lambda ours, _: (ours.reshape(ours.shape[axes:]),))
 
 
