@@ -168,11 +168,11 @@ def names_at(address: str) -> set[str]:
         return list(_filesystem(address).ls(address, detail=False))
 
     try:
-        found = _insist(address, look)
+        listed = _insist(address, look)
     except FileNotFoundError:
         return set()
     folder = address.partition("://")[2].rstrip("/")
-    return {path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != folder}
+    return {path.rstrip("/").rpartition("/")[2] for path in listed if path.strip("/") != folder}
 
 
 def check_writable(address: str) -> None:

@@ -260,11 +260,11 @@ class ShardFolder:
         Repeating the look for every image would be slower.
         """
         now = time.monotonic()
-        checked, found = self._recent.get(file, (-_RECENT, None))
-        if found is None or now - checked > _RECENT:
-            found = look()
-            self._recent[file] = now, found
-        return cast("_Looked", found)
+        checked, result = self._recent.get(file, (-_RECENT, None))
+        if result is None or now - checked > _RECENT:
+            result = look()
+            self._recent[file] = now, result
+        return cast("_Looked", result)
 
     def open(self, key: str) -> BinaryIO:
         index = self._recently(INDEX, self.index)

@@ -371,8 +371,8 @@ def predict(
         form = FORMATS.get(suffix, Csv)(columns, is_raw=raw)
         return _result(tally, computed, out, notes, form, is_whole=is_whole, kept=kept)
     may_exist = resume or force
-    asked = out
-    with _exclusive_pictures(pictures, folders, may_exist=may_exist), _held(asked, may_exist=may_exist) as out:
+    requested = out
+    with _exclusive_pictures(pictures, folders, may_exist=may_exist), _held(requested, may_exist=may_exist) as out:
         classifier, columns = request.open(notes)
         gathered = None if _is_table(out) else out  # the file that grows row by row
         form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns, is_raw=raw)
@@ -392,7 +392,7 @@ def predict(
                 rows = _answer(predictions, columns, album, write, stock.tally, len(paths))
         if out is not None and gathered is None:
             write_rows(out, Csv(columns).names, rows)
-    return _result(stock.tally, classifier.computed, asked, notes, form, is_whole=is_whole, kept=rows)
+    return _result(stock.tally, classifier.computed, requested, notes, form, is_whole=is_whole, kept=rows)
 
 
 def _result(
