@@ -23,13 +23,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -43,6 +44,7 @@ from rivals import Run, Setting, open_rivals, timm_module
 from tables import hardware
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
 import vitkit
 from training import Way, images_of, measure_memory, step_of
@@ -171,11 +173,17 @@ def environment(bench: Bench) -> None:
     for file in files:
         decode(file)
     row["decoded_per_s_and_core"] = round(len(files) / (time.perf_counter() - began), 1)
-    with ThreadPoolExecutor(row["cores"]) as pool:
+    with ProcessPoolExecutor(row["cores"], get_context("spawn")) as pool:  # a loader's workers are processes, too
+        list(pool.map(_decode_all, repeat(files[:8], row["cores"])))
         began = time.perf_counter()
-        list(pool.map(decode, files))
-        row["decoded_per_s"] = round(len(files) / (time.perf_counter() - began), 1)
+        list(pool.map(_decode_all, repeat(files, row["cores"])))
+        row["decoded_per_s"] = round(row["cores"] * len(files) / (time.perf_counter() - began), 1)
     bench.write("environment", **row)
+
+
+def _decode_all(files: Sequence[Path]) -> None:
+    for file in files:
+        decode(file)
 
 
 def train_steps(bench: Bench) -> None:
@@ -244,7 +252,7 @@ def loop(bench: Bench) -> None:
     """
     folder, on_cpu = photographs(bench), bench.device.type == "cpu"
     for label, name in bench.scale.train.items():
-        for source in ("folder", "shards", "ram"):
+        for source in ("shards", "ram", "folder"):
             if (key := f"{label} {source}") in bench.done:
                 continue
             out, pace = bench.folder / f"loop-{key.replace('/', '-').replace(' ', '-')}", _Pace()
@@ -283,28 +291,73 @@ def _shards(bench: Bench) -> Path:
 
 
 def kernels(bench: Bench) -> None:
-    """Attention forward and backward in bfloat16 by each of PyTorch's kernels, at the size of each model."""
+    """Attention in bfloat16 by each of PyTorch's kernels, alone and within a compiled step.
+
+    One step of each model is profiled, to see which kernels it spends its time on.
+    """
+    on_gpu = bench.device.type == "cuda"
     for label, name in bench.scale.train.items():
         config = config_for(name)
         shape = (bench.scale.batch, config.heads, config.patches + config.prefix_tokens, config.head_size)
         q, k, v = (torch.randn(shape, device=bench.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-        works = {}
-        for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-            kernel, work = backend.name.lower(), partial(_attend_and_back, backend, q, k, v)
+        for way, attend in (("forward", _attend), ("forward and backward", _attend_and_back)):
+            works = {}
+            for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+                kernel, work = f"{backend.name.lower()} {way}", partial(attend, backend, q, k, v)
+                try:
+                    work()
+                except RuntimeError as error:
+                    bench.write(f"{label} {kernel}", left_out=_reason(error))
+                else:
+                    works[kernel] = work
+            times = interleave(works, bench.scale.rounds, stopwatch=stopwatch_for(bench.device))
+            for kernel, timing in times.items():
+                bench.write(f"{label} {kernel}", ms=round(1e3 * timing.quartiles.median, 3), batch=bench.scale.batch)
+    for label, name in bench.scale.train.items():
+        x, y = images_of(name, bench.scale.batch, bench.device)
+        for first in ORDER[:2]:
+            key, order = f"{label} step, {first.name.lower()}", sorted(ORDER, key=lambda backend: backend is not first)
+            torch.compiler.reset()  # or the compiler would reuse the code with the other kernel
+            began = time.perf_counter()
             try:
-                work()
-            except RuntimeError as error:
-                bench.write(f"{label} {kernel}", left_out=_reason(error))
-            else:
-                works[kernel] = work
-        times = interleave(works, bench.scale.rounds, stopwatch=stopwatch_for(bench.device))
-        for kernel, timing in times.items():
-            bench.write(f"{label} {kernel}", ms=round(1e3 * timing.quartiles.median, 3), batch=bench.scale.batch)
+                with at_most(bench.scale.way_limit), sdpa_kernel(order, set_priority=True):
+                    step = step_of(Way("vitkit", "bfloat16", compiled=on_gpu), name, x, y)
+                    step()
+                    bench.synchronize()
+                    seconds = time.perf_counter() - began
+                    timing = interleave({"step": step}, bench.scale.rounds, stopwatch=stopwatch_for(bench.device))["step"]
+                    spent = _kernels_of(step, bench)
+            except Exception as error:
+                bench.write(key, left_out=_reason(error))
+                continue
+            ms = round(1e3 * timing.quartiles.median, 3)
+            bench.write(key, ms=ms, compiling=round(seconds, 1), batch=bench.scale.batch, kernels_ms=spent)
+
+
+ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def _attend(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    with sdpa_kernel(backend), torch.no_grad():
+        F.scaled_dot_product_attention(q, k, v)
 
 
 def _attend_and_back(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     with sdpa_kernel(backend):
         torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
+
+
+def _kernels_of(step: Callable[[], object], bench: Bench) -> dict[str, float]:
+    """Return the milliseconds of a step by kernel: the 24 that take longest."""
+    on_gpu = bench.device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
+        step()
+        bench.synchronize()
+    spent = {
+        event.key[:100]: round((event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3, 3)
+        for event in profiled.key_averages()
+    }
+    return dict(sorted(spent.items(), key=lambda item: -item[1])[:24])
 
 
 def predictions(bench: Bench) -> None:
@@ -462,7 +515,7 @@ STAGES: dict[str, tuple[Callable[[Bench], None], float]] = {
     "environment": (environment, 2),
     "train": (train_steps, 8),
     "predict": (predictions, 8),
-    "kernels": (kernels, 1),
+    "kernels": (kernels, 3),
     "loop": (loop, 5),
     "verbs": (verbs, 3),
     "memory": (memory, 3),
@@ -507,7 +560,14 @@ def work_on(stage: str, options: argparse.Namespace) -> None:
 
     Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     work, _ = STAGES[stage]
-    work(Bench(torch.device(options.device), SMALL if options.smoke else FULL, options.folder, done, write))
+    scale = SMALL if options.smoke else FULL
+    if options.models:
+        train, predict = (
+            {label: name for label, name in models.items() if label in options.models}
+            for models in (scale.train, scale.predict)
+        )
+        scale = replace(scale, train=train, predict=predict)
+    work(Bench(torch.device(options.device), scale, options.folder, done, write))
 
 
 def _end_with(parent: int) -> None:
@@ -521,6 +581,8 @@ def drive(options: argparse.Namespace) -> None:
     """Run the stages that are not finished, each in a process of its own, within the budget."""
     ends = time.monotonic() + options.budget
     for stage, (_, minutes) in STAGES.items():
+        if options.stages is not None and stage not in options.stages:
+            continue
         if any((row["stage"], row["key"]) == (stage, "stage") and "ended" in row for row in read_rows(options.out)):
             continue
         limit = min(options.limit or minutes * 60, ends - time.monotonic())
@@ -529,6 +591,7 @@ def drive(options: argparse.Namespace) -> None:
             continue
         command = [sys.executable, __file__, "--stage", stage, "--out", str(options.out)]
         command += ["--folder", str(options.folder), "--device", options.device, *(["--smoke"] * options.smoke)]
+        command += ["--models", ",".join(options.models)] if options.models else []
         began = time.monotonic()
         process = subprocess.Popen(command, start_new_session=True)
         try:
@@ -567,6 +630,10 @@ def judge(rows: list[Row]) -> list[str]:
     return lines or ["no row can be compared with a target on this device"]
 
 
+def _names(value: str) -> list[str]:
+    return value.split(",")
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -575,6 +642,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="for photographs and runs; default beside the file")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--smoke", action="store_true", help="a micro model on the CPU, to see that all works")
+    parser.add_argument("--stages", type=_names, help=f"of {', '.join(STAGES)}, separated by commas; default all")
+    parser.add_argument("--models", type=_names, help=f"of {', '.join(FULL.predict)}; default all")
     parser.add_argument("--limit", type=parse_duration, help="of each stage, instead of its own")
     parser.add_argument("--stage", choices=STAGES, help=argparse.SUPPRESS)
     options = parser.parse_args()
