@@ -187,7 +187,7 @@ def _decode_all(files: Sequence[Path]) -> None:
 
 
 def train_steps(bench: Bench) -> None:
-    """Steps in bfloat16, eager and compiled, ours and timm's in turn in one process."""
+    """Steps in bfloat16, eager and compiled, ours and timm's in turn in one process, and the kernels of one of ours."""
     for label, name in bench.scale.train.items():
         if label in bench.done:
             continue
@@ -219,8 +219,23 @@ def train_steps(bench: Bench) -> None:
                 **_rates(timing, bench.scale.batch),
                 **_beside(timing, theirs, key.replace("vitkit", "timm")),
             )
+        spent = _kernels_of(works[list(works)[-1]], bench)
+        longest = dict(sorted(spent.items(), key=lambda item: -item[1])[:30])
+        bench.write(f"{label} {list(works)[-1]} kernels", ms=round(sum(spent.values()), 3), ms_of=longest)
         bench.write(label, finished=True)
         torch.compiler.reset()
+
+
+def _kernels_of(step: Callable[[], object], bench: Bench) -> dict[str, float]:
+    """Return the milliseconds of a step by kernel."""
+    on_gpu = bench.device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
+        step()
+        bench.synchronize()
+    return {
+        event.key[:100]: round((event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3, 3)
+        for event in profiled.key_averages()
+    }
 
 
 def _train_ways(device: torch.device) -> list[Way]:
@@ -291,11 +306,7 @@ def _shards(bench: Bench) -> Path:
 
 
 def kernels(bench: Bench) -> None:
-    """Attention in bfloat16 by each of PyTorch's kernels, alone and within a compiled step.
-
-    One step of each model is profiled, to see which kernels it spends its time on.
-    """
-    on_gpu = bench.device.type == "cuda"
+    """Attention in bfloat16 by each of PyTorch's kernels, at the size of each model."""
     for label, name in bench.scale.train.items():
         config = config_for(name)
         shape = (bench.scale.batch, config.heads, config.patches + config.prefix_tokens, config.head_size)
@@ -313,28 +324,6 @@ def kernels(bench: Bench) -> None:
             times = interleave(works, bench.scale.rounds, stopwatch=stopwatch_for(bench.device))
             for kernel, timing in times.items():
                 bench.write(f"{label} {kernel}", ms=round(1e3 * timing.quartiles.median, 3), batch=bench.scale.batch)
-    for label, name in bench.scale.train.items():
-        x, y = images_of(name, bench.scale.batch, bench.device)
-        for first in ORDER[:2]:
-            key, order = f"{label} step, {first.name.lower()}", sorted(ORDER, key=lambda backend: backend is not first)
-            torch.compiler.reset()  # or the compiler would reuse the code with the other kernel
-            began = time.perf_counter()
-            try:
-                with at_most(bench.scale.way_limit), sdpa_kernel(order, set_priority=True):
-                    step = step_of(Way("vitkit", "bfloat16", compiled=on_gpu), name, x, y)
-                    step()
-                    bench.synchronize()
-                    seconds = time.perf_counter() - began
-                    timing = interleave({"step": step}, bench.scale.rounds, stopwatch=stopwatch_for(bench.device))["step"]
-                    spent = _kernels_of(step, bench)
-            except Exception as error:
-                bench.write(key, left_out=_reason(error))
-                continue
-            ms = round(1e3 * timing.quartiles.median, 3)
-            bench.write(key, ms=ms, compiling=round(seconds, 1), batch=bench.scale.batch, kernels_ms=spent)
-
-
-ORDER = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def _attend(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -345,19 +334,6 @@ def _attend(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tens
 def _attend_and_back(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     with sdpa_kernel(backend):
         torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
-
-
-def _kernels_of(step: Callable[[], object], bench: Bench) -> dict[str, float]:
-    """Return the milliseconds of a step by kernel: the 24 that take longest."""
-    on_gpu = bench.device.type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
-        step()
-        bench.synchronize()
-    spent = {
-        event.key[:100]: round((event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3, 3)
-        for event in profiled.key_averages()
-    }
-    return dict(sorted(spent.items(), key=lambda item: -item[1])[:24])
 
 
 def predictions(bench: Bench) -> None:
@@ -503,7 +479,7 @@ def photographs(bench: Bench) -> Path:
 
 def _photograph(folder: Path, number: int, size: tuple[int, int]) -> None:
     generator, (width, height) = np.random.default_rng(number), size
-    coarse = generator.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    coarse = generator.integers(0, 256, (*generator.integers(5, 40, 2), 3), dtype=np.uint8)
     pixels = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), np.float32)
     pixels += generator.normal(0, 12, (height, width, 1)).astype(np.float32)
     path = folder / f"class-{number % (10 if number > 20 else 2)}" / f"{number:05d}.jpg"
@@ -515,7 +491,7 @@ STAGES: dict[str, tuple[Callable[[Bench], None], float]] = {
     "environment": (environment, 2),
     "train": (train_steps, 8),
     "predict": (predictions, 8),
-    "kernels": (kernels, 3),
+    "kernels": (kernels, 1),
     "loop": (loop, 5),
     "verbs": (verbs, 3),
     "memory": (memory, 3),

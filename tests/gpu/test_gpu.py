@@ -16,6 +16,7 @@ import vitkit
 from tiny import FEW, VARIETY, build, images, largest_difference, some
 from vitkit.errors import Interrupted
 from vitkit.inference import open_runner
+from vitkit.model.vit import PatchConvolution
 from vitkit.training import TrainingState, read_metrics
 
 if not torch.cuda.is_available():
@@ -58,6 +59,26 @@ def test_a_model_that_is_on_the_gpu_is_asked_there() -> None:
     with torch.inference_mode():
         found = open_runner(copy.deepcopy(model).cuda(), "eager", "float32")(batch)
         assert largest_difference(found, model(batch)) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("patch", "size"), [((4, 4), (16, 16)), ((2, 8), (12, 16)), ((1, 1), (3, 5)), ((4, 4), (18, 17))]
+)
+def test_patches_are_embedded_by_a_matrix_product_as_by_a_convolution(
+    patch: tuple[int, int], size: tuple[int, int]
+) -> None:
+    ours = PatchConvolution(3, 6, patch, stride=patch, device="cuda", dtype=torch.float64)
+    theirs = torch.nn.Conv2d(3, 6, patch, stride=patch, device="cuda", dtype=torch.float64)
+    theirs.load_state_dict(ours.state_dict())
+    batch = torch.randn(2, 3, *size, device="cuda", dtype=torch.float64, requires_grad=True)
+    for given in (batch, batch.to(memory_format=torch.channels_last)):
+        results = []
+        for layer in (ours, theirs):
+            out = layer(given)
+            results.append((out, *torch.autograd.grad(out.square().sum(), [batch, *layer.parameters()])))
+        for found, expected in zip(*results, strict=True):
+            assert found.shape == expected.shape
+            assert largest_difference(found, expected) <= 1e-10
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

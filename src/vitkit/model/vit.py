@@ -45,6 +45,22 @@ from vitkit.model.timm_habits import AttentionHabits, TimmHabits
 from vitkit.model.windows import attend_fused, windows_of
 
 
+class PatchConvolution(nn.Conv2d):
+    """E of eq. 1: (B, C, height, width) -> (B, D, h, w), a convolution whose stride is the size of its kernel.
+
+    On a GPU it is computed as the paper writes it, by one matrix product over the flattened patches, since the kernels
+    that cuDNN chooses for such a convolution take several times as long.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        B, C, height, width = images.shape
+        P, Q = self.kernel_size
+        if not images.is_cuda or height % P or width % Q:
+            return super().forward(images)
+        x = images.reshape(B, C, height // P, P, width // Q, Q).permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, C*P*Q)
+        return F.linear(x, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
 class PatchEmbed(nn.Module):
     """Split the image into patches and project each to D features: E of eq. 1, as a convolution.
 
@@ -59,7 +75,7 @@ class PatchEmbed(nn.Module):
             self.backbone = ResNetStem(channels, config.stem, config.stem_kind)
             channels = self.backbone.out_channels
         size = config.patch_size
-        self.proj = nn.Conv2d(channels, config.hidden_size, size, stride=size, bias=config.patch_bias)
+        self.proj = PatchConvolution(channels, config.hidden_size, size, stride=size, bias=config.patch_bias)
         self.norm = norm_layer(config) if config.patch_norm else nn.Identity()
         self.img_size, self.patch_size = config.image_size, config.patch_size
         self.grid_size, self.num_patches = config.grid, config.patches
