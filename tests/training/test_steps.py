@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import lookup_backend
 
 import tiny
 from runs import assert_same_weights, metrics, photos, quick
@@ -252,17 +253,22 @@ def test_steps_are_compiled_when_asked_for_or_on_a_gpu_that_can(monkeypatch: pyt
 
 
 def test_a_compiled_run_comes_to_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = list[Any]()
+    compiled, graphs = list[Any](), list[Any]()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return lookup_backend("aot_eager")(graph, inputs)
 
     def aot_eager(function: Any, **options: Any) -> Any:
         compiled.append(function)
-        return original(function, backend="aot_eager", fullgraph=True, **options)
+        return original(function, backend=backend, fullgraph=True, **options)
 
     original = torch.compile
     train(small(data), tmp_path / "eager", **QUIET)
     monkeypatch.setattr(torch, "compile", aot_eager)
     train(small(data, compile="on", checkpointing="2", ema=0.0), tmp_path / "compiled", **QUIET)
     assert len(compiled) == 1
+    assert len(graphs) == 1, "only whole batches are compiled, not the smaller one at the end of an epoch"
     for eager, own in zip(metrics(tmp_path / "eager"), metrics(tmp_path / "compiled"), strict=True):
         assert eager == pytest.approx(own, rel=1e-3, abs=1e-4)
 

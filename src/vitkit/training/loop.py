@@ -231,12 +231,19 @@ class Loop:
         self.gradients = GradientSums(state.model, team)
 
     def compile_steps(self) -> None:
-        """Compile the forward and backward pass with torch.compile.
+        """Compile the forward and backward pass with torch.compile, for batches of the usual size.
 
-        A batch of another size, such as the last one of an epoch, is compiled separately, because code for any size
-        would be slower for all batches.
+        Each size takes up to a minute to compile, and code for any size would be slower for all batches. The last batch
+        of an epoch, which may be smaller, is therefore computed without compiled code.
         """
-        self._forward = torch.compile(self.state.model.forward_heads, dynamic=False)
+        plain, compiled = self._forward, torch.compile(self.state.model.forward_heads, dynamic=False)
+        whole, _ = self.data.images_in(0, 0)
+
+        def forward(images: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+            is_usual = len(images) == min(whole, self.state.pieces.size or whole)
+            return (compiled if is_usual else plain)(images, *others)
+
+        self._forward = forward
 
     # --- Epochs -----------------------------------------------------------------------------------
 
