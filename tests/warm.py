@@ -12,6 +12,7 @@ Tests of imports and of a program's start start real interpreters.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -119,7 +120,10 @@ def call(address: str, program: str, *arguments: str) -> None:
 
 
 def serve(address: str) -> Call:
-    """Fork for every call until stdin closes, and return in a process that is to run the call."""
+    """Fork for every call until stdin closes, and return in a process that is to run the call.
+
+    Each child's caller has a connection: signals for the child come on it, and the child's end goes back.
+    """
     import gc
     import select
 
@@ -128,16 +132,97 @@ def serve(address: str) -> Call:
         listener.listen(64)
         if "WARM_WITH_NOTHING" not in os.environ:
             _import_all()
+        _leave_nothing_to_undo()
         gc.collect()
         gc.freeze()  # pages that no collection visits stay shared
+        told, tells = socket.socketpair()  # of children that have ended
+        tells.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
+        children: dict[int, Child] = {}
         os.write(1, b"ready\n")
-        while 0 not in select.select([listener, 0], [], [])[0]:
-            connection, _ = listener.accept()
-            with connection:
-                if os.fork() == 0:
-                    return _stand_between(connection)
-            _bury()
+        while True:
+            by_caller = {child.caller: child for child in children.values() if child.caller.fileno() >= 0}
+            ready = select.select([listener, told, 0, *by_caller], [], [])[0]
+            if 0 in ready:
+                break
+            for caller in ready:
+                if caller in by_caller:
+                    _hear(by_caller[caller])
+            if told in ready:
+                told.recv(64)
+                _bury(children)
+            if listener in ready:
+                caller, _ = listener.accept()
+                asked, streams = _request(caller)
+                child = os.fork() if asked else -1
+                if child == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for own in (told, tells, caller, *by_caller):
+                        own.close()
+                    return _with_streams(asked, streams)
+                for stream in streams:
+                    os.close(stream)
+                if asked and asked.leads:
+                    with contextlib.suppress(PermissionError):  # who of the two comes first is open; it may have begun
+                        os.setpgid(child, child)
+                if asked:
+                    children[child] = Child(child, caller, asked.leads)
+                else:
+                    caller.close()
+        for own in children.values():
+            own.send(signal.SIGKILL)
         os._exit(0)
+
+
+class Child(NamedTuple):
+    """A program that runs, and who waits for it."""
+
+    process: int
+    caller: socket.socket
+    leads: bool  # a process group of its own
+
+    def send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # its group may just have ended
+            (os.killpg if self.leads else os.kill)(self.process, number)
+
+
+def _hear(child: Child) -> None:
+    """Pass on a signal from the caller, or its end."""
+    with contextlib.suppress(ConnectionError):
+        if number := child.caller.recv(1):
+            child.send(number[0])
+            return
+    child.caller.close()
+    child.send(signal.SIGKILL)
+
+
+def _bury(children: dict[int, Child]) -> None:
+    """Collect the children that have ended, and tell their callers how."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            caller = children.pop(ended[0]).caller
+            with contextlib.suppress(OSError):  # nobody may be there any more
+                caller.sendall(str(os.waitstatus_to_exitcode(ended[1])).encode())
+            caller.close()
+
+
+def _request(caller: socket.socket) -> tuple[Call | None, list[int]]:
+    """What is to be run, or None where the caller has been killed, and its streams."""
+    size, streams, _, _ = socket.recv_fds(caller, 8, len(_STREAMS))
+    length = int.from_bytes(size, "big")
+    request = caller.recv(length, socket.MSG_WAITALL) if length else b""
+    return (Call(*json.loads(request)) if 0 < length == len(request) else None), streams
+
+
+def _with_streams(asked: Call, streams: list[int]) -> Call:
+    for own, stream in zip(streams, _STREAMS, strict=True):
+        os.dup2(own, stream)
+        os.close(own)
+    if asked.leads:
+        os.setpgid(0, 0)
+    return asked
 
 
 def _import_all() -> None:
@@ -157,53 +242,12 @@ def _import_all() -> None:
         importlib.import_module(name)
 
 
-def _bury() -> None:
-    """Forget the children that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
+def _leave_nothing_to_undo() -> None:
+    """What the imports would take apart at the end of an interpreter is left, as all else is."""
+    import weakref
 
-
-def _stand_between(connection: socket.socket) -> Call:
-    """Return in a new process that has the caller's streams; here, pass signals on to it and its end to the caller."""
-    import contextlib
-    import threading
-
-    size, streams, _, _ = socket.recv_fds(connection, 8, len(_STREAMS))
-    request = connection.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL)
-    asked = Call(*json.loads(request))
-    child = os.fork()
-    if child == 0:
-        for own, stream in zip(streams, _STREAMS, strict=True):
-            os.dup2(own, stream)
-            os.close(own)
-        if asked.leads:
-            os.setpgid(0, 0)
-        return asked
-    if asked.leads:
-        with contextlib.suppress(PermissionError):  # who of the two comes first is open; the child may have begun
-            os.setpgid(child, child)
-    for own in streams:
-        os.close(own)
-
-    def tell_end() -> None:
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        with contextlib.suppress(OSError):  # nobody may be there any more
-            connection.sendall(str(code).encode())
-            connection.shutdown(socket.SHUT_RDWR)
-
-    teller = threading.Thread(target=tell_end)
-    teller.start()
-    send = os.killpg if asked.leads else os.kill
-    while number := connection.recv(1):
-        with contextlib.suppress(ProcessLookupError):  # it may just have ended
-            send(child, number[0])
-    with contextlib.suppress(ProcessLookupError):
-        send(child, signal.SIGKILL)
-    teller.join()
-    os._exit(0)
+    for own in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        own.atexit = False
 
 
 def become(asked: Call) -> NoReturn:
