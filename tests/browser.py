@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import threading
 import time
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from PIL import Image
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 CHROMIUM = next(
     (own for name in ("chromium", "chromium-browser", "google-chrome") if (own := shutil.which(name))), None
@@ -38,11 +39,11 @@ def browser() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def with_camera(browser: Browser, *pictures: Image.Image, folder: Path) -> Iterator[Browser]:
-    """Another Chromium, whose camera shows these pictures (640 x 480), each for a second, again and again."""
-    frames = b"".join(_yuv(picture.convert("RGB").resize((640, 480))) for picture in pictures)
+def with_camera(browser: Browser, picture: Image.Image, folder: Path) -> Iterator[Browser]:
+    """Another Chromium, whose camera shows a picture (640 x 480), twenty times a second."""
     file = folder / "camera.y4m"
-    file.write_bytes(b"YUV4MPEG2 W640 H480 F1:1 Ip A1:1 C420mpeg2\n" + frames)
+    frame = _yuv(picture.convert("RGB").resize((640, 480)))
+    file.write_bytes(b"YUV4MPEG2 W640 H480 F20:1 Ip A1:1 C420mpeg2\n" + frame)
     shown = f"--use-file-for-fake-video-capture={file}"
     switches = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", shown]
     found = browser.browser_type.launch(executable_path=CHROMIUM, args=switches)
@@ -104,6 +105,20 @@ def watched(
         context.close()
 
 
+def shorten(page: Page, script: str, **waits: int) -> None:
+    """Give constants of one of the studio's scripts, which are milliseconds that it waits, other values."""
+
+    def changed(route: Route) -> None:
+        answer = route.fetch()
+        text = answer.text()
+        for name, milliseconds in waits.items():
+            text, found = re.subn(rf"^const {name} = \d+;", f"const {name} = {milliseconds};", text, flags=re.MULTILINE)
+            assert found == 1, f"{script} has no {name}"
+        route.fulfill(response=answer, body=text)
+
+    page.route(f"**/static/{script}", changed)
+
+
 def serious(page: Page) -> list[str]:
     """What axe finds that keeps people from using a page."""
     from axe_playwright_python.sync_playwright import Axe
@@ -128,7 +143,7 @@ def served(application: Any) -> Iterator[str]:
 
     import uvicorn
 
-    with socket.socket() as listener:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:  # as the studio's own
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         server = uvicorn.Server(

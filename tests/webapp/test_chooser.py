@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import runs
-from browser import browser, is_within, serious, served, watched
+from browser import browser, is_within, serious, served, shorten, watched
 from vitkit.serving import Guard, rules_of
 from vitkit.webapp import folders, open_workspace
 from vitkit.webapp.app import OPEN_TO_PHONES, Studio
@@ -80,6 +80,7 @@ def test_a_phone_sends_photographs_that_the_page_shows(browser: Browser, tmp_pat
     sending = Studio(None, tmp_path / "runs", open_workspace, "http://192.0.2.7:8420/send?token=abc")
     guard = Guard(sending, rules_of("127.0.0.1", None))
     with served(guard) as address, watched(browser, "desk") as page, watched(browser, "phone", "dark") as phone:
+        shorten(page, "upload.js", AGAIN=100)
         page.goto(address)
         page.get_by_text("From a phone").click()
         code = page.get_by_role("img", name="QR code of the page for phones")

@@ -14,7 +14,7 @@ from PIL import Image
 import photos as pictures
 import runs
 import tiny
-from browser import SIZES, browser, is_within, serious, served, watched, with_camera
+from browser import SIZES, browser, is_within, serious, served, shorten, watched, with_camera
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
@@ -103,6 +103,7 @@ def test_pictures_are_recorded_while_the_button_is_held_and_can_be_used(
         with_camera(browser, RED, folder=tmp_path) as other,
         watched(other) as page,
     ):
+        shorten(page, "camera.js", PAUSE=50)
         page.goto(f"{address}/#live")
         page.get_by_role("button", name="Start the camera").click()
         page.get_by_label("Picture of the camera").wait_for()
@@ -118,7 +119,7 @@ def test_pictures_are_recorded_while_the_button_is_held_and_can_be_used(
         page.get_by_label("Name of the class").nth(1).fill("other")
         page.get_by_role("button", name="Hold to record").nth(1).focus()
         page.keyboard.down("Space")
-        page.wait_for_timeout(300)
+        page.wait_for_timeout(150)
         page.keyboard.up("Space")
         page.get_by_text("Stop the camera").click()
         page.get_by_role("button", name="Use these photographs").click()
@@ -189,6 +190,7 @@ def test_recording_survives_short_presses_another_tab_and_a_server_that_does_not
         with_camera(browser, RED, folder=tmp_path) as other,
         watched(other, expected=("Failed to load resource",)) as page,
     ):
+        shorten(page, "live.js", AGAIN=50)
         page.goto(f"{address}/#live")
         failing = [True] * 2
         page.route(

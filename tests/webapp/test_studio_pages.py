@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import runs
-from browser import SIZES, browser, is_within, serious, served, watched
+from browser import SIZES, browser, is_within, serious, served, shorten, watched
 from vitkit.data import labels_so_far
 from vitkit.webapp import Job, Jobs, Photographs, Workspace, create_app, open_workspace
 
@@ -52,9 +52,12 @@ def studio(
     scheme: str = "light",
     tab: str = "",
     expected: tuple[str, ...] = (),
+    again: int = 1000,
 ) -> Iterator[Page]:
-    """The page of a workspace, open on a tab."""
+    """The page of a workspace, open on a tab; `again`: milliseconds until labels that could not be saved are sent."""
     with served(create_app(place)) as address, watched(browser, size, scheme, expected) as page:
+        if again != 1000:
+            shorten(page, "data_save.js", AGAIN=again)
         page.goto(f"{address}/{f'#{tab}' if tab else ''}")
         page.wait_for_selector("main .page")
         yield page
@@ -158,7 +161,7 @@ def test_keys_quicker_than_the_studio_label_the_photographs_that_were_shown(plac
     for name in ("a", "b", "c"):
         Photographs(place).add_class(name)
     expected = {}
-    with studio(place, browser, expected=("ERR_FAILED", "409 (Conflict)")) as page:
+    with studio(place, browser, expected=("ERR_FAILED", "409 (Conflict)"), again=100) as page:
         page.route("**/api/data/labels", slow)
         grid = page.get_by_role("listbox", name="Photographs")
         page.get_by_role("button", name="Without a class 36").click()  # from which what is labelled disappears

@@ -142,7 +142,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     except OSError as error:
         raise VitkitError(f"--host {host} is not an address of this machine ({error.strerror})") from error
     for number in (port,) if port is not None else (*range(PORT, PORT + _TRIED), 0):
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for short answers
         keep_others_off(listener)
         try:
             listener.bind((host, number))

@@ -5,6 +5,7 @@ import { count, el, fill } from "./dom.js";
 import { timeLeft } from "./progress.js";
 
 const PART = 16 * 2 ** 20; // bytes that are sent at a time
+const AGAIN = 2000; // milliseconds until the studio is asked again what phones have sent
 const FOLDERS = "/api/folders"; // the routes that make folders and receive their files
 const KINDS = "image/*,.heic,.heif,.avif,.zip,.tar,.tgz";
 
@@ -68,7 +69,7 @@ function fromPhone(done) {
       fail(error);
       return;
     }
-    timer = setTimeout(look, 2000);
+    timer = setTimeout(look, AGAIN);
   };
   const show = async () => {
     if (!details.open) return;
