@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
 
 _STREAMS = (0, 1, 2)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -47,8 +48,16 @@ def vitkit() -> str:
 
 
 def python() -> str:
-    """Takes the place of its `python`, for `-c CODE`, `-m MODULE` and scripts."""
+    """Takes the place of its `python`, for `-c CODE`, `-m MODULE` and scripts, after -u or -P."""
     return _executables()["python"]
+
+
+def starting() -> Callable[..., list[str]]:
+    """Takes the place of `vitkit.system.processes.python`: what it starts begins warm."""
+    from vitkit.system import processes
+
+    plain = processes.python
+    return lambda module, *arguments: [python(), *plain(module, *arguments)[1:]]
 
 
 _servers: list[subprocess.Popen[bytes]] = []  # the last is asked
@@ -274,6 +283,8 @@ def become(asked: Call) -> NoReturn:
 
 
 def _set_up(asked: Call) -> None:
+    import warnings
+
     import torch
 
     os.chdir(asked.folder)
@@ -286,6 +297,7 @@ def _set_up(asked: Call) -> None:
         stream = open(number, mode, buffering, encoding=encoding, errors=own, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)  # of runpy
     if "BLANK_PICTURES" in asked.environment:
         sys.modules["blank"].blank(setattr)
     threads = int(asked.environment.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
@@ -297,13 +309,15 @@ def _run(asked: Call) -> None:
     import runpy
     import types
 
-    sys.argv = [argument for argument in asked.arguments[:1] if argument != "-u"] + asked.arguments[1:]
+    is_safe = "-P" in asked.arguments[:1]
+    sys.argv = [argument for argument in asked.arguments[:1] if argument not in ("-u", "-P")] + asked.arguments[1:]
     if asked.program == "vitkit":
         sys.argv.insert(0, str(Path(sys.executable).with_name("vitkit")))
         runpy.run_path(sys.argv[0], run_name="__main__")
     elif sys.argv[0] == "-c":
         code = sys.argv.pop(1)
-        sys.path.insert(0, "")
+        if not is_safe:
+            sys.path.insert(0, "")
         sys.modules["__main__"] = main = types.ModuleType("__main__")
         exec(compile(code, "<string>", "exec"), main.__dict__)
     elif sys.argv[0] == "-m":

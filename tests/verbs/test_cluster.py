@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import photos
 import vitkit as package
+import warm
 from dying import Dying
 from tiny import build
 from vitkit.classifier import Classifier
@@ -25,7 +26,8 @@ EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model, and with 21 photographs of two classes."""
+    """A folder with a model, and with 21 photographs of two classes; processes, which import torch, begin warm."""
+    monkeypatch.setattr("vitkit.system.processes.python", warm.starting())
     monkeypatch.chdir(tmp_path)
     classifier = Classifier(build(image_size=(16, 16), num_classes=2), ("blue", "red"), Preprocess(size=(16, 16)))
     classifier.save("model")
