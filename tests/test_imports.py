@@ -287,8 +287,9 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 def test_the_start_of_a_training_leaves_torchmetrics_alone() -> None:
     """Fabric would import it to look at its version, and with it transformers and torchvision."""
     pytest.importorskip("torchmetrics")
-    loaded = loaded_after("from vitkit.training import fabric_of; fabric_of('float32', 'cpu')")
-    assert "lightning_fabric" in loaded
-    assert not loaded & {"torchmetrics", "transformers", "torchvision"}
-    later = "\nimport torchmetrics\nassert torchmetrics.Metric"
-    assert "torchmetrics" in loaded_after(f"from vitkit.training import fabric_of; fabric_of('float32', 'cpu'){later}")
+    loaded_after(
+        "import sys\nfrom vitkit.training import fabric_of\nfabric_of('float32', 'cpu')\n"
+        "assert 'lightning_fabric' in sys.modules\n"
+        "found = {'torchmetrics', 'transformers', 'torchvision'} & set(sys.modules)\nassert not found, found\n"
+        "import torchmetrics\nassert torchmetrics.Metric"
+    )

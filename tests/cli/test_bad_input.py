@@ -17,7 +17,8 @@ from vitkit.training import run as fit
 
 @pytest.fixture
 def here(data: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in: `photos`, `model` (a model folder alone) and a few that are wrong."""
+    """A folder to be in: `photos`, `model` (a model folder alone) and a few that are wrong; no network is asked."""
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
     shutil.copytree(data, tmp_path / "photos")
     (tmp_path / "model").mkdir()
     for name in ("model.json", "model.safetensors", "pictures.npz", "trust.safetensors"):

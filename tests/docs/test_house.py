@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ def files_of(title: str) -> list[str]:
 
 
 def test_the_picture_is_that_of_the_imports(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, SCRIPT, "--picture", tmp_path / "house.svg"], check=True)
+    subprocess.run([warm.python(), SCRIPT, "--picture", tmp_path / "house.svg"], check=True)
     assert (tmp_path / "house.svg").read_text() == (ROOT / "docs" / "house.svg").read_text(), f"run {SCRIPT} --picture"
 
 
