@@ -5,7 +5,8 @@ else, forks for each call: the child has the caller's arguments, folder, environ
 interpreter does. The executable stands for the child: it passes signals on, ends as the child ended, and takes it along
 when it is killed; who waits for that reads the child's stdout to its end. A caller that leads a process group stands
 for one of the child's: a signal goes to all of that, and so does its own death.
-With BLANK_PICTURES in its environment a program draws none (blank.py).
+With BLANK_PICTURES in its environment a program draws none (blank.py), and with WARM_PYTHON, the path of `python()`,
+the processes that it starts begin warm, too.
 
 Tests of imports and of a program's start start real interpreters.
 """
@@ -297,6 +298,7 @@ def _set_up(asked: Call) -> None:
         stream = open(number, mode, buffering, encoding=encoding, errors=own, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    sys.executable = asked.environment.get("WARM_PYTHON", sys.executable)
     warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)  # of runpy
     if "BLANK_PICTURES" in asked.environment:
         sys.modules["blank"].blank(setattr)
@@ -312,7 +314,7 @@ def _run(asked: Call) -> None:
     is_safe = "-P" in asked.arguments[:1]
     sys.argv = [argument for argument in asked.arguments[:1] if argument not in ("-u", "-P")] + asked.arguments[1:]
     if asked.program == "vitkit":
-        sys.argv.insert(0, str(Path(sys.executable).with_name("vitkit")))
+        sys.argv.insert(0, str(Path(sys.prefix) / "bin" / "vitkit"))
         runpy.run_path(sys.argv[0], run_name="__main__")
     elif sys.argv[0] == "-c":
         code = sys.argv.pop(1)

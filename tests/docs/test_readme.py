@@ -156,6 +156,7 @@ def test_the_marked_commands_of_a_page_run(
 ) -> None:
     if path.name != "README.md":  # whose pictures are drawn
         monkeypatch.setenv("BLANK_PICTURES", "1")
+    monkeypatch.setenv("WARM_PYTHON", warm.python())
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     if path == LESSON:
         prepare_lesson(tmp_path)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 import runs
 import tiny
 import vitkit
+import warm
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, split_from_file
 from vitkit.errors import Interrupted, VitkitError
@@ -252,13 +252,13 @@ def test_a_killed_command_is_started_again(finished: Path, data: Path, tmp_path:
     for name in ("report.html", "metrics.csv", "model.json", "model.safetensors", "trust.safetensors"):
         (folder / name).unlink()
     shutil.rmtree(folder / "checkpoints")
-    command = [sys.executable, "-m", "vitkit", "train", "--resume", str(folder)]
-    process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [warm.vitkit(), "train", "--resume", str(folder)]
+    process = subprocess.Popen(command, env=runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     deadline = time.monotonic() + 300
     while not (folder / "metrics.csv").is_file() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
     process.kill()
-    process.wait()
+    process.communicate()  # to the end of its output, and thus of the process
     assert not (folder / "report.html").is_file() and (folder / "metrics.csv").is_file(), "it was in training"
     train(recipe_for(data), folder, resume_if_there=True, say=lambda line: None)
     runs.assert_same_weights(folder, finished)
