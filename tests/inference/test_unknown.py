@@ -29,6 +29,7 @@ from vitkit.inference import (
     p_values,
     to_arrays,
 )
+from vitkit.inference.unknown import _inverse_root, _shrunk_covariance
 
 Array = npt.NDArray[np.float64]
 
@@ -133,6 +134,16 @@ def test_mahalanobis_has_the_shrunk_covariance_of_scikit_learn() -> None:
     offsets = images.features[:, None] - means
     expected = np.einsum("nkd,de,nke->nk", offsets, np.linalg.inv(covariance), offsets).min(axis=1)
     assert np.allclose(fit_score("mahalanobis", train).of(images), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("images", [3, 40])
+def test_either_root_of_the_inverse_covariance_gives_the_same_distances(images: int) -> None:
+    rows = np.random.default_rng(images).standard_normal((images, 20)) * np.arange(1, 21)
+    covariance, least = _shrunk_covariance(rows)
+    assert 0 < least <= np.linalg.eigvalsh(covariance)[0] * (1 + 1e-9)
+    for bound in (least, 0.0):  # by Cholesky's decomposition, by eigenvectors
+        root = _inverse_root(covariance, bound)
+        np.testing.assert_allclose(root @ root.T @ covariance, np.eye(20), atol=1e-10)
 
 
 def test_more_features_than_images_give_finite_scores() -> None:

@@ -138,7 +138,7 @@ def fit_score(method: Part, train: Seen, seed: int = 0) -> Strangeness:
     present = np.unique(train.labels)
     means = np.stack([train.features[train.labels == k].mean(axis=0, dtype=np.float64) for k in present])
     residuals = train.features - means[np.searchsorted(present, train.labels)]
-    whitening = _inverse_root(_shrunk_covariance(residuals))
+    whitening = _inverse_root(*_shrunk_covariance(residuals))
     return Strangeness(method, (means @ whitening).astype(np.float32), whitening.astype(np.float32))
 
 
@@ -147,8 +147,11 @@ def _unit(features: Floats) -> npt.NDArray[np.float64]:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 
-def _shrunk_covariance(residuals: Floats) -> npt.NDArray[np.float64]:
-    """Return the covariance (D, D) of centred rows (n, D), shrunk by the amount of Ledoit & Wolf (2004, lemma 3.2)."""
+def _shrunk_covariance(residuals: Floats) -> tuple[npt.NDArray[np.float64], float]:
+    """Return the covariance (D, D) of centred rows (n, D), shrunk by the amount of Ledoit & Wolf (2004, lemma 3.2).
+
+    The second value is a lower bound of its eigenvalues.
+    """
     x = residuals.astype(np.float64)
     n, width = x.shape
     sample = x.T @ x / n
@@ -157,13 +160,20 @@ def _shrunk_covariance(residuals: Floats) -> npt.NDArray[np.float64]:
     error = (((x**2).sum(axis=1) ** 2).sum() / n - (sample**2).sum()) / n
     amount = 1.0 if spread == 0 else min(max(error / spread, 0.0), 1.0)
     shrunk: npt.NDArray[np.float64] = (1 - amount) * sample + amount * level * np.eye(width)
-    return shrunk
+    return shrunk, float(amount * level)
 
 
-def _inverse_root(covariance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _inverse_root(covariance: npt.NDArray[np.float64], least: float) -> npt.NDArray[np.float64]:
+    """Return a matrix W (D, D) with W @ W.T = inverse of the covariance, whose eigenvalues are at least `least`."""
+    root: npt.NDArray[np.float64]
+    if least > max(float(np.trace(covariance)) * 1e-9, 1e-12):  # the trace is at least the largest eigenvalue
+        from scipy.linalg.lapack import dtrtri
+
+        root = dtrtri(np.linalg.cholesky(covariance), lower=1)[0].T  # five times as fast as the eigenvectors
+        return root
     values, vectors = np.linalg.eigh(covariance)
     floor = max(float(values[-1]) * 1e-9, 1e-12)
-    root: npt.NDArray[np.float64] = vectors / np.sqrt(np.maximum(values, floor))
+    root = vectors / np.sqrt(np.maximum(values, floor))
     return root
 
 
