@@ -16,7 +16,7 @@ import vitkit
 from tiny import FEW, VARIETY, build, images, largest_difference, some
 from vitkit.errors import Interrupted
 from vitkit.inference import open_runner
-from vitkit.model.vit import PatchConvolution
+from vitkit.model.layers import PatchConvolution
 from vitkit.training import TrainingState, read_metrics
 
 if not torch.cuda.is_available():

@@ -78,9 +78,9 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a text three times": (
         {"post_processor": template("A", "A", "A")},
-        "post_processor does not contain the text exactly once",
+        "post_processor must insert the text exactly once",
     ),
-    "no text": ({"post_processor": template("S")}, "post_processor does not contain the text exactly once"),
+    "no text": ({"post_processor": template("S")}, "post_processor must insert the text exactly once"),
     "a token of many": ({"post_processor": template("A", "S", ids=5000)}, "5,000 tokens to each text"),
     "many of them": (
         {"post_processor": {"type": "Sequence", "processors": [template("S", "A", ids=400)] * 3}},

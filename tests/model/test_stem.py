@@ -114,7 +114,7 @@ def test_the_papers_hybrids_have_the_papers_grid(name: str, grid: tuple[int, int
         ),
         ({"stem": (), "stem_kind": "other", "patch_size": 1}, "stem_kind"),
         ({"conv_layers": (12,)}, "conv_layers"),
-        ({"conv_layers": (11,)}, "the last layer must attend"),
+        ({"conv_layers": (11,)}, "must not contain the last layer"),
         ({"conv_layers": (0,), "position": "relative", "position_at": "shared"}, "conv_layers"),
         ({"registers": -1}, "registers"),
         ({"class_token": False}, "class_token"),

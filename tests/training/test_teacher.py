@@ -277,7 +277,7 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path:
     assert json.loads((teacher / "model.json").read_text()) != description
     model = tiny.build(seed=5, image_size=(16, 16), num_classes=3)
     Classifier(model, CLASSES, Preprocess(size=(16, 16))).save(teacher)
-    with pytest.raises(VitkitError, match="has changed since the start of the run"):
+    with pytest.raises(VitkitError, match="have changed since the start of the run"):
         run.resume(again, say=silent)
 
 

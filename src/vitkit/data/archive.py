@@ -147,7 +147,9 @@ class Archive:
         if member.method not in (None, _STORED, _DEFLATED):
             raise UnreadableImageError(f"compressed by method {member.method}: make the archive again with deflate")
         if member.size > _LARGEST or (member.size > _LARGE and member.size > _MOST_RATIO * member.packed):
-            raise UnreadableImageError(f"{member.packed:,} bytes that would unpack to {member.size:,}")
+            raise UnreadableImageError(
+                f"unpacks from {member.packed:,} to {member.size:,} bytes, too large for an image"
+            )
         with self.path.open("rb") as file:
             file.seek(member.offset)
             if member.method is not None:

@@ -428,7 +428,11 @@ def _bytes_of(plan: _ShardPlan, row: int) -> bytes:
     try:
         data = read_place(plan.table.file(row))
     except (OSError, UnreadableImageError) as error:
-        raise VitkitError(f"{plan.table.file(row)} can no longer be read ({error}): repeat the command") from error
+        file = plan.table.file(row)
+        raise VitkitError(
+            f"{file} could be read when the command started, but not now ({error}): restore or remove it, and repeat "
+            "the command"
+        ) from error
     if hashlib.sha256(data).digest() != plan.digests[row]:
         raise VitkitError(f"{plan.table.file(row)} has changed since it was examined: repeat the command")
     return data

@@ -160,7 +160,9 @@ def find_source(data: str | Path) -> SourceKind | None:
         VitkitError: there is no such path or name, or no kind has the suffix of the file.
     """
     if not str(data):
-        raise VitkitError('DATA is empty (""): pass a folder, a CSV file or the name of a data set; . is this folder')
+        raise VitkitError(
+            'DATA is empty (""): pass a folder ("." is the current one), a CSV file or the name of a data set'
+        )
     root = Path(data)
     if (kind := kind_of(root)) is not None:
         return kind

@@ -199,7 +199,9 @@ def split(
         VitkitError: the fractions are not three numbers that sum to 1, or the first is 0.
     """
     if len(fractions) != 3 or min(fractions) < 0 or fractions[0] <= 0 or not abs(sum(fractions) - 1) <= 1e-6:
-        raise VitkitError(f"split must be three fractions that sum to 1, train above 0, not {tuple(fractions)}")
+        raise VitkitError(
+            f"split must be three fractions (train, val, test) that sum to 1, the first above 0, not {tuple(fractions)}"
+        )
     shares = np.array(fractions[1:], dtype=float)
     splits = list(table.splits)
     present = {name for name in splits if name is not None}

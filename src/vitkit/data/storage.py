@@ -355,7 +355,9 @@ def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) ->
 
 def _find(source: str, overlooked: Overlooked) -> list[str]:
     if not source:
-        raise VitkitError('one of the sources is empty (""): pass a file, a folder or a pattern; . is this folder')
+        raise VitkitError(
+            'one of the sources is empty (""): pass a file, a folder ("." is the current one) or a pattern'
+        )
     closed = len(overlooked.closed)
     if Path(source).exists() or below_storage(source) is not None:
         paths = _as_named(source, overlooked)

@@ -109,7 +109,9 @@ def _predict(
             progress(i + 1, len(rows))
     unanswered = [path for path, reason in unreadable.items() if reason == NOT_FINITE]
     if unanswered:  # figures of the remaining images alone would flatter the model
-        raise UnansweredError(f"{len(unanswered)} of {len(rows)} images (first: {unanswered[0]}): {NOT_FINITE}")
+        raise UnansweredError(
+            f"{NOT_FINITE}. It concerns {len(unanswered)} of {len(rows)} images, first {unanswered[0]}"
+        )
     outcomes = outcomes[: len(answered)]
     return outcomes[:, :K], outcomes[:, K] if has_unknown else None, answered, unreadable
 

@@ -166,8 +166,9 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
         first = first or entry
         if entry.judged_by != first.judged_by:
             raise VitkitError(
-                f"{label} would be tested on other images than {first.label}: its weights have seen some of the data, "
-                "and keep their split; use --split-from with that run for all models, or other weights"
+                f"{label} starts from a run that was trained on some of this data, so it needs the split of that run "
+                f"and would be tested on other images than {first.label}: pass the run as --split-from, or choose "
+                "other weights"
             )
         entries.append(entry)
     assert first is not None

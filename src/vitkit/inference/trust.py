@@ -339,6 +339,7 @@ def _sequence(images: int, accuracy: float, risk: float) -> tuple[int, ...]:
 # --- The record of a classifier, and the rules for its predictions --------------------------------------------
 
 _VERSION = 1
+_STORED = "the predictions of held-out images (trust.safetensors)"
 _HEADER = "trust"  # the key of the file's metadata
 _INTS, _FLOATS = ("label", "predicted", "rank"), ("rest", "above", "doubt")
 UNKNOWN = "?"  # the label of an image that is called unknown
@@ -393,9 +394,7 @@ class Trust:
         try:
             about = _header_of(data)
             if about["format_version"] > _VERSION:
-                raise VitkitError(
-                    "a later version of vitkit has written the predictions of held-out images: upgrade it"
-                )
+                raise VitkitError(f"{_STORED} were written by a newer version of vitkit: upgrade vitkit")
             tensors = load(data)
             held_out = _held_out(tensors, tuple(about["chosen"]), about.get("folds", 0), classes)
             if "unknown" not in about:
@@ -403,7 +402,7 @@ class Trust:
             arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
             return cls(held_out, from_arrays(arrays, about["unknown"]))
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise VitkitError(f"the predictions of held-out images are damaged: {error}") from error
+            raise VitkitError(f"{_STORED} are damaged ({error}): restore the file, or train again") from error
 
 
 @lru_cache(maxsize=8)

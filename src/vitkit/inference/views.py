@@ -74,7 +74,7 @@ class Views:
         """
         if self.flip and isinstance(recipe, dict) and recipe.get("hflip") is False:
             raise VitkitError(
-                "--tta flip: this model was trained with --no-hflip: left and right differ, so leave it out"
+                "leave out --tta flip: this model was trained with --no-hflip, so mirroring may change the class"
             )
         if self.crops and not preprocess.fit.endswith("crop"):
             raise VitkitError(

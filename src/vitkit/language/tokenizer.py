@@ -485,7 +485,7 @@ def _adding(step: Any) -> int:
     if step["type"] != "TemplateProcessing":
         return _known(_PROCESSORS, step["type"], "post_processor")
     if sum("Sequence" in piece for piece in step["single"]) != 1:
-        raise VitkitError("its post_processor does not contain the text exactly once: it is not used")
+        raise VitkitError("its post_processor must insert the text exactly once")
     tokens = step["special_tokens"]
     if isinstance(tokens, list):  # in older files
         tokens = {token["id"]: token for token in tokens}

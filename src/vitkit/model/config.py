@@ -81,12 +81,15 @@ def _check_extent(config: ViTConfig) -> None:
 
 def _check_patches(config: ViTConfig) -> None:
     if config.stem is not None and (len(config.stem) > 4 or not all(units > 0 for units in config.stem)):
-        raise VitkitError(f"stem must be the units of at most 4 stages, each at least 1, not {config.stem}")
+        raise VitkitError(
+            f"stem must list the residual units of 1 to 4 stages, each number at least 1, not {config.stem}"
+        )
     if not all(0 <= layer < config.layers for layer in config.conv_layers):
         raise VitkitError(f"conv_layers must be layers from 0 to {config.layers - 1}, not {config.conv_layers}")
     if config.pool == "token" and config.layers - 1 in config.conv_layers:
         raise VitkitError(
-            f"conv_layers {config.conv_layers}: the last layer must attend, for its class token to read the patches"
+            f"conv_layers {config.conv_layers} must not contain the last layer: without attention there, the class "
+            "token receives nothing from the patches"
         )
     if config.conv_layers and config.position in RELATIVE:
         raise VitkitError(

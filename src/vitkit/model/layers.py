@@ -178,6 +178,22 @@ class UnitLength(nn.Module):
         return F.normalize(x, dim=-1)
 
 
+class PatchConvolution(nn.Conv2d):
+    """E of eq. 1: (B, C, height, width) -> (B, D, h, w), a convolution whose stride is the size of its kernel.
+
+    On a GPU it is computed as the paper writes it, by one matrix product over the flattened patches, since the kernels
+    that cuDNN chooses for such a convolution take several times as long.
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        B, C, height, width = images.shape
+        P, Q = self.kernel_size
+        if not images.is_cuda or height % P or width % Q:
+            return super().forward(images)
+        x = images.reshape(B, C, height // P, P, width // Q, Q).permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, C*P*Q)
+        return F.linear(x, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
 class TokenConvolution(nn.Module):
     """Apply a depthwise 3x3 convolution to the patch grid of a sequence: (B, N, C) -> (B, N, C).
 

@@ -28,6 +28,7 @@ from vitkit.model.layers import (
     Dropout,
     DropPath,
     Head,
+    PatchConvolution,
     SwiGLU,
     TokenConvolution,
     UnitLength,
@@ -43,22 +44,6 @@ from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.registry import build_registered_block
 from vitkit.model.timm_habits import AttentionHabits, TimmHabits
 from vitkit.model.windows import attend_fused, windows_of
-
-
-class PatchConvolution(nn.Conv2d):
-    """E of eq. 1: (B, C, height, width) -> (B, D, h, w), a convolution whose stride is the size of its kernel.
-
-    On a GPU it is computed as the paper writes it, by one matrix product over the flattened patches, since the kernels
-    that cuDNN chooses for such a convolution take several times as long.
-    """
-
-    def forward(self, images: Tensor) -> Tensor:
-        B, C, height, width = images.shape
-        P, Q = self.kernel_size
-        if not images.is_cuda or height % P or width % Q:
-            return super().forward(images)
-        x = images.reshape(B, C, height // P, P, width // Q, Q).permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, C*P*Q)
-        return F.linear(x, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
 
 
 class PatchEmbed(nn.Module):
@@ -82,8 +67,7 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.proj(self.backbone(images))  # (B, D, h, w)
-        x = x.flatten(2).transpose(1, 2)  # (B, h*w, D)
-        return self.norm(x)
+        return self.norm(x.flatten(2).transpose(1, 2))  # (B, h*w, D)
 
 
 class Attention(AttentionHabits, nn.Module):

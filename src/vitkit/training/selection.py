@@ -216,8 +216,8 @@ class SelectionImages:
         images = cls(table.take(order), tuple(groups[i] for i in order), seed)
         if len(order) < FEWEST or images.parts(len(order)) < 2:
             raise VitkitError(
-                f"{len(order)} training images are too few to choose weights by: at least {FEWEST} are needed, and two "
-                "of some class; name only one of the weights"
+                f"{len(order)} training images are too few to choose between several weights: this needs at least "
+                f"{FEWEST}, two of them of the same class; pass one value to --weights"
             )
         return images
 

@@ -97,7 +97,9 @@ def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tupl
     teacher = load_teacher(name, classes, size)
     before = read_description(folder)["provenance"].get("teacher") if is_model_folder(folder) else None
     if before is not None and before["sha256"] != teacher.sha256:
-        raise VitkitError(f"teacher {name} has changed since the start of the run: its weights are different")
+        raise VitkitError(
+            f"the weights of teacher {name} have changed since the start of the run: restore them, or start a new run"
+        )
     return teacher
 
 

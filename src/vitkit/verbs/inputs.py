@@ -467,8 +467,8 @@ def open_for_labels(
 
 def _note_names(classifier: Classifier, note: Say) -> None:
     templates = ", ".join(repr(template) for template in classifier.provenance["templates"])
-    how = "softmax: exactly one of the classes" if classifier.task == "single" else "sigmoid: each class by itself"
-    note(f"{len(classifier.classes)} classes by name, as {templates}; {how}")
+    how = "with exactly one (softmax)" if classifier.task == "single" else "with any number of them (sigmoid)"
+    note(f"each image is labelled {how} of {len(classifier.classes)} classes, given by name in the text {templates}")
 
 
 def open_images_and_words(

@@ -179,7 +179,7 @@ class Likeness:
 
         features = self.features(table)
         if features is None:
-            raise VitkitError("the features of the photographs are not computed yet")
+            raise VitkitError("the features of the photographs have not been computed yet: wait until they are")
         numbers, vectors = features
         if number not in numbers:
             raise VitkitError("this photograph cannot be read")
@@ -304,7 +304,7 @@ def next_labels(
         VitkitError: the features are not computed yet, or all photographs have a class.
     """
     if seen is None:
-        raise VitkitError("the features of the photographs are not computed yet")
+        raise VitkitError("the features of the photographs have not been computed yet: wait until they are")
     from vitkit.evaluation.label_choice import choose_next
 
     numbers, features = seen

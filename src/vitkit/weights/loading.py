@@ -484,7 +484,9 @@ def look(source: str | Path, *, use: Use = "answers", network: str | None = None
 def _pixels_of_timm(entry: Entry) -> dict[str, Any]:
     """Return timm's preprocessing for the weights that timm publishes under the same name."""
     if entry.timm is None:
-        raise VitkitError(f"timm has no weights named {entry.name}, and so no preprocessing for them")
+        raise VitkitError(
+            f"timm has no weights named {entry.name}, so their preprocessing is unknown: pass it as --preprocess"
+        )
     return {name: value for name, value in asdict(entry.timm).items() if name != "size"}
 
 

@@ -325,9 +325,11 @@ def _check_balance(balance: Mapping[str, Any] | None, classes: Sequence[str]) ->
     for name, values in lists.items():
         fits = isinstance(values, list) and len(values) == len(classes) and all(map(is_number, values))
         if not fits or (name == "counts" and not all(type(value) is int and value >= 0 for value in values or [])):
-            raise VitkitError(f"provenance's balance has {name} {values!r:.80}: expected a number for each class")
+            raise VitkitError(
+                f"{name!r} in the model's provenance.balance must have a number for each class, not {values!r:.80}"
+            )
     if balance.get("prior") not in ("data", "uniform") or not is_number(balance.get("strength")):
-        raise VitkitError(f"provenance's balance is damaged: {dict(balance)!r:.80}")
+        raise VitkitError(f"the model's provenance.balance is damaged: {dict(balance)!r:.80}")
 
 
 def read_foreign(

@@ -155,7 +155,8 @@ def processor(preprocess: Preprocess) -> dict[str, Any]:
     if preprocess.fit == "crop":
         if height != width:
             raise VitkitError(
-                f"the Hugging Face layout cannot express a crop of {height}x{width}: the model is not written"
+                f"the Hugging Face layout supports only square crops, not {height}x{width}, so nothing was written: "
+                "use another layout, such as --to timm"
             )
         size = {"shortest_edge": full_height}
     kinds = {"crop": "BitImageProcessor", "squash": "ViTImageProcessor", "squash_crop": "DeiTImageProcessor"}
