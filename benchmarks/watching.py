@@ -13,15 +13,18 @@ of today. Columns, as fractions of these divisions:
 
 `stored` says whether the test photographs differ from the validation photographs that the run recorded.
 
-Rows `seed ...` are of runs without flags on 250 photographs of DATA. All of them are compared with, each as it was
-predicted by a head that was trained without it; half of the other photographs, in random divisions, are of today. If
-the head that is kept predicted differently from those of the folds, `same` would show it.
+Rows `N photographs, seed ...` are of runs without flags on some photographs of DATA; 400 of the others, drawn at
+random, are of today. All of 250 photographs are compared with, each as it was predicted by a head that was trained
+without it. If the head that is kept predicted differently from those of the folds, `same` would show it. Of 1,250
+photographs, the validation and test images are compared with; `doubled, validation` is the same without the test
+images. `doubled_images` is the mean number of photographs of today if one class is twice as frequent.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from vitkit.evaluation import DriftTest, Looks, compare_looks
 from vitkit.inference import HeldOut, Seen, Trust, Unknown
 
 SPLITS, PAST, LEVEL = 200, 240, 0.05
-SEEDS, GIVEN = 5, 250  # runs without flags, and their photographs
+SEEDS, GIVEN, TODAY = 5, (250, 1_250), 400  # runs without flags, their photographs, and those of today
 
 
 def probabilities(seen: Seen, temperature: float) -> npt.NDArray[np.float32]:
@@ -61,7 +64,7 @@ def measure(name: str, seen: dict[str, Seen], trust: Trust, temperature: float, 
     looks, others = (Looks.of(trust, probabilities(each, temperature), each) for each in (known, strange))
     classes = tuple(map(str, range(known.logits.shape[1])))
     past, alarms = min(PAST, len(looks) // 2), dict.fromkeys(("same", "doubled", "unseen"), 0)
-    alone = dict[str, int]()
+    alone, images = dict[str, int](), list[int]()
     for number in range(splits):
         rng = np.random.default_rng(number)
         order = rng.permutation(len(looks))
@@ -72,17 +75,19 @@ def measure(name: str, seen: dict[str, Seen], trust: Trust, temperature: float, 
             alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
         often = known.labels[now] == number % len(classes)
         doubled = now[often | (np.arange(len(now)) % 2 == 0)]
+        images.append(len(doubled))
         alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), classes))
         tenth = rng.permutation(len(others))[: len(now) // 9]
         mixed = Looks.joined([looks.at(now), others.at(tenth)])
         alarms["unseen"] += is_alarm(compare_looks(before, mixed, classes))
     test = looks.at(np.arange(len(looks)) >= len(seen["final|val"]))
-    stored = compare_looks(Looks.of_validation(trust), test, classes)
+    stored = compare_looks(Looks.recorded(replace(trust, tests=None)), test, classes)
     return {
         "left_out": name,
         "splits": splits,
         "past": past,
         "today": len(looks) - past,
+        "doubled_images": round(float(np.mean(images)), 1),
         **{kind: round(count / splits, 4) for kind, count in alarms.items()},
         **{f"by {test}": round(count / splits, 4) for test, count in alone.items()},
         "stored": "differs" if is_alarm(stored) else "same",
@@ -97,37 +102,42 @@ def rows_of(work: Path) -> Iterator[dict[str, Any]]:
         yield measure(folder.name, read_seen(folder / "seen.npz"), classifier.held_out, classifier.temperature, SPLITS)
 
 
-def without_flags(data: Path, weights: Path, work: Path, seed: int) -> dict[str, Any]:
+def without_flags(data: Path, weights: Path, work: Path, given: int, seed: int) -> dict[str, Any]:
     """The row of a run without flags."""
     files = [path for name in classes_of(data) for path in sorted((data / name).iterdir()) if path.suffix == ".jpg"]
     order = np.random.default_rng(seed).permutation(len(files)).tolist()
-    run, links = work / f"seed {seed}" / "run", work / f"seed {seed}" / "data"
+    name = f"{given} photographs, seed {seed}"
+    run, links = work / name / "run", work / name / "data"
     if not (run / "evaluation.json").is_file():
-        for i in order[:GIVEN]:
+        for i in order[:given]:
             (links / files[i].parent.name).mkdir(parents=True, exist_ok=True)
             (links / files[i].parent.name / files[i].name).symlink_to(files[i].resolve())
         vitkit.train(links, weights=str(weights), seed=seed, out=run, force=True, say=print)
     model = vitkit.load(run).use(images=10**4, features=True)
-    others = [files[i] for i in order[GIVEN:]]
+    others = [files[i] for i in order[given:]]
     labels = [model.classes.index(path.parent.name) for path in others]
     trust, seen = model.held_out, see(model, others, labels)
     assert trust is not None
-    before, looks = Looks.of_validation(trust), Looks.of(trust, probabilities(seen, model.temperature), seen)
-    alarms, alone, today = dict.fromkeys(("same", "doubled"), 0), dict[str, int](), len(looks) // 2
+    before, looks = Looks.recorded(trust), Looks.of(trust, probabilities(seen, model.temperature), seen)
+    validation = Looks.recorded(replace(trust, tests=None))
+    alarms, alone, images = dict.fromkeys(("same", "doubled", "doubled, validation"), 0), dict[str, int](), list[int]()
     for number in range(SPLITS):
-        now = np.random.default_rng(number).permutation(len(looks))[:today]
+        now = np.random.default_rng(number).permutation(len(looks))[:TODAY]
         tests = compare_looks(before, looks.at(now), model.classes)
         alarms["same"] += is_alarm(tests)
         for test in tests:
             alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
         often = seen.labels[now] == number % len(model.classes)
         doubled = now[often | (np.arange(len(now)) % 2 == 0)]
+        images.append(len(doubled))
         alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), model.classes))
+        alarms["doubled, validation"] += is_alarm(compare_looks(validation, looks.at(doubled), model.classes))
     return {
-        "left_out": f"seed {seed}",
+        "left_out": name,
         "splits": SPLITS,
         "past": len(before),
-        "today": today,
+        "today": TODAY,
+        "doubled_images": round(float(np.mean(images)), 1),
         **{kind: round(count / SPLITS, 4) for kind, count in alarms.items()},
         **{f"by {test}": round(count / SPLITS, 4) for test, count in alone.items()},
     }
@@ -154,7 +164,8 @@ def main() -> None:
         parser.error("DATA, WEIGHTS and --work are required")
     rows = [smoke()] if options.smoke else list(rows_of(options.work))
     if not options.smoke:
-        rows += [without_flags(options.data, options.weights, options.work, seed) for seed in range(SEEDS)]
+        ways = ((given, seed) for given in GIVEN for seed in range(SEEDS))
+        rows += [without_flags(options.data, options.weights, options.work, *way) for way in ways]
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = [{name: row.get(name, "") for name in names} for row in rows]
     for row in table:

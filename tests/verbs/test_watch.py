@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +71,30 @@ def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: 
     told = json.loads(outcome.out)
     assert outcome.code == 1 and told["differs"] and told["tests"][0]["name"] == "classes"
     assert told == json.loads(json.dumps(result.to_dict()))
+
+
+def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
+    data = runs.photos(tmp_path / "photos", images=40, noise=60, seed=3)
+    run = train(runs.quick(data, split=(0.4, 0.3, 0.3), epochs=3), tmp_path / "run", say=lambda _: None)
+    trust, evaluated = load(run).held_out, package.evaluate(run, **EXACT)
+    assert trust is not None and trust.tests is not None
+    with (run / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(trust.tests) == len(rows) == evaluated.to_dict()["images"]
+    names = [load(run).classes[k] for k in trust.tests.predicted]
+    assert Counter(names) == Counter(row["predicted"] for row in rows)
+    assert sorted(1 - trust.tests.doubt) == pytest.approx(sorted(float(row["confidence"]) for row in rows), abs=1e-4)
+    now = photographs(tmp_path / "now", dict.fromkeys(runs.COLOURS, 30), 1)
+    result = package.watch(run, now, **EXACT)
+    assert (result.validation_images, result.test_images) == (len(trust.held_out), len(rows))
+    assert f"the {len(trust.held_out)} validation and {len(rows)} test images" in result.verdict
+    both = np.concatenate([trust.held_out.predicted, trust.tests.predicted])
+    assert result.shares["red"][0] == pytest.approx((both == load(run).classes.index("red")).mean())
+    bare = load(run)
+    bare.trust = replace(trust, tests=None).to_bytes()
+    alone = package.watch(bare, now, **EXACT)
+    assert alone.test_images == 0 and "validation images of" in alone.verdict
+    assert [test.p for test in alone.tests][2:] == [test.p for test in result.tests][2:], "scores are of validation"
 
 
 def test_other_pictures_are_reported_and_listed_first(run: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Test whether new images differ from the validation images of a model (data drift).
+"""Test whether new images differ from the validation and test images of a model (data drift).
 
-A model folder records three kinds of values for the validation images (`inference.trust`): predicted classes,
-confidences, and scores for unfamiliar images. A two-sample test compares each kind with the values of the new images.
+A model folder records predicted classes and confidences for these images, and for the validation images also scores for
+unfamiliar images (`inference.trust`). A two-sample test compares each kind of value with the values of the new images.
 
 If both sets of images come from the same distribution, the p-value of one test is at most a with a probability of at
 most a. The p-values of several tests are adjusted by the method of Holm (1979). Then the probability that any adjusted
@@ -50,7 +50,8 @@ class Looks:
     Attributes:
         predicted: the most probable class of each image, (n,).
         doubt: 1 minus the probability of this class, (n,).
-        scores: scores for unfamiliar images by name, (n,) each; higher is less familiar. Empty if the model has none.
+        scores: scores for unfamiliar images by name; higher is less familiar. Each has a value for every image, (n,);
+            those that a model has recorded have values only for the validation images. Empty if the model has none.
     """
 
     predicted: Ints
@@ -58,11 +59,13 @@ class Looks:
     scores: dict[str, Floats]
 
     @classmethod
-    def of_validation(cls, trust: Trust) -> Looks:
-        """Return the values of the validation images, as recorded in a model folder."""
+    def recorded(cls, trust: Trust) -> Looks:
+        """Return the values of the validation and test images, as recorded in a model folder."""
         unknown = trust.unknown
         scores = {} if unknown is None else dict(zip(_names(trust), unknown.known, strict=True))
-        return cls(trust.held_out.predicted, trust.held_out.doubt, scores)
+        parts = [trust.held_out, *([] if trust.tests is None else [trust.tests])]
+        predicted, doubt = (np.concatenate([getattr(part, name) for part in parts]) for name in ("predicted", "doubt"))
+        return cls(predicted, doubt, scores)
 
     @classmethod
     def of(cls, trust: Trust, probabilities: npt.NDArray[np.float32], seen: Seen) -> Looks:

@@ -19,8 +19,8 @@ __all__, __getattr__ = public(
         "backends.registry": "BACKENDS Backend PLANS PRECISIONS Runner backend_names register",
         "backends.torch": "GAIN best build choose KernelReplay measure model_on_gpu processor",
         "trust": (
-            "ClassSets HeldOut PredictionRules RISK SureThreshold Trust answers_needed binomial_tail class_sets "
-            "images_needed quantile rules_for sure_threshold"
+            "ClassSets HeldOut PredictionRules RISK RecordedTests SureThreshold Trust answers_needed binomial_tail "
+            "class_sets images_needed quantile rules_for sure_threshold"
         ),
         "pipeline": "Among BATCH cores flow limit_cores",
         "prediction": (

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -351,16 +351,39 @@ MOST = 20_000  # held-out images that are stored; more hardly change a quantile
 
 
 @dataclass(frozen=True, eq=False)
+class RecordedTests:
+    """The predictions for m test images of a run, which no promise is based on. `vitkit watch` compares with them.
+
+    Attributes:
+        predicted: most probable class, (m,).
+        doubt: 1 minus the probability of this class, (m,).
+    """
+
+    predicted: Ints
+    doubt: Floats
+
+    @classmethod
+    def of(cls, probabilities: npt.NDArray[np.float32]) -> RecordedTests:
+        """Make the record from probabilities (m, K)."""
+        return cls(probabilities.argmax(axis=1).astype(np.int64), doubt_of(probabilities))
+
+    def __len__(self) -> int:
+        return len(self.predicted)
+
+
+@dataclass(frozen=True, eq=False)
 class Trust:
     """The record of a classifier's predictions for images that its weights were not trained on.
 
     Attributes:
-        held_out: the predictions.
+        held_out: the predictions that promises are based on.
         unknown: the out-of-distribution detector with its scores of held-out images; None if none was fitted.
+        tests: the predictions for the test images; None if there are none.
     """
 
     held_out: HeldOut
     unknown: Unknown | None = None
+    tests: RecordedTests | None = None
 
     def to_bytes(self) -> bytes:
         """Return the record as the content of a .safetensors file."""
@@ -374,6 +397,8 @@ class Trust:
         if self.unknown is not None:
             arrays, about["unknown"] = to_arrays(self.unknown)
             named |= {f"unknown.{name}": array for name, array in arrays.items()}
+        if self.tests is not None:
+            named |= {"tests.predicted": self.tests.predicted.astype(np.int32), "tests.doubt": self.tests.doubt}
         named = {name: np.ascontiguousarray(array) for name, array in named.items()}
         return save(named, {_HEADER: json.dumps(about)})  # one entry, as the order of several is random
 
@@ -397,10 +422,11 @@ class Trust:
                 raise VitkitError(f"{_STORED} were written by a newer version of vitkit: upgrade vitkit")
             tensors = load(data)
             held_out = _held_out(tensors, tuple(about["chosen"]), about.get("folds", 0), classes)
+            tests = _tests(tensors, classes)
             if "unknown" not in about:
-                return cls(held_out)
+                return cls(held_out, None, tests)
             arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
-            return cls(held_out, from_arrays(arrays, about["unknown"]))
+            return cls(held_out, from_arrays(arrays, about["unknown"]), tests)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
             raise VitkitError(f"{_STORED} are damaged ({error}): restore the file, or train again") from error
 
@@ -425,18 +451,31 @@ def _header_of(data: bytes) -> Mapping[str, Any]:
 def _held_out(tensors: Mapping[str, npt.NDArray[Any]], chosen: tuple[str, ...], folds: Any, classes: int) -> HeldOut:
     integers: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.int64) for name in _INTS}
     floats: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.float64) for name in _FLOATS}
-    shapes = {array.shape for array in (*integers.values(), *floats.values())}
-    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-        raise ValueError(f"arrays of held-out images have the shapes {sorted(shapes)}")
-    if any(((array < 0) | (array >= classes)).any() for array in integers.values()):
-        raise ValueError(f"classes are not from 0 to {classes - 1}")
-    if not all(((array > -1e-6) & (array < 1 + 1e-6)).all() for array in floats.values()):
-        raise ValueError("probabilities are not from 0 to 1")
+    _check_arrays([*integers.values()], [*floats.values()], classes)
     if not all(isinstance(text, str) for text in chosen):
         raise ValueError("what was chosen is not text")
     if type(folds) is not int or folds < 0:
         raise ValueError(f"the number of folds is {folds}")
     return HeldOut(**integers, **floats, chosen=chosen, folds=folds)
+
+
+def _tests(tensors: Mapping[str, npt.NDArray[Any]], classes: int) -> RecordedTests | None:
+    if "tests.predicted" not in tensors:
+        return None
+    predicted, doubt = tensors["tests.predicted"].astype(np.int64), tensors["tests.doubt"].astype(np.float64)
+    _check_arrays([predicted], [doubt], classes)
+    return RecordedTests(predicted, doubt)
+
+
+def _check_arrays(integers: Sequence[Ints], floats: Sequence[Floats], classes: int) -> None:
+    """Check that all arrays have an entry for each image, that classes exist, and that probabilities are some."""
+    shapes = {array.shape for array in (*integers, *floats)}
+    if len(shapes) != 1 or len(next(iter(shapes))) != 1:
+        raise ValueError(f"arrays of held-out images have the shapes {sorted(shapes)}")
+    if any(((array < 0) | (array >= classes)).any() for array in integers):
+        raise ValueError(f"classes are not from 0 to {classes - 1}")
+    if not all(((array > -1e-6) & (array < 1 + 1e-6)).all() for array in floats):
+        raise ValueError("probabilities are not from 0 to 1")
 
 
 @dataclass(frozen=True)

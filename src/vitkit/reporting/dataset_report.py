@@ -2,7 +2,7 @@
 
 `write_checkup` shows statistics of the data set and the pictures that prove its problems. `write_suspects` shows each
 suspected picture with its label and the class that the models predict. `write_watch` compares photographs with the
-validation images of a model.
+validation and test images of a model.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def write_watch(
         path: the HTML file.
         verdict: the result in a sentence.
         tests: the rows of `vitkit.verbs.watch.Watch`.
-        shares: for each class the fraction of validation images and of photographs that it is predicted for.
+        shares: for each class the fraction of earlier images and of photographs that it is predicted for.
         strangers: the photographs that differ most, with the lines of their captions.
         notes: remarks on the comparison.
         level: the probability of a false alarm.
@@ -178,8 +178,8 @@ def write_watch(
     """
     differs = any(row["differs"] for row in tests)
     meaning = (
-        f"If these photographs came about like the validation images, a value of at most {level:g} in the column "
-        f"<em>adjusted p</em> would occur in at most {100 * level:g}% of such comparisons."
+        f"If these photographs came about like the validation and test images, a value of at most {level:g} in the "
+        f"column <em>adjusted p</em> would occur in at most {100 * level:g}% of such comparisons."
     )
     body = [
         "<h1>Are these the photographs that the model was made for?</h1>",
@@ -205,7 +205,7 @@ def table_of_tests(tests: Sequence[Mapping[str, Any]]) -> str:
         title, p = escape(row["test"]), f"{row['adjusted']:.4f}"
         if row["differs"]:
             title, p = f"<strong>{title}</strong>", f"<strong>{p}</strong>"
-        compared = f"validation: {escape(row['validation'])}<br>now: {escape(row['now'])}"
+        compared = f"before: {escape(row['before'])}<br>now: {escape(row['now'])}"
         rows.append([f'{title}<br><span class="soft">{compared}</span>', p])
     return table(rows, ["", "adjusted p"])
 
@@ -219,14 +219,14 @@ def _shares(shares: Mapping[str, tuple[float, float]]) -> list[str]:
     ]
     more = len(shares) - len(rows)
     rest = [f"<p>and {more} more classes, whose shares differ less</p>"] if more else []
-    return [table(rows, ["class", "validation", "now"]), *rest]
+    return [table(rows, ["class", "before", "now"]), *rest]
 
 
 def _bars(name: str, before: float, now: float) -> str:
     """Return two bars whose lengths are the shares of a class."""
     return "<br>".join(
         f'<meter min="0" max="1" value="{share:.4f}" aria-label="{escape(name)}, {when}"></meter>'
-        for share, when in ((before, "validation"), (now, "now"))
+        for share, when in ((before, "before"), (now, "now"))
     )
 
 

@@ -155,12 +155,12 @@ class ServedModel:
         return self.classifier.unknown is not None
 
     @property
-    def validation_shares(self) -> dict[str, float]:
-        """The fraction of validation images that each class was predicted for; empty if there is no record of them."""
+    def expected_shares(self) -> dict[str, float]:
+        """The fraction of validation and test images that each class was predicted for; empty without a record."""
         from vitkit.evaluation.drift import Looks, shares_of
 
         trust = self.classifier.held_out
-        return {} if trust is None else shares_of(Looks.of_validation(trust), self.classifier.classes)
+        return {} if trust is None else shares_of(Looks.recorded(trust), self.classifier.classes)
 
     @property
     def is_whole(self) -> bool:

@@ -157,7 +157,7 @@ class Service:
             lambda: self.workers.working + self.explainers.working,
         )
         for model in shelf.models:
-            self.metrics.expect(model.name, model.validation_shares)
+            self.metrics.expect(model.name, model.expected_shares)
         self._rankings, self._features = _Budget(_MOST_RANKED, "classes"), _Budget(most_numbers, "numbers")
 
     def check_open(self, path: str) -> None:
@@ -377,7 +377,7 @@ class _Metrics:
         )
         self._expected = Gauge(
             "vitkit_expected_share",
-            "Part of the validation images that the class was predicted for.",
+            "Part of the validation and test images that the class was predicted for.",
             ("model", "label"),
             registry=registry,
         )

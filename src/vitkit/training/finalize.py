@@ -35,7 +35,7 @@ from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import BALANCE
 from vitkit.evaluation.headline import BY_FOLDS
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, best_thresholds, grouped
-from vitkit.inference.trust import MOST, HeldOut, Trust
+from vitkit.inference.trust import MOST, HeldOut, RecordedTests, Trust
 from vitkit.inference.unknown import Unknown
 from vitkit.model.build import Model
 from vitkit.model_folder import read_description
@@ -299,18 +299,42 @@ def _trust(
     if isinstance(seen, MultiEvaluation):
         return None
     seen = grouped(seen, facts.groups)
-    is_new = np.array([path not in facts.seen for path in seen.paths])
-    chosen = np.flatnonzero(is_new & np.isfinite(seen.probabilities).all(axis=1))
-    if seen.groups:
-        _, first = np.unique(np.array(seen.groups)[chosen], return_index=True)
-        chosen = chosen[np.sort(first)]
-    if len(chosen) > MOST:
-        chosen = np.sort(np.random.default_rng(0).permutation(chosen)[:MOST])
+    chosen = _independent(seen, facts.seen)
     if not len(chosen):
         return None
     unknown = None if fit_unknown is None else fit_unknown(classifier, [seen.paths[i] for i in chosen.tolist()])
     held_out = HeldOut.of(seen.probabilities[chosen], seen.labels[chosen], facts.chosen, facts.folds)
     return Trust(held_out, unknown).to_bytes()
+
+
+def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray[np.int64]:
+    """Return the indices of at most `MOST` images that the weights had not seen, one of each group."""
+    is_new = np.array([path not in seen for path in evaluation.paths])
+    chosen = np.flatnonzero(is_new & np.isfinite(evaluation.probabilities).all(axis=1))
+    if evaluation.groups:
+        _, first = np.unique(np.array(evaluation.groups)[chosen], return_index=True)
+        chosen = chosen[np.sort(first)]
+    if len(chosen) > MOST:
+        chosen = np.sort(np.random.default_rng(0).permutation(chosen)[:MOST])
+    return chosen
+
+
+def record_tests(folder: Path, classifier: Classifier, tests: Evaluation, seen: Mapping[str, Any] | None) -> None:
+    """Add the predictions for the test images to the classifier's record, and save the classifier.
+
+    Args:
+        folder: the model folder.
+        classifier: the classifier of that folder. It is changed in place.
+        tests: the evaluation of the test images.
+        seen: the test images that the weights had been trained on before the run, by path; None if this is unknown.
+    """
+    if classifier.held_out is None or classifier.classes != tests.classes:
+        return
+    chosen = _independent(tests, seen or {})
+    if len(chosen):
+        predictions = RecordedTests.of(tests.probabilities[chosen])
+        classifier.trust = replace(classifier.held_out, tests=predictions).to_bytes()
+        classifier.save(folder)
 
 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:

@@ -81,7 +81,14 @@ from vitkit.system.run_files import (
 )
 from vitkit.training.architecture import weights_of
 from vitkit.training.averages import mix_with_start
-from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_and_save, calibrate_by, correction_of
+from vitkit.training.finalize import (
+    OutOfFold,
+    ValidationFacts,
+    calibrate_and_save,
+    calibrate_by,
+    correction_of,
+    record_tests,
+)
 from vitkit.training.probe import Features, compute_features, frozen
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.request import load_fields
@@ -357,6 +364,8 @@ def report(
     for line in filter(None, (proposed, spoilt)):
         say(f"note: {line}")
     write_predictions(folder / PREDICTIONS, evaluation)
+    if evaluation.split == "test":
+        record_tests(folder, classifier, evaluation, seen_before)
     counted = unseen_part(evaluation, seen_before)
     evaluation = evaluation if counted is None else counted
     if seen is not None and numbers.get("ece") is not None:

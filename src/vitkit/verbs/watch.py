@@ -1,4 +1,4 @@
-"""`vitkit.watch`: check whether photographs are similar to the validation images of a model."""
+"""`vitkit.watch`: check whether photographs are similar to the validation and test images of a model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Stranger:
 
 @dataclass(frozen=True, repr=False)
 class Watch(Result):
-    """The comparison of photographs with the validation images of a model.
+    """The comparison of photographs with the validation and test images of a model.
 
         import vitkit
 
@@ -75,9 +75,11 @@ class Watch(Result):
         model: the name of the model.
         images: the number of photographs that could be read.
         validation_images: the number of validation images that they were compared with.
+        test_images: the number of test images whose predicted classes and confidences they were compared with, too; 0
+            if the model has no record of any.
         level: the probability of a false alarm.
         tests: the tests, with p-values that are adjusted for the number of tests.
-        shares: for each class, the fractions of validation images and of photographs for which the class is predicted.
+        shares: for each class, the fractions of the recorded images and of the photographs for which it is predicted.
         detectable: a rise of the share of one class that comparisons of so many images detect with a probability of
             80 %, as an example; None if there are too few images or `level` is too low.
         strangers: the photographs that differ most, the least familiar first.
@@ -90,6 +92,7 @@ class Watch(Result):
     model: str
     images: int
     validation_images: int
+    test_images: int
     level: float
     tests: tuple[DriftTest, ...]
     shares: dict[str, tuple[float, float]]
@@ -111,6 +114,8 @@ class Watch(Result):
         different = [test.title for test in self.tests if test.adjusted <= self.level]
         images = plural(self.images, "photograph", "photographs")
         compared = f"the {plural(self.validation_images, 'validation image', 'validation images')} of {self.model}"
+        if self.test_images:
+            compared = f"the {self.validation_images} validation and {self.test_images} test images of {self.model}"
         if different:
             does = "differs" if self.images == 1 else "differ"
             return f"{images} {does} from {compared}: {', '.join(different)}"
@@ -121,7 +126,7 @@ class Watch(Result):
         return [
             {
                 "test": test.title,
-                "validation": test.before,
+                "before": test.before,
                 "now": test.now,
                 "p": test.p,
                 "adjusted": test.adjusted,
@@ -136,9 +141,10 @@ class Watch(Result):
             "differs": self.differs,
             "images": self.images,
             "validation_images": self.validation_images,
+            "test_images": self.test_images,
             "level": self.level,
             "tests": [{"name": test.name, **row} for test, row in zip(self.tests, self.rows(), strict=True)],
-            "shares": {name: {"validation": before, "now": now} for name, (before, now) in self.shares.items()},
+            "shares": {name: {"before": before, "now": now} for name, (before, now) in self.shares.items()},
             "detectable": None if self.detectable is None else vars(self.detectable),
             "strangers": [vars(stranger) for stranger in self.strangers],
             "errors": self.errors,
@@ -148,7 +154,7 @@ class Watch(Result):
 
     def lines(self) -> list[str]:
         """Return the verdict, the tests as a table, and the photographs that differ most."""
-        heads = ("", "validation images", "these photographs", "p", "adjusted")
+        heads = ("", "images of the run", "these photographs", "p", "adjusted")
         rows = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in self.tests]
         strangers = [each.cells() for each in islice(self.strangers, _LISTED)]
         errors = islice(self.errors.items(), _LISTED)
@@ -200,11 +206,12 @@ def watch(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Watch:
-    """Check whether photographs are similar to the validation images of a model.
+    """Check whether photographs are similar to the validation and test images of a model.
 
-    Tests compare the predicted classes, confidences and distances with those of the validation images, which the run
-    recorded. If a difference is significant, the command exits with 1. The p-values are adjusted for the number of
-    tests. Therefore the probability of a false alarm is at most `level`.
+    Tests compare the predicted classes and confidences with those of the validation and test images, and the scores for
+    unfamiliar images with those of the validation images. The run recorded all of these. If a difference is
+    significant, the command exits with 1. The p-values are adjusted for the number of tests. Therefore the probability
+    of a false alarm is at most `level`.
 
         import vitkit
 
@@ -272,7 +279,7 @@ def _name_of(model: str | Path | Classifier) -> str:
 
 
 def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Notes) -> Trust:
-    """Return the record of the validation images.
+    """Return the record of the validation and test images.
 
     Raises:
         VitkitError: the model has no such record.
@@ -333,12 +340,13 @@ def _compare(
 ) -> Watch:
     from vitkit.evaluation.drift import Looks, compare_looks, detectable_rise, shares_of
 
-    before = Looks.of_validation(trust)
+    before = Looks.recorded(trust)
     first, second = (shares_of(each, classifier.classes) for each in (before, looks))
     return Watch(
         model=name,
         images=len(looks),
-        validation_images=len(before),
+        validation_images=len(trust.held_out),
+        test_images=0 if trust.tests is None else len(trust.tests),
         level=level,
         tests=compare_looks(before, looks, classifier.classes),
         shares={name: (first[name], second[name]) for name in classifier.classes},
