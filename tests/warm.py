@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -63,13 +64,15 @@ def starting() -> Callable[..., list[str]]:
 
 _servers: list[subprocess.Popen[bytes]] = []  # the last is asked
 _started: dict[str, str] = {}
+_starting = threading.Lock()  # a thread that comes while another starts the server waits for it
 
 
 def _executables() -> dict[str, str]:
     """The paths; with the first call the server starts, which ends with this process, or anew where it has ended."""
-    if not _started or _servers[-1].poll() is not None:
-        _started.update(_start())
-    return _started
+    with _starting:
+        if not _started or _servers[-1].poll() is not None:
+            _started.update(_start())
+        return _started
 
 
 def _start() -> dict[str, str]:
@@ -263,7 +266,6 @@ def _leave_nothing_to_undo() -> None:
 def become(asked: Call) -> NoReturn:
     """Run the program in this process, and end it as an interpreter ends."""
     import atexit
-    import threading
 
     code = 0
     try:
