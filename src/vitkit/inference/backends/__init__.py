@@ -30,9 +30,10 @@ def open_runner(
 
     Args:
         model: the model, which is not changed.
-        backend: one of `backend_names()`. `auto` is openvino on a CPU and compile on a GPU. If this backend is not
+        backend: one of `backend_names()`. `auto` is openvino on a CPU and eager on a GPU. If openvino is not
             installed, fails, or takes longer to prepare than it saves for this number of images, `auto` is eager. (On
-            CPUs compile is slower than eager.)
+            CPUs, compile is slower than eager. On GPUs, it is faster, but takes so long to prepare that half a million
+            images are needed to save time.)
         precision: one of `PRECISIONS`; `auto` is bfloat16 if the hardware supports its multiplication, else float32.
             float16 is for GPUs without bfloat16, such as a T4 or a V100.
         images: the number of images to predict; None for many.

@@ -107,13 +107,11 @@ for _row in (
         "eager",
         devices=("cpu", "cuda", "mps"),
     ),
-    Backend(
+    Backend(  # not for `auto`: on a GPU, half a million images are needed to save the time of compiling
         "compile",
         "PyTorch's compiler; takes a minute",
         f"{_HOME}.torch",
         "compiled",
-        auto_on="cuda",
-        auto_from=5_000,
         devices=("cpu", "cuda"),
     ),
     Backend(
