@@ -90,9 +90,12 @@ def test_auto_takes_eager_where_a_package_is_missing(stands: None, monkeypatch: 
     assert open_runner(build()).backend == "eager"
 
 
-def test_auto_compiles_for_many_images_on_a_gpu(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_neither_compiles_nor_leaves_the_gpu(stands: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = list[str]()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert open_runner(build(), "auto", "float32").backend == "compile"
+    monkeypatch.setattr(own, "model_on_gpu", lambda _model, _precision, device: devices.append(device))
+    assert open_runner(build(), "auto", "float32").backend == "eager"
+    assert devices == ["cuda"]
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnx"])
