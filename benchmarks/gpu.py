@@ -279,7 +279,7 @@ def loop(bench: Bench) -> None:
                 batch_size=bench.scale.batch,
                 cache="ram" if source == "ram" else "none",
                 device=bench.device.type,
-                compile="off" if on_cpu else "auto",
+                compile="off" if on_cpu else "on",
                 workers=0 if on_cpu else None,
                 color_jitter=0.0,
                 callbacks=[pace],

@@ -127,7 +127,7 @@ def test_a_run_asks_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert setup.choose_device(Recipe(device="cpu")) == "cpu"
     assert setup.choose_device(Recipe(device="cuda")) == "cuda"
     assert fabric_of("float32", setup.choose_device(Recipe(device="cpu"))).device.type == "cpu"
-    assert not setup.choose_compile(Recipe(device="cpu"))
+    assert not setup.choose_compile(Recipe(device="cpu"), 10**9)
     assert setup.choose_precision("auto", "cpu") == processor_precision()
 
 

@@ -241,15 +241,18 @@ def test_gradients_have_the_strides_of_their_weights() -> None:
 
 
 def test_steps_are_compiled_when_asked_for_or_on_a_gpu_that_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert setup.choose_compile(Recipe(compile="on"))
-    assert not setup.choose_compile(Recipe())
+    many = 100_000  # images, of which five epochs repay the compiler's half minute
+    assert setup.choose_compile(Recipe(compile="on"), 1)
+    assert not setup.choose_compile(Recipe(epochs=5), many)
     for gpu, compiler in ((True, True), (True, False), (False, True)):
         with monkeypatch.context() as patched:
             patched.setattr(setup.torch.cuda, "is_available", lambda gpu=gpu: gpu)
             patched.setattr(setup.importlib.util, "find_spec", lambda name, found=compiler: found or None)
-            assert setup.choose_compile(Recipe()) == (gpu and compiler)
-            assert not setup.choose_compile(Recipe(compile="off"))
-            assert not setup.choose_compile(Recipe(strategy="fsdp"))
+            assert setup.choose_compile(Recipe(epochs=5), many) == (gpu and compiler)
+            assert not setup.choose_compile(Recipe(epochs=4), many)
+            assert not setup.choose_compile(Recipe(epochs=5), many - 1)
+            assert not setup.choose_compile(Recipe(epochs=5, compile="off"), many)
+            assert not setup.choose_compile(Recipe(epochs=5, strategy="fsdp"), many)
 
 
 def test_a_compiled_run_comes_to_the_same(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -343,7 +343,7 @@ def run_training(
         callbacks=[*([] if run.until is None else [_EndAfter(run.until)]), writer, *run.callbacks, curves],
         interruption=Interruption(stop, team),
     )
-    if choose_compile(recipe):
+    if choose_compile(recipe, len(data.train)):
         loop.compile_steps()
     if recipe.head_from == "names" and data.has_val:
         loop.callbacks.insert(0, JudgeStart(loop.validate, writer))

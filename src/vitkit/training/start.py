@@ -320,10 +320,20 @@ def choose_precision(precision: str, device: str = "auto") -> str:
     return best_precision(device) if precision == "auto" else precision
 
 
-def choose_compile(recipe: Recipe) -> bool:
-    """Return whether to use torch.compile: by default on GPUs, if a compiler is installed."""
+_WORTH_COMPILING = 500_000  # training images; an H200 computes S/16 and B/16 60 to 70 us faster if compiled, after 25 s
+
+
+def choose_compile(recipe: Recipe, images: int) -> bool:
+    """Return whether to use torch.compile: by default on GPUs for long trainings, if a compiler is installed.
+
+    Args:
+        recipe: the recipe of the training.
+        images: the number of training images.
+    """
     if recipe.compile != "auto":
         return recipe.compile == "on"
+    if images * recipe.epochs < _WORTH_COMPILING:
+        return False
     has_compiler = devices.choose_device(recipe.device) == "cuda" and importlib.util.find_spec("triton") is not None
     return has_compiler and recipe.strategy != "fsdp"
 
