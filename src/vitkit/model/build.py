@@ -28,7 +28,7 @@ def config_of(name: str, num_classes: int | None = None, **overrides: Any) -> Co
     """Return the configuration of a name such as `vit_tiny_patch16_224` or `torchvision:resnet18`.
 
     Raises:
-        VitkitError: the name or an override is unknown, or no model can be built with it.
+        VitkitError: the name or an override is unknown, or no model can be built with these values.
     """
     network = split_network(name)
     if network is None:
@@ -42,7 +42,7 @@ def config_of(name: str, num_classes: int | None = None, **overrides: Any) -> Co
 
 
 def build(config: Config) -> Model:
-    """Create the model of a configuration, with weights drawn from torch's generator.
+    """Create the model of a configuration, with initial weights from torch's random number generator.
 
     Raises:
         VitkitError: the other library has no such network or is not installed, or the network does not accept the image
@@ -73,7 +73,10 @@ def stored_weights(model: Model) -> dict[str, Tensor]:
 
 
 def filled(config: Config, weights: Mapping[str, Tensor]) -> Model:
-    """Create a model of a configuration from weights under the names that `stored_weights` returns."""
+    """Create the model of a configuration with existing weights.
+
+    The weights have the names that `stored_weights` returns.
+    """
     if isinstance(config, ViTConfig):
         with torch.device("meta"):
             model = VisionTransformer(config)
@@ -87,7 +90,7 @@ def filled(config: Config, weights: Mapping[str, Tensor]) -> Model:
 
 
 def _in_row_order(weight: Tensor) -> Tensor:
-    """Return the tensor with the strides of a newly created tensor, even along axes of length one.
+    """Return the tensor with the strides that a new tensor of its shape has, even along axes of length one.
 
     Tensors from some files have other strides. Gradients have the strides of new tensors, and the fused optimiser on
     GPUs requires the same strides for weights and gradients.
@@ -151,11 +154,11 @@ class LoadReport:
         renamed: the matched tensors that the checkpoint stores under another name or in several parts, as a mapping
             from the model's name to the checkpoint's names.
         resized: the matched tensors that were interpolated to another size.
-        replaced: tensors of the model that are new, and the reasons.
-        dropped: tensors of the checkpoint that the model does not use, and the reasons.
+        replaced: tensors of the model that were initialised instead of loaded, as a mapping from name to reason.
+        dropped: tensors of the checkpoint that the model does not use, as a mapping from name to reason.
         missing: tensors of the model that the checkpoint lacks (only with allow_partial).
         left_over: tensors of the checkpoint that were not understood (only with allow_partial).
-        assumed: facts that the checkpoint does not state, and the values that were assumed.
+        assumed: facts that the checkpoint does not state, as a mapping from fact to assumed value.
         warnings: signs that the checkpoint is damaged or was not trained.
         notes: other facts that a careful user would want to know.
     """
@@ -176,14 +179,14 @@ class LoadReport:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every parameter came from the checkpoint and every tensor of the checkpoint was used."""
+        """Whether no tensor is in `missing`, `left_over` or `replaced`; `dropped` may contain tensors."""
         return not (self.missing or self.left_over or self.replaced)
 
     def caveats(self, *, has_new_head: bool = False) -> list[str]:
         """Return caveats for users of the weights, one line each: assumptions, warnings and an untrained head.
 
         Args:
-            has_new_head: whether the head was replaced, so that assumptions about its classes do not matter.
+            has_new_head: whether the head was replaced. Assumptions about its classes are then left out.
         """
         assumed = [f"{name} assumed: {value}" for name, value in self.assumed.items()]
         if has_new_head:

@@ -66,7 +66,7 @@ def _check_values(config: ViTConfig) -> None:
 
 
 def _check_extent(config: ViTConfig) -> None:
-    """Refuse sizes that no model has, before anything is allocated."""
+    """Refuse implausibly large sizes, before anything is allocated."""
     if config.layers > MAX_LAYERS:
         raise VitkitError(f"layers must be at most {MAX_LAYERS}, not {config.layers}")
     sizes = ("in_channels", "hidden_size", "heads", "mlp_size", "num_classes", "registers", "representation_size")
@@ -269,7 +269,7 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     """Translate options of other libraries to fields of `ViTConfig`. Unknown names stay unchanged.
 
     `drop_ratio` sets `dropout` and `position_dropout`, as in the scripts that use this name. timm's `drop_rate` is
-    dropout before the head, which no Vision Transformer here has, so only 0 is accepted.
+    dropout before the head. The Vision Transformers of vitkit have no such dropout, so only 0 is accepted.
 
     Raises:
         VitkitError: an option or a layer class has no counterpart here, or two options set the same field.
@@ -477,7 +477,7 @@ class ViTConfig:
 
     @property
     def positions_in_layers(self) -> bool:
-        """Whether positions act in every layer, which requires that each patch keeps its place in the sequence."""
+        """Whether every layer uses positions. Each patch must then keep its place in the sequence."""
         is_added_there = self.position != "none" and self.position_at != "input"
         return self.position in RELATIVE or self.rotary != "none" or is_added_there
 
@@ -503,7 +503,7 @@ class ViTConfig:
         return self.representation_size or pooled
 
     def number_of(self, layer: int) -> int:
-        """Convert a layer number, which may be negative to count from the end, to a number from 0.
+        """Convert a layer number, which may count from the end (-1 is the last layer), to a number from 0.
 
         Raises:
             VitkitError: there is no such layer.
@@ -542,7 +542,7 @@ def reads_token(pool: str) -> bool:
 def stride_of(stem: tuple[int, ...] | None) -> int:
     """Return the factor by which a stem reduces the sides of the image.
 
-    Root and pooling reduce them by 4 together, and each stage after the first by 2.
+    The root, including its pooling, reduces them by a factor of 4, and each stage after the first by a factor of 2.
     """
     return 1 if stem is None else 4 * 2 ** max(len(stem) - 1, 0)
 
@@ -558,10 +558,12 @@ _ALIASES = {
 def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     """Return a copy of a configuration with other values of some fields.
 
-    A new `hidden_size` also changes `mlp_size` in proportion, and a `representation_size` that equals the old hidden
-    size. Names of other libraries are accepted too: `mlp_ratio` (mlp_size / hidden_size), `distilled` (both
-    distillation fields), `has_logits` (whether there is a representation layer of hidden_size), and those that
-    `canonical` translates.
+    A new `hidden_size` also scales `mlp_size` in proportion. If `representation_size` equals the old hidden size, it is
+    set to the new one.
+
+    Names of other libraries are accepted too: `mlp_ratio` (mlp_size / hidden_size), `distilled` (both distillation
+    fields), `has_logits` (whether there is a representation layer of size `hidden_size`), and those that `canonical`
+    translates.
 
     Raises:
         VitkitError: an override is unknown, or no model can be built with its value.

@@ -1,13 +1,14 @@
 """Convolutions in a Vision Transformer: the ResNet stem of the paper's hybrids, and layers that mix by convolution.
 
-`ResNetStem` precedes the patch embedding (sec. 3.1), which then cuts patches from the stem's feature map. The stem
+`ResNetStem` precedes the patch embedding (sec. 3.1). Patches are then cut from the stem's feature map. The stem
 consists of post-activation bottlenecks with weight-standardised convolutions and GroupNorm (BiT, arXiv 1912.11370). The
 names of its parameters are timm's. Padding is SAME as in TensorFlow and Flax: an odd pixel is added at the bottom and
 the right.
 
 `ConvProjection` convolves tokens before their projection to q, k and v. `ConvMixer` replaces attention by convolution.
-A third layer, `mlp_kind="conv"`, is in `vit.MLP`. All of them keep the sequence of tokens. They do not contain the
-batch normalisation of the papers named below, so that a prediction does not depend on other images of the batch.
+A third layer, `mlp_kind="conv"`, is in `vit.MLP`. None of these layers changes the number or the order of tokens. The
+papers that they come from use batch normalisation. It is left out here, so that a prediction does not depend on other
+images of the batch.
 
 Shapes: B batch, C channels, height and width of a feature map; N tokens, n number of leading tokens that are computed,
 D hidden size.
@@ -148,7 +149,7 @@ def group_norm(channels: int, kind: StemKind) -> nn.GroupNorm:
 
 
 def pad_same(x: Tensor, size: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pad (B, C, height, width) so that a sliding window has side / stride positions on each side, rounded up."""
+    """Pad (B, C, height, width) so that a window of `size` has ceil(side / stride) positions along each side."""
     height, width = (max((-(-side // stride) - 1) * stride + size - side, 0) for side in x.shape[2:])
     if not (height or width):
         return x
@@ -177,7 +178,7 @@ class ConvProjection(nn.Module):
 
 
 class ConvMixer(nn.Module):
-    """A replacement of attention: a depthwise and a pointwise convolution mix patches with their neighbours.
+    """A layer in place of attention: a depthwise and a pointwise convolution mix patches with their neighbours.
 
     CoAtNet interleaves such layers with attention (arXiv 2106.04803); MetaFormer shows that other mixing layers can
     replace attention (arXiv 2111.11418). The class token does not read patches in these layers.

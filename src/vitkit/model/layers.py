@@ -52,8 +52,8 @@ Norm = nn.LayerNorm | RMSNorm | BatchNorm
 def affine_part(norm: Norm) -> tuple[Tensor, Tensor | None]:
     """Return the scale and the shift of a norm, (D,) each in float64; the shift of an RMSNorm is None.
 
-    They apply to the normalised features. For a batch norm, they apply to the input, because they include the
-    normalisation by the running statistics.
+    Scale and shift apply to the normalised features. For a batch norm, they include the normalisation by the running
+    statistics, and apply to the input of the norm.
     """
     factor = norm.weight.double()
     if isinstance(norm, RMSNorm):
@@ -157,7 +157,10 @@ class LayerScale(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Gated activation SiLU(gate) * value (arXiv 2002.05202): gates and values (B, n, 2 mlp) -> (B, n, mlp)."""
+    """Gated activation SiLU(gate) * value (arXiv 2002.05202): (B, n, 2 mlp) -> (B, n, mlp).
+
+    The first half of the input contains the gates, and the second half the values.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = x.chunk(2, dim=-1)  # (B, n, mlp) each
@@ -181,7 +184,7 @@ class UnitLength(nn.Module):
 class PatchConvolution(nn.Conv2d):
     """E of eq. 1: (B, C, height, width) -> (B, D, h, w), a convolution whose stride is the size of its kernel.
 
-    On a GPU it is computed as the paper writes it, by one matrix product over the flattened patches, since the kernels
+    On a GPU, the layer computes one matrix product over the flattened patches, as in the paper, because the kernels
     that cuDNN chooses for such a convolution take several times as long.
     """
 
@@ -215,10 +218,10 @@ class TokenConvolution(nn.Module):
 
 
 class Head(nn.Linear):
-    """The linear layer that computes logits, in the precision of its weights even under autocast.
+    """The linear layer that computes logits. It computes in the precision of its weights, even under autocast.
 
-    Bfloat16 has three digits, so logits of 9.97 and 10.03 would be equal. Such rounding would affect the loss, the
-    choice of the best epoch and all metrics.
+    Bfloat16 has two to three significant digits, so logits of 9.97 and 10.03 would be equal. Such rounding would affect
+    the loss, the choice of the best epoch and all metrics.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -228,8 +231,8 @@ class Head(nn.Linear):
 class FeatureHead(Head):
     """A head that returns the logits and its input in one tensor: (B, D) -> (B, K + D).
 
-    `weight` contains the rows of the classes, then the rows of the identity matrix. Code that computes a linear layer
-    from `weight` and `bias` therefore returns logits and input, too.
+    `weight` contains the weights of the classes, followed by the identity matrix. Code that computes the linear layer
+    itself from `weight` and `bias` therefore returns logits and input, too.
 
     Attributes:
         classes: K, the number of logits.
@@ -252,7 +255,7 @@ class FeatureHead(Head):
 
 
 class InParts(nn.Module):
-    """A model with a `FeatureHead` that returns logits (B, K) and features (B, D) as two tensors."""
+    """A wrapper of a model with a `FeatureHead` that returns logits (B, K) and features (B, D) as two tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -366,9 +369,10 @@ class AttentionPool(nn.Module):
 
 @contextmanager
 def keeping_statistics(module: nn.Module) -> Iterator[None]:
-    """Freeze the running statistics of batch norms in training mode, which still normalise by the batch.
+    """Prevent batch norms in training mode from updating their running statistics.
 
-    This is for forward passes that are computed a second time, because their batch would otherwise be counted twice.
+    The norms still normalise by the statistics of the batch. This is for forward passes that are computed a second
+    time, because the batch would otherwise be counted twice.
     """
     norms = [part for part in module.modules() if isinstance(part, BatchNorm) and part.training]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]

@@ -2,10 +2,12 @@
 
 `config_for` turns a name into a configuration. `VARIANTS` contains the sizes: Table 1 of "An Image is Worth 16x16
 Words" (arXiv 2010.11929), with Ti and S from "How to train your ViT?" (arXiv 2106.10270). Hybrids have timm's names:
-`vit_base_r50_s16_224` is R50+B/16, whose stem and patches together reduce the sides of the image by 16.
+`vit_base_r50_s16_224` is R50+B/16, in which stem and patch embedding together reduce the sides of the image by a factor
+of 16.
 
-`NetworkConfig` is the configuration of any other network: of another library, with a name such as
-`torchvision:resnet18` or `timm:NAME`, or of the user, with the name `custom:NAME` (`registry.register_model`).
+`NetworkConfig` is the configuration of any other network. Networks of other libraries have names such as
+`torchvision:resnet18` or `timm:NAME`. Networks that users register (`registry.register_model`) have names such as
+`custom:NAME`.
 
 Nothing here imports torch, torchvision or timm.
 """
@@ -73,11 +75,12 @@ def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> V
     """Return the configuration of a model name such as `vit_base_patch16_224_in21k`.
 
     `_in21k` models have 21,843 classes and a representation layer (unless `has_logits=False`). `_gap` models average
-    the patches instead of reading a class token. `deit_*_distilled_*` models have DeiT's second token and second head.
+    the patches instead of reading a class token. `deit_*_distilled_*` models have DeiT's distillation token and its
+    second head.
 
     Raises:
-        VitkitError: the name is unknown (similar names are suggested), an override is unknown, or no model can be built
-            with it.
+        VitkitError: the name is unknown (the message suggests similar names), an override is unknown, or no model can
+            be built with its value.
     """
     parsed = _parse(name)
     if parsed is None:
@@ -156,12 +159,13 @@ LIBRARIES: tuple[Library, ...] = get_args(Library)
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
-    """The configuration of a network of torchvision, of timm or of the user. Sizes are in pixels.
+    """The configuration of a network of torchvision or timm, or of a registered network. Sizes are in pixels.
 
     Attributes:
         library: the library that builds the network.
         name: the name of the network in its library.
-        image_size: (height, width) of the images; the weights do not depend on it if the network pools.
+        image_size: (height, width) of the images. If the network pools its features, its weights do not depend on this
+            size.
         in_channels: the channels of the images.
         num_classes: the number of logits; 0 for no head, so that the network returns features.
         dropout: the probability of each dropout layer; None for the library's default.
@@ -252,7 +256,7 @@ def config_from_dict(fields: Any) -> Config:
 def split_network(name: str) -> tuple[Library, str] | None:
     """Split `torchvision:NAME`, `timm:NAME` or `custom:NAME` into library and name; return None for any other name.
 
-    None is also returned for a model of timm that is a Vision Transformer of vitkit under the same name.
+    None is also returned for `timm:NAME` if vitkit itself has a Vision Transformer of that name.
     """
     for library in LIBRARIES:
         prefix, _, network = name.partition(":")
@@ -262,5 +266,5 @@ def split_network(name: str) -> tuple[Library, str] | None:
 
 
 def is_network_name(name: str | None) -> bool:
-    """Return whether a name stands for a network of another library."""
+    """Return whether a name stands for a network of another library or of the user, as in `split_network`."""
     return name is not None and split_network(name) is not None

@@ -1,7 +1,7 @@
 """`Network`: an image classifier of torchvision or timm, with the methods that vitkit expects of a model.
 
-The library builds the network (`build_network`). A forward pass finds the head, which is the Linear layer whose output
-is the output of the network (`anatomy_of`). A network without such a head is refused.
+The library builds the network (`build_network`). `anatomy_of` finds the head by a forward pass: the Linear layer whose
+output is the output of the network. Networks without such a head are not supported.
 
 Shapes: B batch, C channels, F features, K classes.
 """
@@ -45,7 +45,7 @@ def build_network(config: NetworkConfig) -> nn.Module:
 
     Raises:
         VitkitError: the library is not installed or has no such network, or the configuration sets a rate of dropout or
-            stochastic depth and the network has no layer for it.
+            stochastic depth for which the network has no layer.
     """
     create = {"torchvision": _from_torchvision, "timm": _from_timm, "custom": _registered}[config.library]
     with warnings.catch_warnings():
@@ -99,7 +99,7 @@ def _registered(config: NetworkConfig, num_classes: int) -> nn.Module:
 
 
 def _sized(timm: Any, name: str, config: NetworkConfig, options: dict[str, Any]) -> Any:
-    """Create a network of timm, for the image size of the configuration unless timm's model accepts none."""
+    """Create a network of timm. If the model accepts an image size, use that of the configuration."""
     try:
         return timm.create_model(name, img_size=config.image_size, **options)
     except TypeError:
@@ -147,7 +147,7 @@ def published_by_timm(config: NetworkConfig) -> Any:
     """Return timm's description of its pretrained weights for a network; None if timm has no weights for it.
 
     Raises:
-        VitkitError: timm is not installed, or it has no such network, or no weights with that tag.
+        VitkitError: timm is not installed, has no such network, or has no weights with the tag in the network's name.
     """
     timm = import_timm()
     if not timm.is_model(config.name.partition(".")[0]):
@@ -161,7 +161,7 @@ def published_by_timm(config: NetworkConfig) -> Any:
 
 
 def library_version(config: NetworkConfig) -> str:
-    """Return the installed version of the library that builds the network; `custom` for a network of the user."""
+    """Return the installed version of the library that builds the network; `custom` for a registered network."""
     return config.library if config.library == "custom" else importlib.metadata.version(config.library)
 
 
@@ -175,7 +175,7 @@ def _unknown(config: NetworkConfig, names: list[str]) -> str:
 
 
 def _set_rates(network: nn.Module, config: NetworkConfig) -> None:
-    """Set the rates of the dropout and stochastic depth layers that the configuration states."""
+    """Set the rates of a network's dropout and stochastic depth layers; None in `config` leaves them unchanged."""
     for name, rate in (("dropout", config.dropout), ("drop_path", config.drop_path)):
         if rate is None:
             continue
@@ -353,7 +353,7 @@ def _anatomy_of(config: NetworkConfig) -> NetworkAnatomy:
 
 
 def _misfit(logits: Any, num_classes: int) -> str:
-    """Return the reason why the output of a network is not that of a linear head with `num_classes` classes."""
+    """Explain why a network's output cannot be that of a linear head with `num_classes` classes."""
     if not isinstance(logits, Tensor):
         return f"returns a {type(logits).__name__}, expected logits (B, K): a tensor with a row for each image"
     if logits.ndim != 2:
@@ -367,7 +367,7 @@ _Call = tuple[nn.Module, tuple[Any, ...], Any]  # of a module, with its inputs a
 
 
 def _last_map(calls: list[_Call], names: dict[nn.Module, str], image: tuple[int, int]) -> str | None:
-    """Return the name of the last module whose output is a feature map; None if tokens follow it.
+    """Return the name of the last module whose output is a feature map; None if later outputs are tokens.
 
     A feature map (B, channels, h, w) has the aspect ratio of the image. Other 4-D outputs, such as tokens by attention
     head, do not.
@@ -402,9 +402,10 @@ def _shapes_of(config: NetworkConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _bare(network: nn.Module, head: str) -> nn.Module:
-    """Return a copy of a network without its head, which shares all other modules with the original.
+    """Return a copy of a network without its head; all other modules are shared with the original.
 
-    Only the modules that contain the head are copied. The original does not change, so several threads may use it.
+    Only the modules that contain the head are copied (shallowly). The original does not change, so several threads may
+    use it.
     """
     bare = _shallow_copy(network)
     *parents, last = head.split(".")

@@ -2,8 +2,9 @@
 
     y = LN(x);  x + MSA(y) + MLP(y)
 
-timm stores the input projections of both as one matrix and, for "fused", the output projections as another. Here the
-projections are separate, so that attention and MLP are the same modules as in other blocks. The results are equal.
+timm stores the input projections of attention and MLP in one matrix. With "fused", it stores the output projections in
+one matrix, too. Here the projections are separate, so that attention and MLP are the same modules as in other blocks.
+The results are equal.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class ParallelTimm:
 
     @staticmethod
     def read(names: Collection[str]) -> dict[str, Joined]:
-        """Map each tensor name of vitkit to names of timm, and a function that computes vitkit's tensor from timm's."""
+        """Map vitkit's tensor names to pairs: timm's names, and a function from timm's tensors to vitkit's tensor."""
         matches = [match for name in names if (match := _BLOCK.fullmatch(name))]
         parts = {match[2] for match in matches}
         pieces: dict[str, Joined] = {
@@ -115,7 +116,9 @@ class ParallelTimm:
 
     @staticmethod
     def describe(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-        """Return the name of a timm model with parallel blocks, which no argument selects, and an empty mapping.
+        """Return the name of a timm model with parallel blocks, and an empty mapping of arguments.
+
+        The name is required because timm has no argument that selects such blocks.
 
         Raises:
             VitkitError: timm has no such model.

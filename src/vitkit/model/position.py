@@ -5,8 +5,8 @@ or an MLP of the offset.
 
 Rotary positions rotate q and k by angles that grow with the position of the patch (RoFormer, arXiv 2104.09864). The
 product of a rotated q and a rotated k depends only on their offset, so positions are relative and need no table. On a
-grid, half of the angles depend on the row and half on the column ("axial"), or all on both in learned proportions
-("mixed", arXiv 2403.13298). Prefix tokens are not rotated.
+grid, there are two ways. With "axial", half of the angles depend on the row and half on the column. With "mixed" (arXiv
+2403.13298), each angle depends on both, in learned proportions. Prefix tokens are not rotated.
 
 Shapes: B batch, H heads, N tokens, n number of leading tokens that are queries, P patches of a grid (h, w), D hidden
 size, D_h head size, L layers, O offsets: (2h - 1) (2w - 1).
@@ -103,7 +103,7 @@ def _offsets(grid: Pair) -> int:
 
 
 def offset_index(grid: Pair) -> Tensor:
-    """Return the index of the offset between each pair of patches, among all offsets in row-major order: (P, P)."""
+    """Return the index of each pair's offset in the row-major list of all offsets between patches: (P, P)."""
     h, w = grid
     places = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)  # (P, 2)
     apart = places[:, None] - places[None, :] + torch.tensor([h - 1, w - 1])  # (P, P, 2), from 0
@@ -116,7 +116,9 @@ Relative = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor | None
 
 
 def sincos_1d(positions: int, dim: int) -> Tensor:
-    """Return fixed sinusoids over a sequence, sines first, then cosines ("Attention is All You Need", sec. 3.5).
+    """Return fixed sinusoids over a sequence ("Attention is All You Need", sec. 3.5).
+
+    The first half of the features are sines, the second half cosines.
 
     Returns:
         (positions, dim) float32; dim is even.
@@ -127,7 +129,7 @@ def sincos_1d(positions: int, dim: int) -> Tensor:
 def sincos_2d(grid: tuple[int, int], dim: int) -> Tensor:
     """Return fixed sinusoids over a grid: the first half of the features encodes the column, the second the row.
 
-    The order is that of MoCo v3 and MAE (arXiv 2111.06377), whose checkpoints contain this table.
+    The order of the features is that of MoCo v3 and MAE (arXiv 2111.06377), whose checkpoints contain this table.
 
     Returns:
         (h * w, dim) float32, row by row; dim is divisible by 4.
@@ -148,7 +150,8 @@ def _sincos(positions: Tensor, dim: int) -> Tensor:
 class Learned2D(nn.Module):
     """Learned embeddings of row and column, D/2 features each, which are concatenated (app. D.4).
 
-    The position embeddings of prefix tokens are zeros. Parameters: y (tables, h, D/2), x (tables, w, D/2).
+    The position embeddings of prefix tokens are zeros. Parameters: y (tables, h, D/2), x (tables, w, D/2). There is one
+    table for each layer that adds its own positions, otherwise one in all.
     """
 
     def __init__(self, config: ViTConfig, tables: int) -> None:
@@ -158,14 +161,14 @@ class Learned2D(nn.Module):
         self.x = nn.Parameter(torch.zeros(tables, config.grid[1], config.hidden_size // 2))
 
     def forward(self, table: int) -> Tensor:
-        """Return the position embeddings of one table: (N, D)."""
+        """Return the position embeddings of the table with this index: (N, D)."""
         y, x = self.y[table], self.x[table]  # (h, D/2), (w, D/2)
         grid = torch.cat([y[:, None].expand(-1, len(x), -1), x[None, :].expand(len(y), -1, -1)], dim=-1)  # (h, w, D)
         return F.pad(grid.flatten(0, 1), (0, 0, self.prefix_tokens, 0))
 
 
 class Sinusoids(nn.Module):
-    """Fixed sinusoids: `sincos_1d` of the sequence, or `sincos_2d` of the grid with zeros for prefix tokens."""
+    """Fixed sinusoids: `sincos_1d` of the sequence, or `sincos_2d` of the patch grid and zeros for prefix tokens."""
 
     table: Tensor
 
@@ -175,7 +178,7 @@ class Sinusoids(nn.Module):
         self.rebuild_tables(torch.empty(0))
 
     def rebuild_tables(self, like: Tensor) -> None:
-        """Recompute the fixed table in the device and dtype of `like`, after the model left the meta device."""
+        """Recompute the fixed table on the device and in the dtype of `like`, after the model left the meta device."""
         config = self.config
         if config.position == "sincos_1d":
             table = sincos_1d(config.tokens, config.hidden_size)
@@ -191,8 +194,8 @@ class Sinusoids(nn.Module):
 class RelativePosition(nn.Module):
     """Relative attention: adds the product of the query and a learned embedding of the offset to each logit (app. D.4).
 
-    An offset is the distance of query and key in the 1-D sequence, including the class token. All heads share the
-    embeddings.
+    An offset is the position of the query minus that of the key in the 1-D sequence, which includes the class token.
+    All heads share the embeddings.
     """
 
     index: Tensor
@@ -214,16 +217,16 @@ class RelativePosition(nn.Module):
         return q, k, scale * self.logits(q)
 
     def logits(self, q: Tensor) -> Tensor:
-        """Compute the values to add to the logits before scaling, from q: (B, H, n, D_h) -> (B, H, n, N)."""
+        """Compute the unscaled values to add to the logits from q: (B, H, n, D_h) -> (B, H, n, N)."""
         B, H, n, _ = q.shape
         by_offset = q @ self.table.to(q.dtype).t()  # (B, H, n, 2N-1)
         return by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))
 
 
 def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinusoids | None, nn.ModuleList | None]:
-    """Create the positions that are added to tokens, and those that are added to attention logits (app. D.4).
+    """Create the positions that are added to tokens, and the positions that are added to attention logits (app. D.4).
 
-    Either is None if the configuration has none. `Rotary` creates rotary positions.
+    Either is None if the configuration has none. Rotary positions are not included; see `Rotary`.
     """
     tables = config.layers if config.position_at == "every_layer" else 1
     if config.position == "relative":
@@ -252,7 +255,7 @@ class Turn(NamedTuple):
     by_halves: bool
 
     def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, None]:  # noqa: ARG002
-        """Rotate q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h); add nothing to the logits."""
+        """Rotate q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h). The third value is None."""
         return self.turned(q), self.turned(k), None
 
     def turned(self, x: Tensor) -> Tensor:
@@ -268,10 +271,10 @@ class Turn(NamedTuple):
         return (x * self.cos[..., :n, :] + across * self.sin[..., :n, :]).to(x.dtype)
 
     def _as_complex(self, x: Tensor) -> Tensor:
-        """Rotate x by complex products, which takes a third of the time of the computation in `turned`.
+        """Rotate x by complex products, which take a third of the time of the real products in `turned`.
 
-        The features of a pair become adjacent. With `by_halves`, this reorders the features of q and k in the same way,
-        so the products of q and k stay the same.
+        In the result, the two features of a pair are adjacent. With `by_halves`, this changes the order of the
+        features. The order is the same for q and k, so their products stay the same.
         """
         n, D_h = x.shape[-2:]
         a, b = (slice(D_h // 2), slice(D_h // 2, D_h)) if self.by_halves else (slice(0, D_h, 2), slice(1, D_h, 2))
@@ -287,8 +290,8 @@ class Turn(NamedTuple):
 class Rotary(nn.Module):
     """The rotary positions of all layers.
 
-    If the frequencies are learned ("mixed"), they are the parameter freqs (2, L, H, D_h / 2). Its first part multiplies
-    the column of a patch, and its second part the row.
+    With "mixed", the frequencies are learned: parameter freqs (2, L, H, D_h / 2). The column of a patch is multiplied
+    by freqs[0], and the row by freqs[1].
     """
 
     cos: Tensor
@@ -345,11 +348,11 @@ class Rotary(nn.Module):
 
 
 def places_of(config: ViTConfig) -> Tensor:
-    """Return the row and column of each patch in the units of rotary positions: (P, 2) float64.
+    """Return the row and column of each patch, as rotary positions count them: (P, 2) float64.
 
-    They count patches from `rotary_offset`. If `rotary_grid` is set, they are stretched to that grid, so that images of
-    every size cover the range of the training (EVA-02, arXiv 2303.11331). For DINOv3 (arXiv 2508.10104), they are the
-    centres of the patches in an image from -1 to 1.
+    The first row and column have the number `rotary_offset`. If `rotary_grid` is set, the numbers are stretched to that
+    grid, so that images of every size cover the range that was used in training (EVA-02, arXiv 2303.11331). For DINOv3
+    (arXiv 2508.10104), the values are the centres of the patches, with image borders at -1 and 1.
     """
     axes = []
     for axis, side in enumerate(config.grid):
@@ -365,8 +368,8 @@ def places_of(config: ViTConfig) -> Tensor:
 def axial_angles(config: ViTConfig, places: Tensor) -> Tensor:
     """Compute the rotation angles of positions (row, column): (P, 2) -> (P, D_h / 2) float64.
 
-    For rotary "axial", the first half of the angles depends on the column, and the second half on the row. For other
-    kinds, the row comes first.
+    With `rotary="axial"`, the first half of the angles depends on the column, and the second half on the row. With
+    other kinds, the first half depends on the row.
     """
     frequencies = _frequencies(config.head_size // 4, config.rotary_base)  # (D_h / 4)
     if config.rotary == "dinov3":

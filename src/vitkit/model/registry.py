@@ -1,7 +1,7 @@
 """Networks and encoder layers that users register under a name, so that recipes and saved models can refer to them.
 
-A program registers these parts before it loads a model with them. Loading only looks a name up in the registry, so a
-file cannot cause an import of other code. Nothing here imports torch.
+Register a part before loading a model that contains it. Loading only looks up the name in the registry, so a model file
+cannot cause an import of other code. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def register_model(name: str, build: Callable[..., nn.Module] | nn.Module) -> st
 
     Args:
         name: letters, digits, `_`, `-` and `.`. A network registered before under this name is replaced.
-        build: a function that takes the number of classes, as `num_classes` or as its only required parameter, and
-            returns a module: images (B, C, height, width) to logits (B, K) by a last `nn.Linear`. The function may also
-            take `in_channels` and `image_size`. Instead of a function, `build` may be such a module, of which copies
-            are trained.
+        build: a function that takes the number of classes, as `num_classes` or as its only required parameter. It
+            returns a module that maps images (B, C, height, width) to logits (B, K) and ends in an `nn.Linear`. The
+            function may also take `in_channels` and `image_size`. `build` may also be such a module itself; copies of
+            it are then trained.
 
     Returns:
         The name with the prefix `custom:`, for the argument `model`.
@@ -113,7 +113,7 @@ def build_registered(name: str, num_classes: int, in_channels: int, image_size: 
 
 
 def build_registered_block(config: Any, layer: int) -> Any:
-    """Create a registered encoder layer, and list the optional parameters of its `forward` in its attribute `takes`."""
+    """Create a registered encoder layer. Its new attribute `takes` lists the optional parameters of its `forward`."""
     from torch import nn
 
     block = BLOCKS[config.block](config, layer)

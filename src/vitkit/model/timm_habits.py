@@ -15,9 +15,9 @@ from vitkit.model.config import canonical
 class AttentionHabits:
     """A mixin with the attributes of timm's attention, for `Attention`.
 
-    Scripts for timm set `fused_attn` to False in order to read attention matrices with hooks. The last block usually
-    computes attention only for the tokens that the head uses; then it does so for all tokens
-    (`TimmHabits.is_observed`).
+    Scripts for timm set `fused_attn` to False in order to read attention matrices with hooks. Usually the last block
+    computes attention only for the tokens that the head uses. After `fused_attn` was set to False, it computes
+    attention for all tokens (`TimmHabits.is_observed`).
     """
 
     is_observed = False  # set with `fused_attn`
@@ -47,7 +47,7 @@ class TimmHabits:
 
     @property
     def is_observed(self: Any) -> bool:
-        """Whether a script reads the last block's attention matrices, which then must have a row for each token."""
+        """Whether a script reads the last block's attention matrices. They must then have a row for each token."""
         return bool(getattr(getattr(self.blocks[-1], "attn", None), "is_observed", False))
 
     @property
@@ -95,7 +95,7 @@ class TimmHabits:
 
         Args:
             num_classes: K; 0 leaves the model without a head.
-            global_pool: the input of the head: `token`, or `avg` for the mean of the patches; None to keep it.
+            global_pool: the input of the head: `token`, or `avg` for the mean of the patches; None for no change.
 
         Raises:
             VitkitError: the model cannot have such a head.
@@ -117,7 +117,7 @@ class TimmHabits:
         return {name for name, _ in self.named_parameters() if name.partition(".")[0] in names}
 
     def set_grad_checkpointing(self: Any, enable: bool = True) -> None:
-        """Switch activation checkpointing of all blocks on or off; it saves memory and costs time."""
+        """Switch activation checkpointing of all blocks on or off. Checkpointing saves memory and costs time."""
         self.checkpointing = int(enable)
 
     def forward_intermediates(

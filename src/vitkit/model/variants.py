@@ -1,11 +1,12 @@
 """The registry of model variants, and of the code that supports each of them.
 
-Some code computes or describes a model without calling it: the optimised model, the graph builder, token merging,
-attention maps, and the layouts of other libraries. Each of these consumers first calls `check`, or for a layout
-`weights.formats.export.refuse`. A field at its default is always supported, so a new field does not affect the
-consumers until it is set. Another value is supported if the field is in `COMPUTED` (for layouts, `WRITTEN`), or if a
-`Variant` has a handler for the consumer. Otherwise the model is refused, because the consumer would silently ignore the
-field. The error names the field.
+Some code computes or describes a model without calling its `forward`: the optimised model, the graph builder, token
+merging, attention maps, and the layouts of other libraries. These are called consumers. Each consumer first checks the
+configuration by `check`, or by `weights.formats.export.refuse` for a layout.
+
+A field at its default is always supported, so a new field does not affect the consumers until it is set. Another value
+is supported if the field is in `COMPUTED` (`WRITTEN` for layouts), or if a `Variant` has a handler for the consumer.
+Otherwise an error that names the field is raised, because the consumer would silently ignore the field.
 
 A new kind of attention or block needs a field in `config`, a module, a call in `vit`, and a row in `VARIANTS`. This
 module does not import torch.
@@ -61,8 +62,9 @@ class Variant:
         signs: for each value, a pattern of tensor names in timm's layout that only models with this value have;
             `NO_NAME` if there is none.
         module: the module that computes the value and contains the handlers.
-        handlers: the name of the handler in `module` by consumer; an empty name if the consumer needs no special code.
-        refusals: by consumer, why it refuses the value, or what to do instead.
+        handlers: for each consumer that supports the values, the name of its handler in `module`; an empty name if it
+            needs no special code.
+        refusals: for consumers that do not support the values, the reason or what to do instead.
     """
 
     field: str
@@ -81,13 +83,15 @@ class TimmNames(Protocol):
     """The interface of a handler for timm's layout."""
 
     def read(self, names: Collection[str]) -> Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]]:
-        """Map each tensor name of vitkit to names of timm, and a function that computes vitkit's tensor from timm's."""
+        """Map vitkit's tensor names to pairs: timm's names, and a function from timm's tensors to vitkit's tensor."""
 
     def write(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """Convert vitkit's tensors to timm's tensors, by name."""
 
     def describe(self, config: ViTConfig) -> tuple[str | None, dict[str, Any]]:
-        """Return the name of a timm model with this variant, or None for any model, and its additional arguments.
+        """Return the name of a timm model and the additional arguments that select this variant.
+
+        The name is None if the arguments work with any model of timm.
 
         Raises:
             VitkitError: timm has no such model.
@@ -130,7 +134,7 @@ def variants_of(config: ViTConfig) -> list[Variant]:
 
 
 def handlers_of(config: ViTConfig, who: str) -> list[Any]:
-    """Return the handlers of a consumer for this configuration."""
+    """Return a consumer's handlers of the variants in this configuration."""
     handlers = [row.handler(who) for row in variants_of(config) if who in row.handlers]
     return [handler for handler in handlers if handler is not None]
 

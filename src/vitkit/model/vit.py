@@ -106,13 +106,13 @@ class Attention(AttentionHabits, nn.Module):
         return (logits if bias is None else logits + bias).softmax(dim=-1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute eqs. 6-7 of these queries and keys: (..., n, D_h)."""
+        """Compute eqs. 6-7 for these queries, keys and values: (..., n, D_h)."""
         if self.fused and not (self.training and self.attn_drop.rate):  # the kernel would draw other dropout masks
             return attend_fused(q, k, v, bias, self.scale)
         return self.attn_drop(self.matrix(q, k, bias)) @ v
 
     def attend_within(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Compute eqs. 6-7 within the windows, or of all tokens if there are none: (B, H, n, D_h)."""
+        """Compute eqs. 6-7 within the windows of this layer, or over all tokens if it has none: (B, H, n, D_h)."""
         return self.attend(q, k, v, bias) if self.windows is None else self.windows(self.attend, q, k, v, bias)
 
     def forward(self, x: Tensor, queries: int | None = None, relative: Relative | None = None) -> Tensor:
@@ -200,11 +200,11 @@ class VisionTransformer(TimmHabits, nn.Module):
 
     - `fused_attention`: whether eqs. 6-7 are computed by one kernel.
     - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers).
-    - `checkpointing`: blocks to recompute in the backward pass, to save memory: True for all, n for every n-th.
+    - `checkpointing`: blocks to recompute in the backward pass, to save memory: True for all, n for every n-th block.
 
     Args:
         config: the architecture; the default is ViT-B/16 at 224 pixels.
-        overrides: other values of the configuration's fields, also by timm's names.
+        overrides: new values for fields of the configuration; timm's names of the fields are accepted, too.
 
     Raises:
         VitkitError: an override is unknown, or no model can be built with its value.
@@ -251,7 +251,7 @@ class VisionTransformer(TimmHabits, nn.Module):
 
     @property
     def fused_attention(self) -> bool:
-        """Whether eqs. 6-7 are computed by one kernel; step by step they give the same result."""
+        """Whether one kernel computes eqs. 6-7. Otherwise they are computed step by step, with the same result."""
         return all(layer.fused for layer in self._fusing())
 
     @fused_attention.setter
@@ -291,7 +291,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         """Compute eq. 1: (B, C, height, width) images -> (B, N, D) tokens.
 
         Raises:
-            VitkitError: the images have other channels or another size than the model expects.
+            VitkitError: the images do not have the size or the number of channels that the model expects.
         """
         return self.place(self.patches_of(images))
 
@@ -358,7 +358,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         Args:
             images: (B, C, height, width).
             layers: 0 is the first layer, -1 the last; None for all.
-            normalise: whether to apply the model's last norm to each.
+            normalise: whether to apply the model's last norm to each result.
 
         Raises:
             VitkitError: there is no such layer.

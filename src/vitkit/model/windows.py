@@ -1,17 +1,17 @@
 """Local attention: within the rows and columns of the patch grid, or within windows of it.
 
 "axial" is the attention of appendix D.6 (Axial-ViT; Ho et al., arXiv 1912.12180, sec. 3; Wang et al., arXiv 2003.07853,
-sec. 3.2). There each block becomes attention within rows and an MLP, followed by attention within columns and an MLP.
-Here these are two layers: the first, third, ... layer attends within rows, the others within columns. Axial-ViT-B with
-its 12 blocks therefore has `layers=24`.
+sec. 3.2). In the paper, each block becomes attention within rows and an MLP, followed by attention within columns and
+an MLP. Here these are two layers: the first, third, ... layer attends within rows, and the second, fourth, ... layer
+within columns. Axial-ViT-B with its 12 blocks therefore has `layers=24`.
 
 "window" is attention within windows that do not overlap (Swin, arXiv 2103.14030, sec. 3.2, without its shift). As in
 ViTDet (arXiv 2203.16527, sec. 3), some layers may attend to all patches instead: `global_layers`.
 
 The class token and other prefix tokens belong to no row, column or window. They are global tokens (Longformer, arXiv
 2004.05150, sec. 3.1): they attend to all tokens, and all tokens attend to them. A class token can therefore read the
-whole image in the last layer. The model of appendix D.6 has no prefix tokens; here it is pool "gap" without a class
-token.
+whole image in the last layer. The model of appendix D.6 has no prefix tokens; it is obtained by `pool="gap"` and
+`class_token=False`.
 
 If the grid is not divisible by the window, it is padded at the bottom and at the right. Nothing attends to the padding.
 
@@ -108,8 +108,8 @@ class Windows:
     def bias(self, bias: Tensor | None, like: Tensor) -> Tensor | None:
         """Return the bias of the logits within the windows: (1, W, 1 or H, 1 or S, P + S), in the dtype of `like`.
 
-        Keys of padding get the lowest number of the dtype, whose softmax is exactly 0. The result is None if there is
-        neither a bias nor padding.
+        The bias of padded keys is the lowest number of the dtype, so that their attention is exactly 0. The result is
+        None if there is neither a bias nor padding.
         """
         if bias is None and not any(self.padding):
             return None
@@ -141,7 +141,7 @@ class Windows:
 
 
 def windows_of(config: ViTConfig, layer: int) -> Windows | None:
-    """Return the windows of a layer, counted from 0; None if its tokens attend to all tokens."""
+    """Return the windows of the layer with this number, from 0; None if its tokens attend to all tokens."""
     (h, w), size = config.grid, config.grid
     if config.attention == "axial":
         size = (h, 1) if layer % 2 else (1, w)
@@ -151,7 +151,7 @@ def windows_of(config: ViTConfig, layer: int) -> Windows | None:
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Compute eqs. 6-7 by one kernel: (B, H, n, D_h), or (B, W, H, S, D_h) with windows as part of the batch."""
+    """Compute eqs. 6-7 by one kernel: (B, H, n, D_h) for all tokens, or (B, W, H, S, D_h) within windows."""
     if q.ndim == 4:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     B, W = q.shape[:2]
