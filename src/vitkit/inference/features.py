@@ -26,7 +26,7 @@ def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
             patches (B, D), or `patches` for every patch (B, h * w, D), row by row.
 
     Raises:
-        VitkitError: the model has no class token, or no tokens.
+        VitkitError: the model does not have the tokens that `what` requires.
     """
     import torch
 
@@ -47,7 +47,7 @@ def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
 
 
 def with_features(model: Model) -> Model:
-    """Return a model that outputs the features `head` after the logits, (B, K + D) instead of (B, K).
+    """Return a model that outputs its logits followed by the input of its head: (B, K + D) instead of (B, K).
 
     A `FeatureHead` replaces the head. The result is an ordinary model, so every backend and export format supports it.
     It shares its weights with `model`.

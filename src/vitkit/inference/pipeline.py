@@ -45,7 +45,7 @@ def cores() -> int:
 
 
 def limit_cores(count: int) -> None:
-    """Let this process use at most `count` cores, because other processes of the same command use the rest."""
+    """Let this process use at most `count` cores. Other processes of the same command use the rest."""
     _LIMITS[:] = [max(1, count)]
     set_threads(min(threads(), cores()))
 
@@ -66,7 +66,7 @@ def threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Set the number that `threads` returns in this thread. If PyTorch is loaded, new threads inherit it."""
+    """Set the number that `threads` returns in this thread. If PyTorch is loaded, new threads inherit the number."""
     of_torch = getattr(sys.modules.get("torch"), "set_num_threads", None)
     if of_torch is not None:
         of_torch(count)
@@ -78,9 +78,9 @@ def set_threads(count: int) -> None:
 class Among:
     """The positions of a subset of images among all images of a command.
 
-    The last bits of a result depend on the size of the batch and on the number of threads that compute it, but not on
-    the other images in the batch. With these positions, the results of a subset are bitwise equal to those of a run
-    over all images.
+    The last bits of a result depend on the size of the batch and on the number of threads that compute the batch, but
+    not on the other images in it. With these positions, each image of a subset gets a batch of the same size as in a
+    run over all images, so its result is bitwise equal.
 
     Attributes:
         positions: the position of each image, in ascending order.
@@ -100,7 +100,7 @@ def flow(
     is_concurrent: bool,
     among: Among | None = None,
 ) -> Iterator[tuple[T, Row]]:
-    """Yield each source in order, with its row of the output or the reason why there is none.
+    """Yield each source in order, with its row of the output, or with an error message if there is none.
 
     Args:
         sources: paths or pictures in memory; they are consumed a few batches ahead.
@@ -136,7 +136,7 @@ def flow(
 
 
 def _in_batches(items: Iterable[T], size: int, among: Among | None) -> Iterator[tuple[list[T], int]]:
-    """Yield each batch with the number of rows to compute: its batch size in a run over all images (`Among`)."""
+    """Yield each batch with the number of rows to compute, the batch size in a run over all images (`Among`)."""
     items = iter(items)
     if among is None:
         while batch := list(islice(items, size)):
@@ -180,7 +180,7 @@ def _if_finite(row: npt.NDArray[np.float32]) -> Row:
 
 @contextmanager
 def crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]:
-    """Start a thread pool; yield the pool, its number of threads, and an event that is set when the block ends.
+    """Start a thread pool; yield the pool, its number of threads, and an event that is set when the `with` block ends.
 
     Args:
         is_concurrent: whether all threads compute at once, on one core each. Otherwise one thread computes at a time,
@@ -198,7 +198,7 @@ def crew(is_concurrent: bool) -> Iterator[tuple[ThreadPoolExecutor, int, Event]]
 
 
 def try_read(read: Callable[[T], Images], source: T) -> Images | str:
-    """Return the input of an image, or the reason why it cannot be read."""
+    """Return the result of `read`, or an error message if the image cannot be read."""
     try:
         return read(source)
     except UnreadableImageError as error:

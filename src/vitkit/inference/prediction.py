@@ -101,12 +101,13 @@ class Prediction:
 
     Attributes:
         path: the path as the caller named it.
-        label: the most probable class; None if there is no prediction. A multi-label model joins all classes that reach
-            their thresholds by `;`, in the order of its classes. The label is "" if no class does.
-        confidence: the probability of the label. For a label of several classes, it is their lowest probability. For
-            the label "", it is 1 - the highest probability.
+        label: the most probable class; None if there is no prediction. For a multi-label model, all classes that reach
+            their thresholds, in the order of the classes and separated by `;`; "" if no class reaches its threshold.
+        confidence: the probability of the label. For a label of several classes, the lowest of their probabilities. For
+            the label "", 1 minus the highest probability of all classes.
         ranking: every class with its probability, the most probable first (`Ranking`).
-        error: why there is no prediction: the image cannot be read, or the model's output is not finite.
+        error: the reason why there is no prediction: the image cannot be read, or the model's output is not finite.
+            None if there is a prediction.
         unknown: the p-value of the image (`unknown.Unknown`): the fraction of known images, in (0, 1], that are at
             least as unfamiliar to the model. None if the model has no score for unknown images.
     """
@@ -153,16 +154,15 @@ class Row(NamedTuple):
 
     Attributes:
         path: the path as the caller named it.
-        name: the most probable class, even if it is rejected; None if there is no prediction. For a multi-label model,
-            the predicted classes joined by `;`; "" if there are none.
+        name: the label of the prediction (see `Prediction`), even if it is withheld; None if there is no prediction.
         confidence: the probability of the label (see `Prediction`).
-        is_rejected: whether the label is withheld, because of low confidence for example.
-        error: why there is no prediction.
-        top: the most probable classes with their probabilities, if more than one was requested.
-        set: the prediction set, which contains the true class with the requested coverage; the most probable class is
-            first. None if no sets were requested.
+        is_rejected: whether the label is withheld, for example because of low confidence.
+        error: the reason why there is no prediction; None if there is one.
+        top: the most probable classes with their probabilities; empty unless more than one class was requested.
+        set: the prediction set, which contains the true class with the requested probability. The most probable class
+            is first. None if no sets were requested.
         unknown: see `Prediction`.
-        is_unknown: whether the image is called unknown; its label is then `?`.
+        is_unknown: whether the image is called unknown. Its label is then `?`.
     """
 
     path: str
@@ -252,13 +252,13 @@ class Columns:
 
     @property
     def limit(self) -> float:
-        """Return the confidence below which labels are withheld; 0 if none are."""
+        """Return the confidence below which labels are withheld; 0 if confidence does not matter."""
         sure = 0.0 if self.rules.sure is None else self.rules.sure.confidence
         return max(self.reject or 0.0, sure)
 
     @property
     def ranks(self) -> range:
-        """Return the ranks that have the columns `label_RANK` and `confidence_RANK`."""
+        """Return the ranks for which there are columns `label_RANK` and `confidence_RANK`."""
         return range(1 if self.multi and self.top > 1 else 2, self.top + 1)
 
     def row(self, prediction: Prediction) -> Row:
@@ -292,7 +292,7 @@ class Columns:
         return tuple(classes[i] for i in contained[np.argsort(-probabilities[contained], kind="stable")])
 
     def agree_with(self, row: Row) -> bool:
-        """Return whether the row is consistent with these rejection thresholds."""
+        """Return whether the row of an earlier run is consistent with the present thresholds for withheld labels."""
         if row.confidence is None:
             return not row.is_rejected
         if row.is_unknown != self._is_unknown(row.unknown):
@@ -415,7 +415,7 @@ class JsonLines:
     """Rows as JSON Lines, one object per line.
 
     Every object has the keys path, label and confidence. The keys rejected, unknown, error, set and top are present
-    where they apply.
+    only where they apply.
     """
 
     columns: Columns
@@ -464,9 +464,9 @@ def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row], *, is_raw: 
 
     Args:
         out: the file, which is replaced if it exists.
-        names: the column names that a .csv file of these rows has.
+        names: the column names, as in a .csv file.
         rows: the rows.
-        is_raw: whether to write text to a .csv file unchanged.
+        is_raw: whether to write text to a .csv file unchanged. Otherwise it is escaped (`harmless`).
 
     Raises:
         VitkitError: there are too many rows for a workbook, or the package for Parquet is not installed.
@@ -581,7 +581,7 @@ class Stock:
         missing: the paths without a row, in order.
         file: the file with the rows; None if there are none yet.
         size: the number of bytes up to the end of the last complete row.
-        is_in_order: whether the rows are those of the first paths, in the same order.
+        is_in_order: whether the rows belong to the first paths, in the order of the paths.
         tally: the counts of the images that have a row.
     """
 
@@ -598,7 +598,7 @@ def partial_of(out: Path) -> Path:
 
 
 def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
-    """Read the rows of an earlier run from the partial file, or else from the finished file.
+    """Read the rows of an earlier run from the partial file or, if there is none, from the finished file.
 
     Args:
         out: the finished file.
@@ -694,7 +694,7 @@ def _append(file: FileIO, text: str) -> None:
 
 
 def _put_in_order(partial: Path, out: Path, form: RowFormat, paths: Sequence[str]) -> None:
-    """Write the rows of `partial` to `out` in the order of `paths`; only their positions are held in memory."""
+    """Write the rows of `partial` to `out` in the order of `paths`. Only the rows' positions are held in memory."""
     number = {path: i for i, path in enumerate(paths)}
     starts = array("q", bytes(8 * len(paths)))
     for span, row in read_rows(partial, form):

@@ -1,10 +1,10 @@
-"""What held-out images say about a classifier, and the guarantees for predictions that follow from it.
+"""A classifier's predictions for held-out images, and the guarantees for new predictions that follow from them.
 
-`HeldOut` records how a trained model ranked the classes of images that it was not trained on. `class_sets` derives
-prediction sets from it that contain the true class with a given probability (conformal prediction). `sure_threshold`
-derives a confidence above which predictions have a given accuracy (selective classification). `Trust` is the content of
-`trust.safetensors` in a model folder. `rules_for` converts a user's requests to rules for predictions. It refuses
-requests for which there are too few held-out images.
+`HeldOut` records how a trained model ranked the classes of images that it was not trained on. From this record,
+`class_sets` derives prediction sets that contain the true class with a given probability (conformal prediction), and
+`sure_threshold` derives a confidence above which predictions have a given accuracy (selective classification). `Trust`
+is the content of `trust.safetensors` in a model folder. `rules_for` converts a user's requests to rules for
+predictions. It refuses requests for which there are too few held-out images.
 
 This module imports only numpy.
 """
@@ -45,8 +45,9 @@ class HeldOut:
         rank: number of classes that are more probable than the true one, (n,).
         doubt: 1 minus the probability of the most probable class, (n,).
         chosen: the settings that were chosen on these images, such as `temperature`.
-        folds: number of folds if the images were predicted by cross-validation: the model was trained on all of them,
-            but each was predicted by another model, trained without its fold. 0 if the model itself predicted them.
+        folds: number of folds if the images were predicted by cross-validation, else 0. With folds, the model itself
+            was trained on all of these images. Each image was predicted by another model, which was trained without the
+            fold of the image.
     """
 
     label: Ints
@@ -78,7 +79,7 @@ class HeldOut:
         return CROSS_VALIDATED if self.folds else VALIDATION
 
     def scores(self, kind: SetScore) -> Floats:
-        """Return the scores (n,) of the true classes."""
+        """Return the scores (n,) of the true classes; `kind` as in `ClassSets`."""
         return _score(kind, self.rest, self.above, self.rank)
 
 
@@ -100,12 +101,12 @@ class ClassSets:
         kind: the score of a class. `lac` is 1 minus the probability of the class (Sadinle et al. 2019, arXiv
             1609.00451); it gives the smallest sets, which can be empty. `aps` is the total probability of all classes
             that are more probable (Romano et al. 2020, arXiv 2006.02544, without its random part); its sets are never
-            empty, and exceed the coverage if the model is accurate. `raps` is `aps` plus a penalty for each class
-            beyond the second (Angelopoulos et al. 2021, arXiv 2009.14193).
-        coverage: the fraction of sets that contain the true class.
-        limits: for each class, the highest score with which it is in a set, (K,).
-        images: number of held-out images that determine the limits; for limits by class, the smallest number of any
-            class.
+            empty, and contain the true class more often than requested if the model is accurate. `raps` is `aps` plus a
+            penalty for each class beyond the second (Angelopoulos et al. 2021, arXiv 2009.14193).
+        coverage: the requested fraction of sets that contain the true class.
+        limits: for each class, the highest score with which the class is in a set, (K,).
+        images: number of held-out images that determine the limits. If each class has its own limit, the number of
+            images of the rarest class.
     """
 
     kind: SetScore
@@ -122,13 +123,13 @@ class ClassSets:
 def class_sets(
     held_out: HeldOut, classes: tuple[str, ...], coverage: float, kind: SetScore = "lac", *, by_class: bool = False
 ) -> ClassSets:
-    """Return the rule whose sets have the requested coverage.
+    """Return a rule for sets that contain the true class with the requested probability.
 
     Args:
         held_out: the model's predictions of held-out images.
         classes: the names of the model's classes.
         coverage: the fraction of images whose set contains their class, above 0 and below 1.
-        kind: the score of a class.
+        kind: the score of a class, see `ClassSets`.
         by_class: whether the coverage must hold for the images of each class, instead of for all images together.
 
     Raises:
@@ -158,7 +159,7 @@ def class_sets(
 
 
 def quantile(scores: Floats, coverage: float) -> float:
-    """Return the ceil((n + 1) coverage)-th smallest of n scores; infinity if n is less than that."""
+    """Return the ceil((n + 1) coverage)-th smallest of n scores; infinity if there are not so many scores."""
     k = math.ceil((len(scores) + 1) * coverage - _EXACT)
     return float(np.partition(scores, k - 1)[k - 1]) if k <= len(scores) else math.inf
 
@@ -182,7 +183,7 @@ def doubt_of(probabilities: npt.NDArray[np.float32]) -> Floats:
 
 
 def _against_others(probabilities: npt.NDArray[Any]) -> tuple[Floats, Floats, Ints]:
-    """Return `rest`, `above` and `rank` of `HeldOut` with each class in turn as the true one, (n, K) each.
+    """Return `rest`, `above` and `rank` of `HeldOut` for each class, as if it were the true class: (n, K) each.
 
     Classes of equal probability are ranked by their index, so that all ranks of an image differ.
     """
@@ -208,8 +209,8 @@ def _score(kind: SetScore, rest: Floats, above: Floats, rank: Ints) -> Floats:
 # 2110.01052, section 3). The images are sorted by confidence, the highest first. The m-th hypothesis states that
 # predictions more confident than that of the (m + 1)-th image are less accurate than required. It is tested with the
 # number of errors among the first m images. The hypothesis is rejected if predictions of exactly the required accuracy
-# would make at most so many errors with a probability of at most `RISK`. This is the one-sided binomial test of Clopper
-# and Pearson (1934).
+# would make at most this number of errors with a probability of at most `RISK`. This is the one-sided binomial test of
+# Clopper and Pearson (1934).
 #
 # The tested values of m are the smallest ones that allow 0, 1, 2, ... errors, and finally the number of all images.
 # They do not depend on the labels. Testing stops at the first hypothesis that is not rejected. The last rejected
@@ -226,8 +227,8 @@ class SureThreshold:
 
     Attributes:
         accuracy: the guaranteed accuracy.
-        doubt: an image is answered if the probability of its most probable class is above 1 - doubt. This form stores
-            thresholds near 1 with more digits.
+        doubt: an image is answered, that is, its prediction is given, if the probability of its most probable class is
+            above 1 - doubt. The difference from 1 is stored because it keeps more digits of thresholds near 1.
         answered: number of held-out images that are answered.
         wrong: number of answered held-out images whose prediction is wrong.
         images: number of held-out images.
@@ -274,7 +275,8 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
         risk: the highest allowed probability that the accuracy is lower than requested.
 
     Raises:
-        VitkitError: the images do not show that any threshold has this accuracy; or `accuracy` is not between 0 and 1.
+        VitkitError: there is no threshold for which the held-out images show this accuracy; or `accuracy` is not
+            between 0 and 1.
     """
     if not 0 < accuracy < 1:
         raise VitkitError(f"--accuracy {accuracy} must be above 0 and below 1")
@@ -326,7 +328,7 @@ def binomial_tail(k: int, n: int, p: float) -> float:
 
 @lru_cache(maxsize=64)
 def _sequence(images: int, accuracy: float, risk: float) -> tuple[int, ...]:
-    """Return the values of m to test: the smallest ones that allow 0, 1, 2, ... errors, and finally `images`."""
+    """Return the numbers m of images to test: the smallest ones that allow 0, 1, 2, ... errors, then `images`."""
     tested, m, errors = list[int](), answers_needed(accuracy, risk), 0
     while m < images:
         if binomial_tail(errors, m, 1 - accuracy) <= risk:
@@ -352,7 +354,7 @@ MOST = 20_000  # held-out images that are stored; more hardly change a quantile
 
 @dataclass(frozen=True, eq=False)
 class RecordedTests:
-    """The predictions for m test images of a run, which no promise is based on. `vitkit watch` compares with them.
+    """The predictions for m test images of a run. Promises do not use them; `vitkit watch` compares with them.
 
     Attributes:
         predicted: most probable class, (m,).
@@ -468,7 +470,7 @@ def _tests(tensors: Mapping[str, npt.NDArray[Any]], classes: int) -> RecordedTes
 
 
 def _check_arrays(integers: Sequence[Ints], floats: Sequence[Floats], classes: int) -> None:
-    """Check that all arrays have an entry for each image, that classes exist, and that probabilities are some."""
+    """Check that all arrays have an entry for each image, and that classes and probabilities are in their ranges."""
     shapes = {array.shape for array in (*integers, *floats)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
         raise ValueError(f"arrays of held-out images have the shapes {sorted(shapes)}")
@@ -484,9 +486,9 @@ class PredictionRules:
 
     Attributes:
         sets: the rule for prediction sets; None if no sets are requested.
-        sure: the confidence threshold below which labels are withheld; None if no accuracy is requested.
+        sure: the confidence threshold for labels of a guaranteed accuracy; None if no accuracy is requested.
         unknown: the highest p-value of an image that is called unknown; None to call no image unknown.
-        chosen: the settings that were chosen on the same held-out images.
+        chosen: the settings that were chosen on the held-out images, such as `temperature`.
         folds: the number of folds if the held-out images were predicted by cross-validation (`HeldOut`), else
             0.
     """

@@ -49,7 +49,7 @@ NAMES: dict[Method, str] = {
     "energy": "the energy of the logits",
     "joint": "the distance to the nearest training images and the energy of the logits",
 }
-ACCEPTED = 0.95  # fraction of known images that are accepted where scores are compared
+ACCEPTED = 0.95  # fraction of known images to accept when methods are compared
 _NEIGHBOUR = 3  # k of the nearest neighbours; fewer if there are very few training images
 MOST = 1_000  # training images that are stored
 _ROWS = 1_024  # images whose distances are computed at a time
@@ -150,7 +150,7 @@ def _unit(features: Floats) -> npt.NDArray[np.float64]:
 def _shrunk_covariance(residuals: Floats) -> tuple[npt.NDArray[np.float64], float]:
     """Return the covariance (D, D) of centred rows (n, D), shrunk by the amount of Ledoit & Wolf (2004, lemma 3.2).
 
-    The second value is a lower bound of its eigenvalues.
+    The second value is a lower bound of the eigenvalues of the shrunk covariance.
     """
     x = residuals.astype(np.float64)
     n, width = x.shape
@@ -164,7 +164,10 @@ def _shrunk_covariance(residuals: Floats) -> tuple[npt.NDArray[np.float64], floa
 
 
 def _inverse_root(covariance: npt.NDArray[np.float64], least: float) -> npt.NDArray[np.float64]:
-    """Return a matrix W (D, D) with W @ W.T = inverse of the covariance, whose eigenvalues are at least `least`."""
+    """Return a matrix W (D, D) with W @ W.T = inverse of the covariance.
+
+    All eigenvalues of the covariance are at least `least`.
+    """
     root: npt.NDArray[np.float64]
     if least > max(float(np.trace(covariance)) * 1e-9, 1e-12):  # the trace is at least the largest eigenvalue
         from scipy.linalg.lapack import dtrtri
@@ -185,8 +188,8 @@ class Limit:
 
     Attributes:
         kind: the kind of images: left-out classes, or one kind of generated pictures.
-        share: the fraction of these images that is accepted as known. Images with which the method was chosen are left
-            out.
+        share: the fraction of these images that are accepted as known. Images that were used to choose the method do
+            not count.
         bounds: a 95 % interval of `share`. For generated pictures of one sort, it is the interval of Clopper & Pearson
             (1934). For left-out classes, it is a prediction interval for another class, which includes the variation
             among classes; for pictures of several sorts, it is a prediction interval for another sort.
@@ -217,7 +220,8 @@ class Unknown:
         scores: the fitted scores that the method combines, called parts.
         known: the scores of the held-out images, one row for each part, (parts, n).
         limits: the false acceptance rate of each kind of images.
-        passing: for each compared method, the false acceptance rate on the images with which the method was chosen.
+        passing: for each method that was compared, the false acceptance rate on the images that were used to choose the
+            method.
     """
 
     method: Method
@@ -301,9 +305,9 @@ def p_values(
 def images_needed(method: Method, level: float) -> int:
     """Return the number of held-out images that p-values as low as `level` require.
 
-    With so many, an image that is more extreme than all known images in one score has at most this p-value, whichever
-    score that is. Known images that are extreme in another score can count as at least as extreme. Their number is at
-    most the ratio of the weights.
+    With this number, the p-value of an image is at most `level` if the image is more extreme than all known images in
+    any one of its scores. Known images that are extreme in another score may count as equally extreme, but their number
+    is limited by the ratio of the weights.
 
     Args:
         method: the method.
@@ -313,13 +317,13 @@ def images_needed(method: Method, level: float) -> int:
 
 
 def _least(method: Method) -> int:
-    """Return n + 1 times the highest p-value of an image that is the most extreme in the least weighted score."""
+    """Return n + 1 times the highest possible p-value of an image that is the most extreme in one of its scores."""
     weights = PARTS[method].values()
     return sum(math.floor(weight / min(weights) + 1e-9) for weight in weights)
 
 
 def check_level(unknown: Unknown, level: float) -> None:
-    """Check that images can be called unknown if their p-value is at most `level`.
+    """Check that there are enough held-out images to call images with a p-value of at most `level` unknown.
 
     Raises:
         VitkitError: the level is not between 0 and 1, or there are too few held-out images for it.
@@ -351,7 +355,7 @@ def to_arrays(unknown: Unknown) -> tuple[dict[str, npt.NDArray[Any]], dict[str, 
 
 
 def _nearest_before(part: Part, points: int) -> int:
-    """Return `Strangeness.nearest` of a detector in which it was not stored yet."""
+    """Return `Strangeness.nearest` of a detector in a file of an earlier version, which did not store it."""
     return max(1, min(10, points // 10)) if part == "neighbours" else 1
 
 

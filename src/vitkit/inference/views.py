@@ -26,7 +26,7 @@ KINDS = ("flip", "crops")
 
 @dataclass(frozen=True)
 class Views:
-    """The views that are computed of each picture.
+    """The views of each picture over which probabilities are averaged.
 
     Attributes:
         flip: whether each view is also mirrored.
@@ -91,10 +91,10 @@ class Views:
         return np.stack(views)
 
     def mean(self, answer: Callable[[Array], Array]) -> Callable[[Array], Array]:
-        """Return a function from views (B, V, C, height, width) to the mean of their probabilities, (B, K).
+        """Return a function that maps views (B, V, C, height, width) to the mean of their probabilities, (B, K).
 
         Args:
-            answer: (n, C, height, width) -> (n, K).
+            answer: a function that computes probabilities, (n, C, height, width) -> (n, K).
         """
 
         def compute(pixels: Array) -> Array:

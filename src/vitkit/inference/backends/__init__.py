@@ -34,22 +34,23 @@ def open_runner(
             installed, fails, or takes longer to prepare than it saves for this number of images, `auto` is eager. (On
             CPUs, compile is slower than eager. On GPUs, it is faster, but takes so long to prepare that half a million
             images are needed to save time.)
-        precision: one of `PRECISIONS`; `auto` is bfloat16 if the hardware supports its multiplication, else float32.
+        precision: one of `PRECISIONS`. `auto` is bfloat16 if the hardware can multiply in bfloat16, otherwise float32.
             float16 is for GPUs without bfloat16, such as a T4 or a V100.
-        images: the number of images to predict; None for many.
-        merge: the number of patches that every layer merges, which is faster but changes the results slightly. Only
+        images: the number of images to predict; None if it is unknown, which counts as many.
+        merge: the number of patches that every layer merges. Merging is faster but changes the results slightly. Only
             backend eager supports it.
-        plan: how backend eager computes on a CPU, one of `PLANS`. `auto` is the fastest plan by a stored measurement
-            for this machine. Without one, the plans are measured if there are many images, and otherwise `auto` is
-            `plain`. In float32, `auto` is `plain`, which equals the model bit for bit, unless `images` is large.
+        plan: how backend eager computes on a CPU, one of `PLANS`. `auto` is the plan that a stored measurement found to
+            be the fastest on this machine. If there is no measurement, the plans are measured for many images, and
+            `auto` is `plain` for few. In float32, `auto` is `plain` unless `images` is large, because the results of
+            `plain` are bitwise equal to those of the model.
         say: called with a line about the measurement.
         device: `cpu`, `cuda` or `mps`. `auto` is the model's device if this is a GPU, otherwise a GPU of this machine,
             or the CPU if there is none. With `auto`, a backend that supports only CPUs computes on the CPU.
 
     Raises:
         VitkitError: there is no such backend, precision, plan or device; the backend is not installed, cannot run the
-            model, or does not support the requested device or precision; or merging is requested of another backend
-            than eager, or of a model that needs all patches.
+            model, or does not support the requested device or precision; or merging is requested, but the backend is
+            not eager or the model needs all patches.
     """
     _check(backend, precision, plan, merge)
     here = _place(model, device)

@@ -49,7 +49,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
 class GraphWriter(Protocol[V]):
-    """The operations of a runtime; `V` is the type of its values. In shapes, 0 keeps the size of the input."""
+    """The operations of a runtime; `V` is the type of its values. In shapes, 0 stands for the size of the input."""
 
     def images(self, channels: int, height: int, width: int) -> V: ...
     def constant(self, value: Tensor) -> V: ...
@@ -122,7 +122,7 @@ class RelativePositions(Generic[V]):
         return logits
 
     def _by_offset(self, relative: RelativePosition, q: V, n: int) -> V:
-        """Compute logits by offset from queries (B, H, n, D_h), and arrange them by key: (B, H, n, N).
+        """Compute a logit for each offset from queries (B, H, n, D_h), and arrange the logits by key: (B, H, n, N).
 
         In row i, the logits of the keys start at offset N - 1 - i. In the flattened rows, these starts are 2N - 2
         apart. Cutting the flattened rows into rows of 2N - 2 therefore aligns the logits by key.
@@ -179,7 +179,7 @@ class StemEmitter(Generic[V]):
 
 
 def _same(side: tuple[int, int], size: int, stride: int) -> Pads:
-    """Return SAME padding, as in `stem.pad_same`."""
+    """Return SAME padding, as in `hybrids.pad_same`."""
     down, across = (max((math.ceil(length / stride) - 1) * stride + size - length, 0) for length in side)
     return down // 2, across // 2, down - down // 2, across - across // 2
 
@@ -402,7 +402,7 @@ class _GraphBuilder(Generic[V]):
         return self.writer.reshape(self.writer.slice(x, 1, i, i + 1), 0, self.config.hidden_size)
 
     def _read(self, x: V, norm: Norm | None, layer: nn.Module | None) -> V:
-        """Emit a layer, if there is one, for the normalised pooled tokens, (B, D), or (B, 2D) for token+gap."""
+        """Apply a layer, or none if it is None, to the normalised pooled tokens: (B, D), or (B, 2D) for `token+gap`."""
         twice = 2 if self.config.pool == "token+gap" else 1
         if isinstance(layer, nn.Linear):
             return self.linear(x, *after_norm(layer, norm, twice))
@@ -440,7 +440,10 @@ class _GraphBuilder(Generic[V]):
         )
 
     def rms(self, x: V, axis: int, size: int, eps: float) -> V:
-        """Divide the last axis by its root mean square: the standard deviation of x concatenated with -x."""
+        """Divide by the root mean square along the last axis.
+
+        It is computed as the standard deviation of x concatenated with -x along `axis`.
+        """
         writer = self.writer
         both = writer.concat([x, writer.multiply(x, writer.constant(torch.full((1,), -1.0)))], axis)
         return writer.slice(writer.normalise(both, 2 * size, eps), axis, 0, size)

@@ -59,7 +59,7 @@ class GraphRunner:
         return np.concatenate(list(map(self._answer, pieces)))[: len(images)]
 
     def _answer(self, images: Array) -> Array:
-        """Call `_run`, and convert an error of the runtime into one line."""
+        """Call `_run`, and convert an error of the runtime to a `VitkitError` of one line."""
         try:
             logits = self._run(images)
         except VitkitError:
@@ -83,7 +83,7 @@ def side_by_side(results: Sequence[Array]) -> Array:
 
 
 def import_openvino() -> Any:
-    """Import the package without the telemetry that it would send on import.
+    """Import OpenVINO, and prevent it from sending telemetry.
 
     Raises:
         VitkitError: OpenVINO is not installed.

@@ -2,7 +2,7 @@
 
 PyTorch's exporter traces the networks of other libraries. Its result contains more than the graph, such as the source
 location of each operation. The graph is therefore written again with only its operations, constants, inputs and
-outputs. Thus a file reveals nothing about the machine that made it, and readers can be strict.
+outputs. Thus a file reveals nothing about the machine that made it, and code that reads the file can be strict.
 
 A model that computes features together with its logits (`inference.features.with_features`) has a second output,
 `features` (batch, D).
@@ -70,7 +70,7 @@ def _check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
     """Check that the weights of a model are small enough for an ONNX file.
 
     Raises:
-        VitkitError: they are too large; the message ends with `cure`.
+        VitkitError: the weights are too large; the message ends with `cure`, which tells the user what to do.
     """
     size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
     if size > _LARGEST:
@@ -416,7 +416,7 @@ def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
 
 
 def _constant(name: str, value: Any, dtype: torch.dtype, nodes: list[Any]) -> Any:
-    """Return a constant in the form to store. If its dtype is changed, append a node that casts it back to `nodes`."""
+    """Return a constant in the form to store. If its dtype changes, append to `nodes` a node that casts it back."""
     import onnx
 
     if dtype == torch.float32 or value.dtype.name != "float32" or value.ndim < 2:

@@ -66,8 +66,8 @@ def from_file(path: Path, precision: str) -> OpenVINORunner:
 class OpenVINORunner(GraphRunner):
     """A runner that compiles its graph once for each number of threads that it is called with (`pipeline.threads`).
 
-    If several threads compute at once (`pipeline.flow`), the number is 1, so that no core waits for another within a
-    matrix product. Otherwise it is the number of cores by default.
+    If several threads call the runner at once (`pipeline.flow`), each computes with 1 thread, so that no core waits for
+    another within a matrix product. Otherwise the default is the number of cores.
     """
 
     backend = "openvino"

@@ -5,8 +5,8 @@ linear layers. The folding is exact and is computed in float64. Patches are proj
 convolution. Weights are stored in the layout of the CPU's matrix product (oneDNN). GELU and the residual sum are fused
 into the matrix product, so that their operand is still in the cache.
 
-In bfloat16, attention and MLP are rounded. The residual stream, the tokens and the input of the head stay float32. This
-costs a few percent of the time and reduces the error of the logits by a seventh.
+With dtype bfloat16, attention and MLP compute in bfloat16, while the residual stream, the tokens and the input of the
+head stay in float32. The float32 parts cost a few percent of the time and reduce the error of the logits by a seventh.
 
 `merge` returns a model that also merges similar patches.
 """
@@ -46,7 +46,9 @@ from vitkit.model.windows import attend_fused
 
 
 def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Tensor, Tensor]:
-    """Fold the affine part of a norm into the following layer; return its weight (out, in) and bias (out,), float64.
+    """Fold the affine part of a norm into the following layer.
+
+    The result is the new weight (out, in) and bias (out,) of the layer in float64:
 
     W (x * g + b) + c = (W * g) x + (W b + c)
 
@@ -65,7 +67,7 @@ def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Te
 
 
 def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Fold a norm into the layer of q, k and v (`after_norm`), and the scale of the logits into q."""
+    """Fold a norm into the layer that computes q, k and v (`after_norm`), and the scale of the logits into q."""
     weight, bias = after_norm(qkv, norm)
     scaling = torch.ones_like(bias)
     scaling[: weight.shape[1]] = scale
@@ -73,7 +75,7 @@ def qkv_after_norm(qkv: nn.Linear, norm: Norm | None, scale: float) -> tuple[Ten
 
 
 def with_scale(linear: nn.Linear, scale: nn.Module, norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-    """Fold the following LayerScale and the preceding norm into a layer; return its weight and bias, float64."""
+    """Fold the following LayerScale and the preceding norm into a layer; return the new weight and bias, float64."""
     weight, bias = after_norm(linear, norm if isinstance(norm, Norm) else None)
     gamma = scale.gamma.double() if isinstance(scale, LayerScale) else torch.ones_like(bias)
     return weight * gamma[:, None], bias * gamma
@@ -105,7 +107,7 @@ class Way:
 
     @property
     def attend(self) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]:
-        """Return the function of eqs. 6-7: scaled q (B, H, n, D_h), k, v and the logits' bias -> (B, n, D)."""
+        """Return a function that computes eqs. 6-7: scaled q (B, H, n, D_h), k, v, bias of the logits -> (B, n, D)."""
         return {"fused": _attend_fused, "batch": _attend_written_out, "image": _attend_by_image}[self.attend_by]
 
 
@@ -143,7 +145,7 @@ class _Linear(nn.Module):
             self.register_buffer("weight", weight)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Compute (..., in) -> (..., out), and add the residual (..., out)."""
+        """Compute (..., in) -> (..., out), and add the residual (..., out) if there is one."""
         if not self.pack:
             x = F.linear(x, self.weight, self.bias)
             x = x if self.act is None else self.act(x)
@@ -157,7 +159,7 @@ class _Linear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether this build of torch has oneDNN's packed product in this dtype on this CPU."""
+    """Return whether torch supports oneDNN's matrix product with packed weights in this dtype on this CPU."""
     try:
         way = Way(dtype, torch.device("cpu"), pack=True)
         _Linear(torch.ones(16, 16), torch.ones(16), way)(torch.ones(2, 16, dtype=dtype), torch.ones(2, 16, dtype=dtype))
@@ -167,7 +169,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class PreparedPatchEmbed(nn.Module):
-    """`PatchEmbed` as a matrix product in float32; the stem of a hybrid computes in the dtype of the layers."""
+    """`PatchEmbed` as a matrix product in float32. The stem of a hybrid computes in the dtype of the layers."""
 
     def __init__(self, embed: PatchEmbed, way: Way) -> None:
         super().__init__()
@@ -223,7 +225,7 @@ class _PreparedBlock(nn.Module):
 
 
 def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
-    """Return the norm to compute at run time, and the norm whose affine part is folded into the next layer."""
+    """Return the norm to compute at run time, and the norm whose affine part is folded into the next layer, if any."""
     return (without_affine(branch.norm), branch.norm) if reads_normalised(branch.order) else (branch.norm, None)
 
 
@@ -439,7 +441,7 @@ class MergingModel(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute eqs. 2-3 for all tokens, and merge tokens between the two equations.
 
-        If `queries` is a number, compute only this number of first tokens, and merge none.
+        If `queries` is not None, compute only the first `queries` tokens, and merge none.
         """
         assert isinstance(block, _PreparedBlock) and isinstance(block.attn, _PreparedAttention)
         attention, keys = block.attn, list[Tensor]()
@@ -458,16 +460,17 @@ class MergingModel(nn.Module):
 
 
 def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MergingModel:
-    """Return an optimised copy of the model in which every layer merges `r` patches; with 0 none are merged.
+    """Return an optimised copy of the model in which every layer merges `r` patches.
 
     Args:
         model: the model, which is not changed; later changes do not affect the copy.
-        r: the number of patches, 0 or more.
+        r: the number of patches; 0 for no merging.
         dtype: the dtype in which the layers compute.
         device: the device to compute on.
 
     Raises:
-        VitkitError: r is negative, or the model depends on the position of each patch.
+        VitkitError: r is negative, or the model does not support merging, for example because every layer uses
+            positions.
     """
     if r < 0:
         raise VitkitError(f"the number of tokens to merge in each layer must be 0 or more, not {r}")
@@ -490,13 +493,14 @@ def merge_tokens(
     Args:
         x: tokens (B, N, D).
         metric: (B, N, d); similarity is the cosine of these vectors.
-        sizes: (B, N) float32, the number of patches in each token; None for one each.
-        r: the number of patches to remove; at most half of them.
+        sizes: (B, N) float32, the number of patches that were merged into each token; None if every token has size 1.
+        r: the number of patches to remove; at most half of the patches are removed.
         config: the configuration, for the number of prefix tokens.
 
     Returns:
-        Tokens (B, N - r, D) and their sizes. Prefix tokens come first, then the unmerged patches of the first set, and
-        all patches of the second set.
+        Tokens (B, N - r, D) and their sizes. Patches alternately belong to two sets, and patches of the first set are
+        merged into those of the second. Prefix tokens come first, then the unmerged patches of the first set, then all
+        patches of the second set.
     """
     (B, N, D), ahead = x.shape, config.prefix_tokens
     r = min(r, (N - ahead) // 2)
@@ -516,10 +520,11 @@ def merge_tokens(
 
 
 def _match(a: Tensor, b: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Match tokens a (B, |a|, d) to tokens b (B, |b|, d), sec. 3.
+    """Match tokens a (B, |a|, d) with the most similar tokens b (B, |b|, d) (sec. 3).
 
     Returns:
-        The indices of the tokens of a that stay, in order; of the r tokens of a that merge; and of their partners in b.
+        The indices of the tokens of a that stay, in ascending order; the indices of the r tokens of a that are merged;
+        and the indices of their partners in b.
     """
     likeness = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).transpose(1, 2)  # (B, |a|, |b|)
     best, partner = likeness.max(dim=2)  # (B, |a|)
@@ -535,10 +540,10 @@ def _rows(x: Tensor, rows: Tensor) -> Tensor:
 
 # --- A block as two residual branches -------------------------------------------------------------------------
 
-# The optimised model, token merging and graphs for other runtimes compute a block without calling it. They get the
-# parts of the block from `branches`, and the order of operations from `in_order`. A block with an unknown part is
-# refused, because the part would silently be skipped. `variants` refuses unsupported fields of the configuration in the
-# same way. `vit.Block` is the block as in the paper.
+# The optimised model, token merging and graphs for other runtimes compute a block without calling its `forward`. They
+# get the parts of the block from `branches`, and the order of operations from `in_order`. A block with an unknown part
+# is refused, because the part would silently be skipped. `variants` refuses unsupported fields of the configuration in
+# the same way. `vit.Block` is the block as in the paper.
 
 T = TypeVar("T")
 
@@ -575,7 +580,7 @@ def branches(block: nn.Module) -> tuple[Branch, Branch]:
     """Return the branches of a block in the order of their computation: attention, then the MLP.
 
     Raises:
-        VitkitError: the block has a part that is not described here.
+        VitkitError: the block has an unknown part.
     """
     _refuse_other_parts(block)
     parts: Any = block

@@ -35,17 +35,17 @@ class Backend:
     """A way to compute logits.
 
     Attributes:
-        name: the name by which it is requested.
+        name: the name by which the backend is requested.
         tells: a short description.
-        module: the module that opens it.
+        module: the module that creates its runners.
         opens: the name of a function in the module: (model, precision) -> Runner.
         packages: the packages that must be installed.
         hint: how to install them.
-        precision: the only precision that it supports; None for any of `PRECISIONS`.
-        auto_on: the kind of device on which `auto` uses it instead of eager; None for none.
-        auto_from: the smallest number of images for which its preparation is worthwhile.
-        devices: kinds of device that it supports. Unless this is only the CPU, the function takes the device as a third
-            argument.
+        precision: the only precision that the backend supports; None for any of `PRECISIONS`.
+        auto_on: the kind of device on which the backend name `auto` stands for this backend; None for none.
+        auto_from: the smallest number of images for which `auto` uses this backend, because its preparation takes time.
+        devices: the kinds of device that the backend supports. If there are others than the CPU, the function takes the
+            device as a third argument.
     """
 
     name: str
@@ -81,7 +81,7 @@ BACKENDS: dict[str, Backend] = {}
 
 
 def register(backend: Backend) -> None:
-    """Add a backend. The command line offers it if it is imported afterwards.
+    """Add a backend. The command line offers the backend if it is registered before the command line is imported.
 
     Raises:
         ValueError: a backend with this name exists already.

@@ -1,9 +1,9 @@
 """The PyTorch runners: the model itself, an optimised copy, or a compiled copy.
 
 An optimised copy can compute in several ways, called plans (`PLANS`). The fastest plan depends on the processor.
-Therefore, plans are measured on the machine when many images are predicted, and the fastest plan is stored. For about a
-second, the plans take turns (A B C ... A B C ...), with a whole batch on each core. The plan `plain` is used unless the
-median of another plan is faster by at least five percent.
+Therefore, plans are measured on the machine when many images are predicted, and the fastest plan is stored. In a
+measurement, the plans take turns (A B C ... A B C ...) for about a second, with a whole batch on each core. The plan
+`plain` is used unless the median of another plan is faster by at least five percent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ROUNDS = (3, 15)  # minimum and maximum number of rounds
 
 
 def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat16) -> OptimizedModel:
-    """Return a copy of the model for the CPU that computes by `plan`, one of `PLANS` except `auto`."""
+    """Return a copy of the model on the CPU that computes according to `plan`, one of `PLANS` except `auto`."""
     if plan == "plain":
         return plain(model, dtype)
     layout, _, attend = plan.partition("-")
@@ -109,7 +109,7 @@ def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> di
 
 
 def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list[int]]:
-    """Return a copy with one block of each kind and the last block, and the number of blocks of each kind."""
+    """Return a copy that has only one block of each kind and the last block, and the number of blocks of each kind."""
     config = model.config
     kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
     cut = sharing(model)
@@ -121,7 +121,10 @@ def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list
 def _take_turns(
     candidates: Mapping[str, OptimizedModel], times: Sequence[int], images: Tensor, began: float
 ) -> list[dict[str, float]]:
-    """Return the seconds per batch of each plan, by round; plans that are slow in the first round are dropped."""
+    """Return the seconds per batch of each plan, for each round; an empty list if time runs out.
+
+    Plans that are slow in the first round are left out of the others.
+    """
     racing: dict[str, float] = {}
     for name in [*candidates, *candidates]:  # in the second pass, kernels have been chosen
         racing[name] = _seconds(candidates[name], times, images)
@@ -136,7 +139,7 @@ def _take_turns(
 
 
 def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) -> float:
-    """Return the seconds of processor time that this thread needs for a batch; other threads do not count."""
+    """Return the seconds of processor time that this thread needs for a batch. Other threads do not count."""
     began = time.thread_time()
     x = optimized.embed(images)  # (B, N, D)
     spent = time.thread_time() - began
@@ -189,7 +192,7 @@ def _file(facts: Mapping[str, Any]) -> Path:
 
 
 def _kept(facts: Mapping[str, Any]) -> str | None:
-    """Return the plan that was stored for these facts; None without a valid file."""
+    """Return the plan that was stored for these facts; None if there is no valid file."""
     try:
         kept = from_json(_file(facts).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -216,12 +219,12 @@ class _CannotRecordError(Exception):
 
 
 class KernelReplay:
-    """A model on a CUDA GPU that launches all kernels of a small batch at once.
+    """A model on a CUDA GPU, which launches all kernels of a small batch at once.
 
-    A GPU computes a few images faster than Python launches the kernels of a forward pass one by one. For each shape of
-    up to 32 images, the kernels are therefore recorded in a CUDA graph when the shape is first computed, and replayed
-    after that. All graphs share their memory, since they never run at the same time. A model whose kernels cannot be
-    recorded, for example because it waits for the GPU in between, is computed as usual.
+    A GPU computes a few images faster than Python launches the kernels of a forward pass one by one. Therefore, when a
+    batch of up to 32 images has a new shape, its kernels are recorded in a CUDA graph. Later batches of this shape
+    replay the graph. All graphs share their memory, since they never run at the same time. A model whose kernels cannot
+    be recorded, for example because it waits for the GPU in between, is computed as usual.
     """
 
     def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
@@ -264,7 +267,7 @@ class KernelReplay:
 def model_on_gpu(
     model: VisionTransformer, precision: str, device: str, *, is_compiled: bool = False
 ) -> Callable[[Tensor], Tensor]:
-    """Return the function by which the backends `eager` and `compile` compute the logits of images on a GPU.
+    """Return the function with which the backends `eager` and `compile` compute the logits of images on a GPU.
 
     Args:
         model: the model; it is copied.
@@ -285,7 +288,8 @@ class TorchRunner:
     Attributes:
         backend: `eager` or `compile`.
         precision: `float32`, `bfloat16` or `float16`.
-        is_concurrent: whether several threads may call it at once, as on a CPU without compilation.
+        is_concurrent: whether several threads may call the runner at once. This is the case on a CPU without
+            compilation.
         merged: the number of patches that every layer merges.
         plan: the plan of eager on the CPU, one of `PLANS` except `auto`; empty if no plan applies.
     """
@@ -325,9 +329,9 @@ def eager(
 ) -> TorchRunner:
     """Return a runner in PyTorch without compilation.
 
-    On the CPU, it computes by a plan. In float32, this is the model itself, unless another plan is requested or was
-    measured to be faster. On a GPU, the optimised model computes in bfloat16 and float16, and the model itself in
-    float32.
+    On the CPU, the runner computes according to a plan. In float32, it uses the model itself, unless another plan is
+    requested or was measured to be faster. On a GPU, it uses the optimised model in bfloat16 and float16, and the model
+    itself in float32.
 
     Raises:
         VitkitError: plans do not apply to this device, or this processor does not support packed weights.
