@@ -78,7 +78,7 @@ def confidence_at(probabilities: npt.NDArray[np.float32], power: float) -> npt.N
 
     Args:
         probabilities: class probabilities at the current temperature, (n, K).
-        power: current temperature divided by the new one.
+        power: current temperature divided by the other temperature.
     """
     highest = np.empty(len(probabilities))
     for rows in blocks(*probabilities.shape):
@@ -124,8 +124,8 @@ def most_rise(
 ) -> float:
     """Return the largest increase of the calibration error that chance explains, as a 97.5 % quantile.
 
-    Even the right temperature can increase the calibration error of a finite sample. The quantile comes from simulated
-    samples for which the fitted temperature is the right one.
+    Even the right temperature can increase the calibration error of a finite sample, compared with temperature 1. The
+    quantile comes from simulated samples for which the fitted temperature is the right one.
 
     Args:
         after: confidences at the fitted temperature, (n,). Simulated predictions are correct with these probabilities.
@@ -152,8 +152,7 @@ def calibrate(
         logits: (n, K).
         labels: true classes (n,), or class indicators (n, K), in which case each class is a binary decision.
         shift: number that is multiplied by the strength and added to the logit of each class, (K,). The strength stays
-            1 if the shift has no effect. This is the case for a shift of 0, and for an equal shift of all classes with
-            labels (n,).
+            1 if the shift has no effect: if it is 0, or if it is the same for all classes and the labels are (n,).
         weights: weight of each image, (n,); None weights all equally.
     """
     image_weights = np.ones(len(labels)) if weights is None else weights
@@ -176,8 +175,8 @@ def calibrate(
 def log_odds(probabilities: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Convert probabilities (n, K) to logits (n, K).
 
-    This inverts the softmax for labels (n,), and the sigmoid for class indicators (n, K). Logits of a softmax are
-    determined only up to a constant per row.
+    For labels (n,), this inverts the softmax; the logits are determined only up to a constant per row. For class
+    indicators (n, K), it inverts the sigmoid.
     """
     exact = np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny)
     if labels.ndim == 1:
@@ -191,7 +190,7 @@ def to_probabilities(logits: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def _losses(logits: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """Return the negative log-likelihood (n,) of each image's class, or of its K class decisions together."""
+    """Return the negative log-likelihood (n,) of each image's class, or the sum of its K binary decisions."""
     if labels.ndim == 1:
         return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
     return -log_expit(np.where(labels == 1, logits, -logits)).sum(axis=1)

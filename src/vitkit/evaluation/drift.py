@@ -4,9 +4,10 @@ A model folder records predicted classes and confidences for these images, and f
 unfamiliar images (`inference.trust`). A two-sample test compares each kind of value with the values of the new images.
 
 If both sets of images come from the same distribution, the p-value of one test is at most a with a probability of at
-most a. The p-values of several tests are adjusted by the method of Holm (1979). Then the probability that any adjusted
-p-value is at most a is at most a, however the tests depend on each other. The test of predicted classes has the same
-weight as all other tests together, because these are strongly correlated: each measures how unfamiliar an image is.
+most a. The p-values of several tests are adjusted by the method of Holm (1979). Then the probability that at least one
+adjusted p-value is at most a is at most a, no matter how the tests depend on each other. The test of predicted classes
+has the same weight as all other tests together, because the others are strongly correlated: each of them measures how
+unfamiliar images are.
 
 These probabilities apply to one comparison of independent images. Many pictures of one scene, or a comparison every
 day, cause more false alarms.
@@ -45,13 +46,13 @@ _TITLES = {
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """The predictions and scores of a model for n images, which drift tests compare.
+    """A model's predictions and scores for n images, which are the values that drift tests compare.
 
     Attributes:
         predicted: the most probable class of each image, (n,).
         doubt: 1 minus the probability of this class, (n,).
-        scores: scores for unfamiliar images by name; higher is less familiar. Each has a value for every image, (n,);
-            those that a model has recorded have values only for the validation images. Empty if the model has none.
+        scores: scores (n,) for unfamiliar images by name; a higher score means a less familiar image. Scores that were
+            recorded with a model exist only for the validation images. Empty if the model has no such scores.
     """
 
     predicted: Ints
@@ -84,7 +85,7 @@ class Looks:
         return cls(predicted, doubt, scores)
 
     def at(self, rows: npt.NDArray[Any]) -> Looks:
-        """Return the values of the images at these indices, or of those where a mask is true."""
+        """Return the values of the images that these indices or this boolean mask select."""
         return Looks(self.predicted[rows], self.doubt[rows], {name: s[rows] for name, s in self.scores.items()})
 
     def __len__(self) -> int:
@@ -155,7 +156,7 @@ def _p_of_values(first: Floats, second: Floats) -> float:
 
 
 def _weights(tests: int) -> Floats:
-    """Return the weights of the tests, whose sum is 1. The first one is the test of predicted classes."""
+    """Return the weights of the tests, beginning with the test of predicted classes. Their sum is 1."""
     others = max(tests - 1, 1)
     return np.array([others, *[1] * (tests - 1)]) / (others + tests - 1)
 
@@ -172,11 +173,11 @@ def _holm(p: Floats, weights: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class DetectableRise:
-    """The smallest rise of a class's share that comparisons of these numbers of images usually detect.
+    """The smallest rise of a class's share of the predictions that a comparison usually detects.
 
     Attributes:
         name: the name of the class.
-        before: its share in the earlier images.
+        before: the share in the earlier images.
         now: the share in new images that the test of predicted classes detects with a probability of 80 %.
     """
 
@@ -186,10 +187,10 @@ class DetectableRise:
 
 
 def detectable_rise(before: Looks, images: int, classes: Sequence[str], level: float) -> DetectableRise | None:
-    """Return the rise of the class with the median share that comparisons usually detect, by simulation.
+    """Return the smallest rise of one class's share that a comparison with new images usually detects.
 
-    The shares of the other classes keep their ratios. A comparison detects the rise if the adjusted p-value of the test
-    of predicted classes is at most `level`.
+    The rise is found by simulation, for the class with the median share. The shares of the other classes keep their
+    ratios. A comparison detects the rise if the adjusted p-value of the test of predicted classes is at most `level`.
 
     Args:
         before: the values of the earlier images.
@@ -226,8 +227,8 @@ def detectable_rise(before: Looks, images: int, classes: Sequence[str], level: f
 def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
     """Estimate the probability that the test of class shares rejects at `level`, if new images have these shares.
 
-    With many classes, the critical value is that of the permutation test for the expected numbers of new images. It is
-    not estimated, and the probability stated as 0, if the level is too low for that.
+    With many classes, a single permutation test, for the expected class counts of the new images, gives the critical
+    value of all simulated tests. If the level is too low to estimate this value, the result is 0.
     """
     rng = np.random.default_rng(0)
     if len(before) <= _FEW_CLASSES:
@@ -246,7 +247,7 @@ def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
 
 
 def _chi_squared(now: npt.NDArray[Any], both: npt.NDArray[Any], images: int) -> npt.NDArray[np.float64]:
-    """Return Pearson's statistic of counts (..., K) among `images` new images, with the counts of all images."""
+    """Return Pearson's statistic for the class counts `now` (..., K) of the new images and `both` of all images."""
     total = both.sum(axis=-1, keepdims=True)
     expected = images * both / np.maximum(total, 1)
     statistic: npt.NDArray[np.float64] = ((now - expected) ** 2 / np.maximum(both, 1)).sum(axis=-1)
@@ -254,7 +255,7 @@ def _chi_squared(now: npt.NDArray[Any], both: npt.NDArray[Any], images: int) -> 
 
 
 def _shares_in_words(before: Ints, now: Ints, classes: Sequence[str]) -> tuple[str, str]:
-    """Describe both shares of the class whose share changed most."""
+    """Describe the earlier and the new share of the class whose share changed most."""
     shares = [counts / max(int(counts.sum()), 1) for counts in (before, now)]
     k = int(np.lexsort((shares[1], np.abs(shares[1] - shares[0])))[-1])
     return f"{classes[k]} {shares[0][k]:.1%}", f"{classes[k]} {shares[1][k]:.1%}"
@@ -271,6 +272,6 @@ def _values_in_words(name: str, before: Floats, now: Floats) -> tuple[str, str]:
 
 
 def shares_of(looks: Looks, classes: Sequence[str]) -> dict[str, float]:
-    """Return for each class, by name, the fraction of images for which it is predicted."""
+    """Return the fraction of images for which each class is predicted, by class name."""
     counts = np.bincount(looks.predicted, minlength=len(classes))
     return dict(zip(classes, (counts / max(len(looks), 1)).tolist(), strict=True))

@@ -1,7 +1,7 @@
 """Evaluate a classifier on labelled images.
 
-An evaluation uses the labels that the images had before a model proposed other ones. It includes images that were
-excluded because of a proposal. The figures with the current labels are reported second
+An evaluation uses the labels that the images had before a model proposed other labels. It includes images that were
+excluded because of a proposal. The figures with the current labels are reported in addition
 (docs/decisions/0028-label-files.md).
 
 The reason is that test labels drift towards the model's predictions when people accept the model's proposals. In a
@@ -38,8 +38,8 @@ def evaluate(
 ) -> Evaluation:
     """Run the classifier on every image of a split, or of all splits if `split` is `all`.
 
-    Classes of the table and of the classifier are matched by name. If the predictions are passed as `outcomes`, the
-    classifier is not run.
+    Classes of the table and of the classifier are matched by name. If the predictions are passed as `outcomes`, they
+    are used and the classifier is not run.
 
     Raises:
         VitkitError: the split does not exist or has no readable image; an image has a class that the classifier does
@@ -228,7 +228,7 @@ def _left_out(table: ImageTable, split: str, proposals: Sequence[Proposal]) -> l
 
 
 def _relabelled(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluation:
-    """Replace the labels of some images, by path. Classes that the model does not know are added."""
+    """Replace the labels of the images with paths in `label_of`. Classes that the model does not know are added."""
     names = {path: evaluation.task.names_in(label_of[path]) for path in evaluation.paths if path in label_of}
     evaluation = evaluation.with_classes(
         sorted({name for each in names.values() for name in each} - set(evaluation.classes))
@@ -249,7 +249,8 @@ def proposal_figures(evaluated: ProposalEvaluation, seen: Mapping[str, str] | No
 
     Args:
         evaluated: evaluations with both sets of labels.
-        seen: role by path of the images that the weights had seen, which are excluded; None if this is unknown.
+        seen: the images that the weights had seen, as a mapping from path to role (train or val). They are excluded.
+            None if this is unknown.
 
     Returns:
         The two entries of evaluation.json; an empty dictionary if no model proposed a label for these images.

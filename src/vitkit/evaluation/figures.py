@@ -1,11 +1,12 @@
 """Compute all figures of an evaluation, as in evaluation.json, with confidence intervals for the main ones.
 
-The figures exclude images that the weights had seen, that is, images that the weights were trained on or selected by.
-The entry `chosen_on` lists choices that were made on the evaluated images, because figures on such images are too good.
+The figures exclude images that the weights had seen, that is, images that were used to train or to select the weights.
+The entry `chosen_on` lists choices that were made on the evaluated images, because such choices make the figures too
+good.
 
 If class frequencies in training were very unequal, accuracy and recall are computed for two operating points: class
-frequencies as in training, and equal frequencies. The logits of the two differ only by the logarithms of the class
-frequencies, so one evaluation gives both.
+frequencies as in training, and equal frequencies. The logits at the two operating points differ only by the logarithms
+of the class frequencies, so one evaluation gives both.
 
 `gain` compares two models, or two ways to use a model, on the same images.
 """
@@ -84,10 +85,10 @@ def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
 
 
 class Rise(NamedTuple):
-    """The increase of the calibration error by the model's temperature, compared with temperature 1.
+    """The amount by which the model's temperature increases the calibration error, compared with temperature 1.
 
     Attributes:
-        by: calibration error at the model's temperature minus that at temperature 1.
+        by: calibration error at the model's temperature minus calibration error at temperature 1.
         is_chance: whether chance explains the increase.
     """
 
@@ -96,7 +97,7 @@ class Rise(NamedTuple):
 
 
 def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise | None:
-    """Compare the calibration error with that at temperature 1; None unless the temperature increased the error."""
+    """Return by how much the temperature increased the calibration error; None if the error did not increase."""
     if numbers["ece"] is None:
         return None
     by = numbers["ece"] - numbers["ece_before_temperature"]
@@ -132,13 +133,13 @@ def by_name(provenance: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Return an entry for a page that describes the prompt templates; empty unless the model is zero-shot."""
+    """Return the description of the prompt templates for a page; empty unless the model is zero-shot."""
     templates = ", ".join(map(repr, _zero_shot_templates(provenance)))
     return {"zero-shot": f"by the class names alone, as {templates}"} if templates else {}
 
 
 def chosen_of_model(split: str, provenance: Mapping[str, Any], task: Task) -> tuple[str, ...]:
-    """Describe the choices that were made for a model on the images of a split; empty except for validation images.
+    """Describe the choices that were made for a model on the images of a split; empty unless the split is `val`.
 
     These are the choices of the model's run (`chosen_on`), and the choice of runs if the model averages several runs.
 
@@ -153,7 +154,7 @@ def chosen_of_model(split: str, provenance: Mapping[str, Any], task: Task) -> tu
 
 
 def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
-    """Describe the choices that a run made on the images of a split; empty except for validation images.
+    """Describe the choices that a run made on the images of a split; empty unless the split is `val`.
 
     Each description names the choice and the figure that decided, as in `epoch by val_acc`.
 
@@ -219,8 +220,8 @@ def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) 
         balance: entry `balance` of the model's provenance; None if there is none.
 
     Returns:
-        The figures by prior, and the prior that was chosen. None if the training classes were hardly unbalanced, if
-        their frequencies are not recorded, or if images may have several classes.
+        The figures by prior, and the prior that was chosen. None if the training classes were nearly balanced, if their
+        frequencies are not recorded, or if images may have several classes.
     """
     if balance is None or isinstance(evaluation, MultiEvaluation):
         return None
@@ -270,15 +271,15 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
     """Find the images of a split that must be excluded because the weights had seen them.
 
     Args:
-        record: record of the pictures that the weights were trained on or selected by.
+        record: record of the pictures that were used to train or to select the weights.
         table: images.
         split: split to check, or `all`.
-        is_of_run: whether the images belong to the run that trained the weights. Images of its `val` split are then
-            excluded only if the weights were trained on them.
+        is_of_run: whether the images belong to the run that trained the weights. If so, images of the `val` split are
+            excluded only if the weights were trained on them, not if they were used to select the weights.
 
     Returns:
-        The role (train or val) of each excluded image by path, and the reason why more images may have been seen. The
-        reason is empty if the search was complete.
+        A mapping from the path of each excluded image to its role (train or val), and the reason why the weights may
+        have seen more images. The reason is empty if the search was complete.
     """
     rows = table if split == "all" else table.of_split(split)
     rows, overlap = look_up(record, rows)
@@ -287,10 +288,10 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
 
 
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
-    """Return the images that must be excluded from the figures of a split, with their roles.
+    """Return the images that must be excluded from the figures of a split, as a mapping from path to role.
 
-    Images that the weights were trained on are excluded. Images that the weights were selected by are also excluded,
-    except in the `val` split. With `BY_FOLDS`, no images are excluded.
+    Images that were used to train the weights are excluded. Images that were used to select the weights are also
+    excluded, except in the `val` split. For the split `BY_FOLDS`, no images are excluded.
     """
     invalid = {"val": ("train",), BY_FOLDS: ()}.get(split, ("train", "val"))
     return {path: role for path, role in roles.items() if role is not None and role in invalid}
@@ -303,14 +304,17 @@ def all_figures(
     about: Mapping[str, Any] | None = None,
     doubt: str = "",
 ) -> dict[str, Any]:
-    """Compute the content of evaluation.json: figures without images that the weights had seen, `seen` and `headline`.
+    """Compute the content of evaluation.json.
+
+    The figures exclude images that the weights had seen. Further entries are `seen` and `headline`.
 
     Args:
         evaluation: evaluation of all images.
-        seen: role by path of images that the weights had seen; None if there is no record.
+        seen: the images that the weights had seen, as a mapping from path to role (train or val); None if there is no
+            record.
         provenance: provenance of the model, which records balancing, zero-shot templates and mixed weights.
-        about: further entries of the file: how the predictions were computed (`Classifier.computation`), and which of a
-            run's images have changed (`Changes.to_dict`).
+        about: further entries of the file: how the predictions were computed (`Classifier.computation`), and which
+            images of the run have changed (`Changes.to_dict`). None for none.
         doubt: why the weights may have seen more of the images than `seen` lists; empty if `seen` is complete.
     """
     counted = unseen_part(evaluation, seen)
@@ -350,7 +354,7 @@ def unseen_part(evaluation: Evaluation, seen: Mapping[str, Any] | None) -> Evalu
 
 
 def counted_part(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Evaluation:
-    """Remove the images that the figures of an evaluation exclude; if all are excluded, return all.
+    """Remove the images that the figures of an evaluation exclude. If all images are excluded, remove none.
 
     Args:
         evaluation: evaluation of all images.
@@ -367,8 +371,9 @@ def _seen_figures(evaluation: Evaluation, seen: Mapping[str, str] | None, doubt:
 
     Args:
         evaluation: evaluation of all images.
-        seen: role by path of the images that the weights had seen; None if there is no record.
-        doubt: why the weights may have seen more images.
+        seen: the images that the weights had seen, as a mapping from path to role (train or val); None if there is no
+            record.
+        doubt: why the weights may have seen more images; empty if `seen` is complete.
     """
     if seen is None:
         return {"seen": None}
@@ -456,7 +461,7 @@ class Gain:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the second model is significantly better, that is, the interval is above 0."""
+        """Whether the second model is significantly better, that is, whether the whole interval is above 0."""
         return self.interval[0] > 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -512,7 +517,8 @@ def tta_figures(
     Args:
         plain: the evaluation with a single view of each image.
         averaged: the evaluation with several views of each image.
-        seen: role by path of the images that the weights had seen, which are excluded; None if this is unknown.
+        seen: the images that the weights had seen, as a mapping from path to role (train or val). They are excluded.
+            None if this is unknown.
         views: the names of the views, and the number of views.
         seconds: the time of the evaluation with a single view, and with several views.
     """

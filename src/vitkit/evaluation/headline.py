@@ -160,7 +160,7 @@ def _of_folds(numbers: Mapping[str, Any]) -> Headline:
 
 
 def _of_final(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
-    """Yield the caveat that the figures of folds do not test the final model; nothing if there is no final model."""
+    """Yield the caveat that the figures of the folds do not describe the final model; none without a final model."""
     if final := numbers.get("final"):
         every = plural(final["images"], "image", "images")
         yield Caveat(

@@ -42,10 +42,10 @@ class Units:
     """Independent units of an evaluation: images, or groups of images.
 
     Attributes:
-        group: number of each image's unit, counting from 0, (n,).
+        group: number of the unit to which each image belongs, from 0, (n,).
         count: number of units.
-        imagined: number of images in the imaginary unit, which is added for smoothing. It is 1 if each
-            image is a unit; for groups, it is the size of an image's group, averaged over images.
+        imagined: number of images in the imaginary unit, which is added for smoothing. It is 1 if each image is a unit.
+            For groups, it is the size of the group to which an image belongs, averaged over images.
     """
 
     group: Ints
@@ -74,7 +74,7 @@ class Units:
     def effect(self, is_right: npt.NDArray[np.bool_]) -> float:
         """Return the design effect of the number of correct images (Kish 1965), at least 1.
 
-        This is the variance with dependent images, divided by the variance if they were independent.
+        This is the variance with the dependence of images within units, divided by the variance for independent images.
         """
         residual = is_right - is_right.mean()
         independent = float((residual**2).sum())
@@ -252,7 +252,7 @@ def _macro_f1_end(labels: Ints, predicted: Ints, classes: Ints, units: Units, *,
 
 
 def _place(labels: Ints, classes: Ints) -> Ints:
-    """Return the position (n,) of each label in the sorted `classes`; `len(classes)` for a label that is not there."""
+    """Return the position (n,) of each label in the sorted `classes`; `len(classes)` if it is not among them."""
     place = np.searchsorted(classes, labels)
     return np.where(np.append(classes, -1)[place] == labels, place, len(classes))
 
@@ -260,12 +260,12 @@ def _place(labels: Ints, classes: Ints) -> Ints:
 def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], units: Units) -> Interval:
     """Return the interval of the expected calibration error (`Reliability.ece`) of samples of n images.
 
-    The interval covers the average error of samples with the same n, because the error of small samples is larger on
-    average: chance moves every bin.
+    The interval covers the average error of samples of the same size, because chance makes the error larger on average
+    in small samples.
 
-    The variance is at least that of the numbers of correct images in the bins. For this lower bound, the fraction of
-    correct images in a bin is smoothed with one imaginary image at the bin's mean confidence. The variance also
-    includes one imaginary unit that changes from correct to wrong (`Units.imagined`).
+    The variance is at least the variance of the numbers of correct images in the bins. For this lower bound, the
+    fraction of correct images in a bin is smoothed with one imaginary image at the bin's mean confidence. The variance
+    also includes one imaginary unit that changes from correct to wrong (`Units.imagined`).
 
     Args:
         confidence: probability of the most probable class, (n,).

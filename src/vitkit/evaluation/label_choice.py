@@ -1,7 +1,7 @@
 """Choose which pictures to label next.
 
-With few labels, `choose_next` selects pictures that represent many others, because the uncertainty of a classification
-head is not informative yet (Hacohen et al. 2022, arXiv 2202.02794).
+With few labels, `choose_next` selects pictures that represent many other pictures, because the uncertainty of a
+classification head is not informative yet (Hacohen et al. 2022, arXiv 2202.02794).
 
 With more labels, `choose_next` selects pictures with the smallest margin between the two most probable classes. The
 selected pictures are spread over the feature space, so that a batch has no near-duplicates (Citovsky et al. 2021, arXiv
@@ -45,7 +45,7 @@ def choose_next(
         may_choose: whether each picture may be chosen, (n,); by default every picture without a label.
 
     Returns:
-        Indices of pictures without labels; fewer than `count` if not enough are left.
+        Indices of pictures without labels. There are fewer than `count` if too few pictures are left.
 
     Raises:
         ValueError: the sizes do not match, or a feature is not finite.
@@ -116,7 +116,7 @@ def _unsure(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64], count: int
 
 
 def _margins(pool: Floats, labelled: Floats, y: npt.NDArray[np.int64]) -> Floats:
-    """Return the margin (n,) of each picture in the pool, with a linear head fitted to the labelled pictures.
+    """Return the margin (n,) of each picture in the pool, according to a linear head fitted to the labelled pictures.
 
     The margin is the difference between the two highest probabilities.
     """

@@ -1,8 +1,8 @@
 """Find labels that are likely wrong, by comparing them with a classifier that has not seen the images.
 
 The test is whether the labels disagree with the predicted probabilities *more than the probabilities themselves
-predict*. Disagreement alone is no evidence against a label. Of the labels with a predicted probability of 0.2, one in
-five should be correct. A probe on useless features disagrees with nearly all labels.
+predict*. Disagreement alone is no evidence against a label: of the labels with a predicted probability of 0.2, one in
+five should be correct, and a probe on useless features disagrees with nearly all labels.
 
 The statistical model has two steps. First, each label is drawn from the classifier's probabilities, which are
 calibrated by a temperature and a weight of the class frequencies. Second, a fraction of the labels is replaced by
@@ -58,8 +58,9 @@ class Disagreement:
 
     Attributes:
         index: index of the image.
-        labels: class numbers of the image's label: one, unless images may have several classes or none.
-        suggested: class numbers that the classifier suggests instead.
+        labels: class numbers of the image's label. There is exactly one, unless images may have several classes or
+            none.
+        suggested: class numbers that the classifier suggests instead of `labels`.
         doubt: probability of the suggestion minus that of the label, in (0, 1].
         chance: probability that the label is correct nevertheless.
     """
@@ -81,8 +82,9 @@ class LabelNoise:
     Attributes:
         p: p-value of the hypothesis that all labels are correct.
         wrong: probability that each label is wrong.
-        suggested: most probable other class; for a decision, the more probable of 0 and 1.
-        doubt: probability of the most probable other class, or of the opposite decision, minus that of the label.
+        suggested: most probable class other than the label; for a binary decision, the more probable of 0 and 1.
+        doubt: probability of the most probable other class, or of the opposite decision, minus the probability of the
+            label.
     """
 
     p: float
@@ -143,7 +145,7 @@ class _Model(ABC):
 
     @abstractmethod
     def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
-        """Return the probability of each label, according to the classifier and under random labelling."""
+        """Return the probability of each label: according to the classifier, and if labels are random."""
 
     @abstractmethod
     def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:
@@ -151,7 +153,7 @@ class _Model(ABC):
 
     @abstractmethod
     def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:
-        """Return the derivatives of the cost: by the scale of the logits, and by the weight of the class frequencies.
+        """Return the derivatives of the cost with respect to the logits' scale and the class frequencies' weight.
 
         Args:
             slope: derivative of the cost with respect to the logarithm of each label's probability.
@@ -294,10 +296,11 @@ def find_suspects(
     Args:
         probabilities: predictions for images that the classifier was not trained on, (n, K).
         labels: classes (n,), or class indicators (n, K).
-        teaches: whether the label of each image may influence the results of other images, (n,); None allows all.
+        teaches: whether the label of each image may influence the results of other images, (n,); None if all labels
+            may.
 
     Returns:
-        The longest list in which at most two thirds of the labels are expected to be correct. It is empty if chance
+        The longest list of which at most two thirds of the labels are expected to be correct. It is empty if chance
         explains all disagreement.
     """
     noise = LabelNoise.of(probabilities, labels, teaches) if len(labels) else None
@@ -405,8 +408,8 @@ class LabelError(NamedTuple):
 def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int = 0) -> list[LabelError]:
     """Find label errors by linear probes on features, the most doubtful first.
 
-    The list is empty if chance explains all disagreement. Labels of test images do not train a probe, because the
-    suggestions would carry them into training labels.
+    The list is empty if chance explains all disagreement. Probes are not trained on labels of test images, because
+    these labels would leak into training labels through the suggestions.
 
     Args:
         table: n images.

@@ -146,13 +146,13 @@ class Evaluation:
         paths: paths of the images, (n,).
         labels: true class of each image, (n,).
         probabilities: (n, K); each row sums to 1.
-        unreadable: reason by path for each image that could not be predicted.
+        unreadable: the reason, by path, for each image that could not be predicted.
         temperature: temperature of the classifier; the probabilities include it.
         groups: group number of each image, (n,); images of the same group are not independent. Empty if all are
             independent.
-        chosen: descriptions of what was selected with these images, such as the epoch (`figures.chosen_on`).
-        since: current label, by path, of each image that was relabelled or excluded because of a model's proposal;
-            empty for an excluded image. `labels` has the earlier labels of these images (`evaluator`).
+        chosen: descriptions of choices that were made on these images, such as the epoch (`figures.chosen_on`).
+        since: current label, by path, of each image that was relabelled or excluded because of a model's proposal; the
+            label of an excluded image is "". `labels` contains the earlier labels of these images (`evaluator`).
         unknown: conformal p-value of each image, (n,): the fraction of held-out images that are at least as unfamiliar
             to the classifier (`inference.unknown`). None if the classifier has no score for unknown images.
     """
@@ -267,7 +267,7 @@ class Evaluation:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Classes of the model that no image has."""
+        """Classes of the model to which no image belongs."""
         return tuple(self.classes[i] for i in np.setdiff1d(np.arange(len(self.classes)), self.labels))
 
     def confused(self, most: int) -> list[tuple[str, str, int, float]]:
@@ -381,7 +381,8 @@ def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
 
     Args:
         evaluation: evaluation of n images.
-        number_of: group number, by path, of each image that belongs to a group.
+        number_of: group number, by path, of each image that belongs to a group. Images without a number are
+            independent.
     """
     known = [number_of.get(path) for path in evaluation.paths]
     numbers = [number for number in known if number is not None]
@@ -395,8 +396,8 @@ def grouped(evaluation: Evaluation, number_of: Mapping[str, int]) -> Evaluation:
 def pooled(folds: Sequence[Evaluation]) -> Evaluation:
     """Merge the evaluations of a cross-validation's folds, which have disjoint images and the same classes.
 
-    The predicted classes stay those of each fold's model, with the thresholds of this model. All images of a group must
-    be in the same fold.
+    Each image keeps the classes that the model of its fold predicted with its own thresholds. All images of a group
+    must be in the same fold.
     """
     first, groups, start = folds[0], list[int](), 0
     for fold in folds:
@@ -478,7 +479,7 @@ class MultiEvaluation(Evaluation):
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Classes of the model that no image has."""
+        """Classes of the model to which no image belongs."""
         return tuple(name for name, images in zip(self.classes, self.labels.sum(axis=0), strict=True) if not images)
 
     @property

@@ -1,7 +1,7 @@
 """Measure on test images whether a model's promises hold, and how its score for unknown images performs.
 
 There are two promises: sets of classes contain the true class with a requested probability, and confident predictions
-have a requested accuracy. Promises and score are derived from the model's predictions for held-out images
+have a requested accuracy. The promises and the score are derived from the model's predictions for held-out images
 (`inference.trust`). They are measured on other images, because results on the held-out images would be too good.
 """
 
@@ -41,17 +41,18 @@ def trust_figures(
 ) -> dict[str, Any]:
     """Return the entries `promises` and `unknown` of evaluation.json, as far as they can be measured.
 
-    `promises` requires a record of held-out images, and evaluated images that each have one of the model's classes.
-    `unknown` requires a score for unknown images.
+    `promises` requires that the classifier has a record of held-out images, and that each evaluated image has exactly
+    one class, which the model knows. `unknown` requires a score for unknown images.
 
     Args:
         classifier: the classifier that was evaluated.
         evaluation: the evaluation of all images.
-        seen: role by path of the images that the weights had seen, which are excluded; None if this is unknown.
+        seen: the images that the weights had seen, as a mapping from path to role (train or val). They are excluded.
+            None if this is unknown.
         is_of_run: whether the images belong to the run that trained the model. Only test images of a run are measured.
         coverage: the requested coverage of class sets; None for `COVERAGES`.
-        set_score: the score by which classes enter a set; see `trust.class_sets`.
-        by_class: whether the coverage is to hold for each class separately.
+        set_score: the score that determines which classes are in a set; see `trust.ClassSets`.
+        by_class: whether the coverage must hold for each class separately.
         accuracy: the requested accuracy of confident predictions; None for `ACCURACIES`.
 
     Raises:
@@ -103,7 +104,7 @@ def trust_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def _refusals(rows: list[dict[str, Any]], requested: float) -> Iterator[None]:
-    """Catch a `VitkitError` of the block, and append a row with its message to `rows`."""
+    """Catch a `VitkitError` of the `with` block, and append a row with its message to `rows`."""
     try:
         yield
     except VitkitError as error:
@@ -181,7 +182,7 @@ def _promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluation | None) -> dict[str, Any]:
-    """Return the record of fitting the score, and the fraction of `measured` that is called unknown at each level."""
+    """Return how the score was fitted, and the fraction of the images in `measured` called unknown at each level."""
     called = []
     if measured is not None and measured.unknown is not None:
         units, images = _units(measured), unknown.known.shape[1]

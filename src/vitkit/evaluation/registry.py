@@ -32,7 +32,7 @@ class Metric:
             `intervals`; empty if the figure has no interval.
         interval_module: module of the function `interval`.
         tasks: tasks that the figure applies to.
-        least_classes: smallest number of classes for which the figure is meaningful.
+        least_classes: smallest number of classes for which the figure is meaningful. With fewer, it is left out.
         function: function of labels and probabilities that a user registered (`register_metric`). It replaces `module`.
     """
 
@@ -100,7 +100,8 @@ def register_metric(name: str, function: Callable[[Any, Any], float], *, several
         name: key in evaluation.json, of letters, digits and `_`. A function that was registered earlier with this name
             is replaced.
         function: takes labels (n,) and probabilities (n, K) as numpy arrays, and returns a number; NaN if undefined.
-        several_classes: whether the figure is for images that may have several classes; labels are then (n, K), 0 or 1.
+        several_classes: whether the figure is for images that may have several classes. Labels are then class
+            indicators (n, K), 0 or 1.
 
     Raises:
         VitkitError: the name has other characters, vitkit has a figure with this name, or `function` cannot be called.

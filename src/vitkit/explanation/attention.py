@@ -43,7 +43,7 @@ def plain(model: nn.Module) -> VisionTransformer:
 
 
 class ExactAttention(Attention):
-    """Attention with the model's output, which also stores the exact matrix, (B, H, n, N) float32, in `seen`."""
+    """Attention that computes its usual output, and stores the exact matrix, (B, H, n, N) float32, in `seen`."""
 
     seen: Tensor | None = None
 
@@ -68,7 +68,7 @@ def exact_matrix(attention: Attention, q: Tensor, k: Tensor, bias: Tensor | None
 
 
 def twin(module: M, attention: type[Attention]) -> M:
-    """Return a copy of a module in evaluation mode. The copy shares the weights, which get no gradients.
+    """Return a copy of a module in evaluation mode. It shares the weights of the module, but they get no gradients.
 
     Args:
         module: the module, compiled or not. It is not changed.
@@ -201,8 +201,8 @@ def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
         layer: see `find_layer`.
 
     Returns:
-        The attention of the class token to the patches. If the classification head reads other tokens, their attention
-        is averaged with the weights of `readers`.
+        The attention of the class token to the patches. If the classification head reads other tokens, the average of
+        their attention with the weights of `readers`.
 
     Raises:
         VitkitError: there is no such layer, or it has no attention.
@@ -237,7 +237,7 @@ def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fu
 
 
 def read_rows(attention: Tensor, config: ViTConfig) -> Tensor:
-    """Average the rows of the tokens that the classification head reads, weighted: (..., N, N) -> (..., N)."""
+    """Average the rows of the tokens that the head reads, with the weights of `readers`: (..., N, N) -> (..., N)."""
     with torch.autocast(attention.device.type, enabled=False):
         return readers(config).to(attention) @ attention
 
@@ -291,7 +291,7 @@ def rollout(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean", discar
 
     Returns:
         The row of the class token in `rollout_matrix`, for the patches only. If the classification head reads other
-        tokens, their rows are averaged with the weights of `readers`.
+        tokens, the average of their rows with the weights of `readers`.
 
     Raises:
         VitkitError: `fusion` or `discard` is invalid, or no layer has attention.
@@ -310,8 +310,9 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
         model: see `attention_maps`.
         images: (B, C, height, width), preprocessed.
         fusion: the mean, maximum or minimum over heads, entry by entry, or the number of one head.
-        discard: the fraction of entries that is set to 0 in each combined matrix, the smallest entries first. Only
-            attention to patches is discarded, because the class token may receive information through prefix tokens.
+        discard: the fraction of the entries for patches that is set to 0 in each combined matrix, the smallest entries
+            first. Entries for prefix tokens are kept, because the class token may receive information through these
+            tokens.
 
     Returns:
         (B, N, N) float32, each row summing to 1.

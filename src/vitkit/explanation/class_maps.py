@@ -50,8 +50,9 @@ class WrittenAttention(Attention):
 def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
     """Follow the relevance of a class through all layers to the patches: (B, h, w), not normalised.
 
-    The accumulated relevance R starts as the identity, and each layer adds its relevance times R. Only the required row
-    of R is computed, from the last layer to the first.
+    The accumulated relevance R starts as the identity matrix. From the first layer to the last, each layer adds the
+    product of its relevance and R. Only one row of R is required, so the row is computed from the last layer to the
+    first.
 
     Args:
         model: the model, compiled or not, in any precision. Its mode and gradients are not changed.
@@ -76,7 +77,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, target: Target = None) ->
 def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, layer: int = -1) -> Tensor:
     """Return the attention to each patch in one layer, weighted by its effect on a class: (B, h, w).
 
-    Earlier layers mix information between tokens, but the map ignores this. The effect is strongest with mean pooling.
+    The map ignores that earlier layers mix information between tokens. This matters most with mean pooling.
 
     Args:
         model: see `gradient_rollout`.
@@ -95,7 +96,7 @@ def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, 
 
 
 def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:
-    """Return the class to explain for each image, (B,). By default, this is the class with the largest logit (B, K).
+    """Return the class to explain for each image, (B,): `target`, or the class with the largest logit if it is None.
 
     Raises:
         VitkitError: a class does not exist, or the number of classes differs from the number of images.
@@ -277,7 +278,7 @@ def occlusion(
 
 
 def square_places(grid: tuple[int, int], square: int, stride: int) -> Tensor:
-    """Return masks (S, h, w) of the patches that the square covers at each position. All patches are covered."""
+    """Return masks (S, h, w) of the patches that the square covers at each position. No patch stays uncovered."""
     height, width = (min(square, side) for side in grid)
     places = []
     for top in _starts(grid[0], height, stride):

@@ -113,7 +113,7 @@ def _weights(patches: int, low: float, high: float, pixels: int) -> tuple[FloatA
 
 
 def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image:
-    """Draw a map over its photograph, dark at the lowest value of the map and bright at the highest.
+    """Draw a map over its photograph. The lowest value of the map is dark, and the highest is bright.
 
     The region of the model's input is framed, and the rest is faded. Negative values are drawn as 0.
 
@@ -334,7 +334,7 @@ def mosaic(
         colours: the name of the colour map.
         cell: the long side of a picture in inches.
         limits: the values at the ends of the colour map.
-        beside: additional width of the figure in inches, such as for a colour scale.
+        beside: additional width of the figure in inches, for example for a colour scale.
     """
     rows, columns, h, w = cells.shape
     sheet = np.full((rows, h + 1, columns, w + 1), np.nan, dtype=np.float32)

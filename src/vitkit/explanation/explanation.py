@@ -93,7 +93,7 @@ def _methods_of_network(method: str, layer: int | None, model: Network) -> list[
 
 
 def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]:
-    """Return the keyword arguments of a method: those of `target` and `layer` that it accepts."""
+    """Return the keyword arguments for a method: `target` and `layer`, as far as the method accepts them."""
     of_class = {"target": target} if METHODS[method].of_class else {}
     of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}
     return of_class | of_layer
@@ -105,7 +105,7 @@ def read_photograph(
     """Read an image and preprocess it for the model.
 
     Returns:
-        The path (None for bytes and for a picture in memory), the photograph, the model's input (C, height, width), and
+        The path (None for bytes and for pictures in memory), the photograph, the model's input (C, height, width), and
         the region of the photograph that the input covers.
 
     Raises:
@@ -486,7 +486,10 @@ def _explain_classes(
 
 
 def _methods(classifier: Explainable, method: str, layer: int | None) -> list[str]:
-    """Return the requested methods, for a multi-label model without methods that compare rival classes."""
+    """Return the requested methods.
+
+    For a multi-label model, `all` does not include methods that compare rival classes.
+    """
     methods = choose_methods(method, layer, classifier.model)
     if classifier.task != "multi":
         return methods
@@ -531,7 +534,7 @@ def find_class(classes: Sequence[str], target: str | int, probabilities: npt.NDA
 
 
 def _heads(wanted: Model, images: Tensor, layer: int | None) -> tuple[FloatArray, tuple[int, ...], FloatArray | None]:
-    """Return the maps of all heads, the numbers of their layers, and rollout to each layer.
+    """Return the maps of all heads, the numbers of their layers, and the rollout from the first layer to each layer.
 
     The shapes are (layers, heads, h, w), (layers,) and (layers, h, w). If one layer is requested, rollout is None.
     """

@@ -96,8 +96,9 @@ def attention_distance(model: VisionTransformer, images: Tensor) -> FloatArray:
     """Return the mean attention distance of each head in pixels (Figure 7, right).
 
     The attention distance of a query patch is the mean distance to all patches, weighted by attention (app. D.7). The
-    result is averaged over queries and images. Prefix tokens are ignored because they have no position, so attention to
-    the patches is normalised to sum to 1. Distances are between the centres of patches, in pixels of the model's input.
+    result is averaged over queries and images. Prefix tokens are ignored because they have no position. Therefore
+    attention to the patches is normalised to sum to 1. Distances are between the centres of patches, in pixels of the
+    model's input.
 
     Args:
         model: the model.
@@ -191,7 +192,7 @@ def _patch_distances(config: ViTConfig) -> npt.NDArray[np.float64]:
 
 
 def _by_head(model: VisionTransformer, images: Tensor, measure: Callable[[Tensor], Tensor]) -> FloatArray:
-    """Average over images a measure of one layer's attention, (B, H, N, N) -> (B, H), for each layer: (L, H)."""
+    """Compute `measure`, (B, H, N, N) -> (B, H), of the attention of each layer, averaged over images: (L, H)."""
     config = plain(model).config
     _check_images(images)
     layers = attending(config)

@@ -255,7 +255,7 @@ class Unknown:
         return min(ACCEPTED, max(0.0, 1 - _least(self.method) / (self.known.shape[1] + 1)))
 
     def passes(self, seen: Seen) -> npt.NDArray[np.bool_]:
-        """Return which images (n,) pass as known at the threshold that accepts the share `accepted` of known ones."""
+        """Return which images (n,) pass as known at the threshold that the fraction `accepted` of known ones passes."""
         passed: npt.NDArray[np.bool_] = self.of(seen) > 1 - self.accepted + 1e-9
         return passed
 

@@ -370,7 +370,8 @@ class ViTConfig:
     hidden_size: int = 768
     heads: int = 12
     mlp_size: int = 3072
-    mlp_kind: Literal["mlp", "swiglu", "conv"] = "mlp"  # arXiv 2002.05202 (DINOv2 giant); 2103.11816 sec. 3.2
+    # "swiglu": arXiv 2002.05202, as in DINOv2 giant; "conv": arXiv 2103.11816, sec. 3.2
+    mlp_kind: Literal["mlp", "swiglu", "conv"] = "mlp"
     # "differential": arXiv 2410.05258; "axial": within rows, then columns of the patch grid (app. D.6); "window":
     # within windows (arXiv 2103.14030, sec. 3.2; 2203.16527, sec. 3)
     attention: Literal["softmax", "differential", "axial", "window"] = "softmax"
@@ -379,12 +380,13 @@ class ViTConfig:
     # MLP and attention in parallel (ViT-22B, arXiv 2302.05442, sec. 2); "fused": with one bias for the sum of both
     parallel: Literal["none", "separate", "fused"] = "none"
     projection: Literal["linear", "conv"] = "linear"  # of q, k, v; "conv": arXiv 2103.15808, sec. 3.2
-    block: str = "standard"  # or the name of an encoder layer that `register_block` was given
+    block: str = "standard"  # or the name of an encoder layer, see `register_block`
     conv_layers: tuple[int, ...] = ()  # layers that mix by convolution instead of attention
     stem: tuple[int, ...] | None = None  # sec. 3.1, hybrids: units of each ResNet stage; (): only the root
     stem_kind: StemKind = "reference"  # the implementation that defines weight standardisation and eps
-    class_token: bool | None = None  # None: if the pool reads it; mean-pooled models may have one that is not read
-    # sec. 3.1; app. D.3; DINOv2's linear probe; a query's attention to all tokens (arXiv 2106.04560, sec. 2.2)
+    class_token: bool | None = None  # None: True if the pool reads it; with pool "gap", it may exist without being read
+    # "token": sec. 3.1; "gap": app. D.3; "token+gap": DINOv2's linear probe; "map": the attention of a learned query to
+    # all tokens (arXiv 2106.04560, sec. 2.2)
     pool: Literal["token", "gap", "token+gap", "map"] = "token"
     pool_heads: int | None = None  # of pool "map"; None: as many as the layers have
     pool_mlp_size: int | None = None
@@ -398,9 +400,10 @@ class ViTConfig:
     # an MLP of the offset (arXiv 2111.09883, sec. 3.3)
     position: Position = "learned_1d"
     relative_size: int = 128  # hidden size of the MLP of "relative_mlp"
-    position_at: PositionAt = "input"  # relative positions act inside attention: every_layer or shared
+    position_at: PositionAt = "input"  # relative positions require "every_layer" or "shared": they act inside attention
     position_resize: PositionResize = "reference"  # the library whose interpolation fits positions to other image sizes
-    rotary: Rotary = "none"  # EVA-02, arXiv 2303.11331; arXiv 2403.13298, sec. 3.2; DINOv3, arXiv 2508.10104
+    # "eva": EVA-02, arXiv 2303.11331; "axial", "mixed": arXiv 2403.13298, sec. 3.2; "dinov3": arXiv 2508.10104
+    rotary: Rotary = "none"
     rotary_base: float = 10_000.0  # the ratio of the largest to the smallest frequency
     rotary_grid: Pair | None = None  # the grid to which patch positions are stretched; None: the grid of the patches
     rotary_offset: int = 0  # number of the first patch; Perception Encoder, arXiv 2504.13181, counts its class token
@@ -419,7 +422,7 @@ class ViTConfig:
     attention_norm: bool = False  # normalise the joined heads before their projection (sub-LN, arXiv 2210.06423)
     mlp_norm: bool = False  # normalise the input of the MLP's second layer (sub-LN, arXiv 2210.06423; EVA-02)
     fc_norm: bool = False  # normalise after pooling instead of before (BEiT, arXiv 2106.08254; MAE's fine-tuning)
-    layer_scale: float | None = None  # its initial value; arXiv 2103.17239, sec. 2
+    layer_scale: float | None = None  # the initial value; None: no LayerScale; arXiv 2103.17239, sec. 2
     activation: Literal["gelu", "relu", "silu"] = "gelu"  # of the MLP; sec. 3.1 has GELU
     gelu: Literal["erf", "tanh", "quick"] = "erf"  # "quick": x sigmoid(1.702 x), arXiv 1606.08415, sec. 2
     qkv_bias: bool = True
@@ -608,7 +611,7 @@ def _dependent_fields(config: ViTConfig, overrides: dict[str, Any]) -> dict[str,
     if was_relative != is_relative:  # a learned table may be added anywhere, relative positions only inside layers
         changes["position_at"] = "every_layer" if is_relative else "input"
     if "pool" in overrides and config.class_token == reads_token(config.pool):
-        changes["class_token"] = None  # if the new pool reads it
+        changes["class_token"] = None  # True if the new pool reads it
     if overrides.get("attention", "window") != "window":
         changes |= {"window_size": None, "global_layers": ()}
     if "layers" in overrides:
