@@ -61,7 +61,7 @@ class Looks:
 
     @classmethod
     def recorded(cls, trust: Trust) -> Looks:
-        """Return the values of the validation and test images, as recorded in a model folder."""
+        """Return the values of the validation and test images that are recorded in a model folder."""
         unknown = trust.unknown
         scores = {} if unknown is None else dict(zip(_names(trust), unknown.known, strict=True))
         parts = [trust.held_out, *([] if trust.tests is None else [trust.tests])]

@@ -117,9 +117,10 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
 
 
 def counted_figures(numbers: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the main figures and `intervals_95` without images that the weights had seen; empty if no image is left.
+    """Return the main figures and `intervals_95`, which exclude images that the weights had seen.
 
-    Figures of the training split and of a cross-validation are returned unchanged.
+    The result is empty if no image is left. Figures of the training split and of a cross-validation are returned
+    unchanged.
 
     Args:
         numbers: content of evaluation.json. In files of earlier versions, the main figures include seen images.

@@ -328,7 +328,7 @@ def find_suspects(
 def _list_of(wrong: Floats, group: npt.NDArray[np.bool_]) -> Ints:
     """Return the indices of a group's most doubtful images, the most doubtful first.
 
-    The list is as long as possible, but at most two thirds of its labels may be expected to be correct.
+    The result is the longest list of which at most two thirds of the labels are expected to be correct.
     """
     images = np.flatnonzero(group)
     order = images[np.argsort(-wrong[images], kind="stable")]

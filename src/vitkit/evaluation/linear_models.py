@@ -68,7 +68,7 @@ PENALTIES = tuple(10.0**power for power in range(-6, 7))
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """A linear map of features. The predicted class is that of the largest output.
+    """A linear map of features. The predicted class is the class with the largest output.
 
     Attributes:
         weight, bias: parameters of the map, (K, D) and (K,).

@@ -34,7 +34,10 @@ Target = Tensor | int | None  # a class for each image, or one for all images; N
 
 
 class WrittenAttention(Attention):
-    """Explicit attention (eq. 6 in float32), which stores the matrix (B, H, N, N) in `seen` to compute its gradient."""
+    """Attention that is computed explicitly (eq. 6 in float32).
+
+    It stores the matrix (B, H, N, N) in `seen`, so that the gradient with respect to the matrix can be computed.
+    """
 
     seen: Tensor
 

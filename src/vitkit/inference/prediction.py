@@ -136,7 +136,7 @@ class Prediction:
 def rank(
     path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None, unknown: float | None = None
 ) -> Prediction:
-    """Return the prediction for a ranking; `thresholds` are those of a multi-label model, (K,), otherwise None."""
+    """Return the prediction for a ranking; `thresholds` (K,) are given for a multi-label model, otherwise None."""
     if thresholds is None:
         return Prediction(path, *ranking[0], ranking, unknown=unknown)
     p = ranking.probabilities
@@ -637,14 +637,14 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
     opening, end = form.opening.encode(), len(form.header.encode())
     with file.open("rb") as stream:
         if not opening.startswith(stream.read(len(opening))):
-            raise _misfit(file, "it begins otherwise")
+            raise _misfit(file, "it begins differently")
         stream.seek(end)
         for record in form.records(stream):
             start, end = end, end + len(record)
             try:
                 row = form.decode(record.decode(*ENCODING))
             except (ValueError, TypeError, csv.Error) as error:
-                raise _misfit(file, f"bytes {start} to {end} are not such a row") from error
+                raise _misfit(file, f"bytes {start} to {end} are not a row of this format") from error
             yield slice(start, end), row
 
 

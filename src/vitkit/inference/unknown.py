@@ -277,8 +277,8 @@ def p_values(
 
     Each image is pooled with the known images. The tail of an image in one score is the number of images in the pool
     that score at least as high, divided by the weight of the score. The p-value is the fraction of the pool whose
-    smallest tail is at most the image's smallest tail. It is exact for any scores and weights, because all images of
-    the pool are treated alike.
+    smallest tail is at most the image's smallest tail. The p-value is exact for any scores and weights, because all
+    images of the pool are treated alike.
 
     Args:
         known: scores of the known images, (parts, n).

@@ -118,7 +118,7 @@ def _check_tokens(config: ViTConfig) -> None:
     if config.pool == "map" and config.hidden_size % (config.pool_heads or 1):
         raise VitkitError(f"hidden_size {config.hidden_size} is not divisible by pool_heads {config.pool_heads}")
     if config.pool != "map" and (config.pool_heads is not None or config.pool_mlp_size is not None):
-        raise VitkitError(f"pool_heads and pool_mlp_size are of pool 'map' alone, not of {config.pool!r}")
+        raise VitkitError(f"pool_heads and pool_mlp_size apply only to pool 'map', not to {config.pool!r}")
     if config.pool == "map" and config.mlp_kind != "mlp":
         raise VitkitError(f"pool 'map' has its own MLP, so it cannot be combined with mlp_kind {config.mlp_kind!r}")
     if config.fc_norm and (config.distill_head or config.pool == "token+gap"):
@@ -258,10 +258,10 @@ _LAYERS: dict[str, dict[str, dict[str, Any]]] = {
     "embed_layer": {"patchembed": {}},
 }
 _REFUSED = {
-    "block_fn": "register the class with vitkit.register_block, and say block=NAME",
-    "mlp_layer": "say mlp_kind='mlp', 'swiglu' or 'conv'",
-    "patch_drop_rate": "patches are dropped in training alone: vitkit train --patch-dropout",
-    "drop_block_rate": "say drop_path",
+    "block_fn": "register the class with vitkit.register_block, and use block=NAME",
+    "mlp_layer": "use mlp_kind='mlp', 'swiglu' or 'conv'",
+    "patch_drop_rate": "patches are dropped only in training, by vitkit train --patch-dropout",
+    "drop_block_rate": "use drop_path",
 }
 
 
@@ -288,7 +288,7 @@ def _translate(name: str, value: Any) -> dict[str, Any]:
     if name in _REFUSED:
         if value is None or (name.endswith("_rate") and value == 0):
             return {}
-        raise VitkitError(f"{name} is not taken: {_REFUSED[name]}")
+        raise VitkitError(f"{name} is not supported: {_REFUSED[name]}")
     if name in _LAYERS:
         return _fields_of_layer(name, value)
     if name == "drop_ratio":
@@ -297,12 +297,12 @@ def _translate(name: str, value: Any) -> dict[str, Any]:
         if value == 0:
             return {}
         raise VitkitError(
-            "drop_rate is dropout before the head in timm, which these models do not have: say dropout (timm's "
+            "drop_rate is dropout before the head in timm, which these models do not have: use dropout (timm's "
             "proj_drop_rate), position_dropout or attention_dropout"
         )
     if name == "global_pool":
         if value not in _POOLS:
-            raise VitkitError(f"global_pool must be one of {', '.join(_POOLS)}, not {value!r}: or say pool")
+            raise VitkitError(f"global_pool must be one of {', '.join(_POOLS)}, not {value!r}; or use pool")
         return {"pool": _POOLS[value]}
     return {_SAME.get(name, name): value}
 
@@ -577,7 +577,7 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     for name in aliases:
         for field in _ALIASES[name]:
             if field in overrides:
-                raise VitkitError(f"{name} and {field} say the same in two ways: give one of them")
+                raise VitkitError(f"{name} and {field} set the same field: give one of them")
     for name, value in overrides.items():
         if name not in PAIRS:  # they may be one number; see `as_pair`
             as_typed(name, hints_of(ViTConfig)[name], value)

@@ -52,7 +52,7 @@ class DifferentialAttention(nn.Module):
             nn.init.normal_(vector, std=0.1)
 
     def weight(self) -> Tensor:
-        """Compute lambda of eq. 2: (), float32."""
+        """Compute lambda of eq. 2, a float32 scalar."""
         first, second = self.lambda_q1.float() @ self.lambda_k1.float(), self.lambda_q2.float() @ self.lambda_k2.float()
         return first.exp() - second.exp() + self.lambda_init
 
@@ -86,10 +86,10 @@ class DifferentialAttention(nn.Module):
 
 
 def emit(graph: Any, attention: DifferentialAttention, x: Any, queries: int | None, scale: nn.Module) -> Any:
-    """Add the operations of `DifferentialAttention`, and of the LayerScale after it, to a graph.
+    """Add the operations of `DifferentialAttention`, and of the LayerScale after it, to a graph for another runtime.
 
     Args:
-        graph: the graph builder, whose `writer` writes operations.
+        graph: the graph builder; its `writer` writes the operations.
         attention: the layer, whose weights are copied.
         x: the normalised tokens, (B, N, D).
         queries: the number of leading tokens to compute; None for all.
@@ -125,7 +125,7 @@ def emit(graph: Any, attention: DifferentialAttention, x: Any, queries: int | No
 
 
 class DifferentialTimm:
-    """The handler of differential attention for timm's layout, which has the same tensor names."""
+    """The conversion of differential attention to and from timm's tensors, which have the same names."""
 
     @staticmethod
     def read(_names: Collection[str]) -> dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]:

@@ -200,7 +200,7 @@ class PatchConvolution(nn.Conv2d):
 class TokenConvolution(nn.Module):
     """Apply a depthwise 3x3 convolution to the patch grid of a sequence: (B, N, C) -> (B, N, C).
 
-    Prefix tokens stay unchanged. A sequence that contains only prefix tokens is returned as it is.
+    Prefix tokens stay unchanged. A sequence that contains only prefix tokens is returned unchanged, too.
     """
 
     def __init__(self, channels: int, grid: tuple[int, int], prefix_tokens: int) -> None:

@@ -79,7 +79,7 @@ _JOINED: dict[str, dict[str, Joined]] = {
 
 
 class ParallelTimm:
-    """The handler of parallel blocks for timm's layout (`ParallelScalingBlock`, `DiffParallelScalingBlock`)."""
+    """The conversion of parallel blocks to and from timm's (`ParallelScalingBlock`, `DiffParallelScalingBlock`)."""
 
     @staticmethod
     def read(names: Collection[str]) -> dict[str, Joined]:

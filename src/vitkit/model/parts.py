@@ -29,7 +29,7 @@ class PatchEmbed(vit.PatchEmbed):
         patch_size: the size of the patches.
         in_chans: the number of channels; `in_c` is understood as well.
         embed_dim: D.
-        norm_layer: a norm after the projection, such as `nn.LayerNorm`; None for none.
+        norm_layer: a norm after the projection, such as `nn.LayerNorm`; None for no norm.
         options: other fields of `ViTConfig`.
 
     Raises:
@@ -65,7 +65,7 @@ class Attention(vit.Attention):
 
     Args:
         dim: D.
-        num_heads: the number of heads, of which D is a multiple.
+        num_heads: the number of heads; D must be a multiple of it.
         qkv_bias: whether the projections to q, k and v have a bias.
         options: other fields of `ViTConfig`, such as `qk_scale`, `attn_drop_ratio`, `proj_drop_ratio`.
 
@@ -124,7 +124,7 @@ class Block(vit.Block):
 
     Args:
         dim: D.
-        num_heads: the number of heads, of which D is a multiple.
+        num_heads: the number of heads; D must be a multiple of it.
         mlp_ratio: the width of the MLP as a multiple of D.
         qkv_bias: whether the projections to q, k and v have a bias.
         drop_path_ratio: the rate of stochastic depth of this block; timm's `drop_path` is understood as well.

@@ -78,7 +78,7 @@ class TimmHabits:
         return self.config.representation_size is not None
 
     def __prepare_scriptable__(self) -> None:
-        """Refuse TorchScript, whose compiler calls this method."""
+        """Raise an error: TorchScript's compiler calls this method, and TorchScript is not supported."""
         raise VitkitError(
             "torch.jit.script does not understand this model, and PyTorch has deprecated TorchScript: use "
             "torch.export.export(model, (images,)), or vitkit export --to torch, which also stores the preprocessing"
@@ -155,7 +155,7 @@ class TimmHabits:
         wanted = range(depth) if indices is None else indices
         if isinstance(wanted, int):
             if not 0 < wanted <= depth:
-                raise VitkitError(f"indices {wanted} of {depth} layers")
+                raise VitkitError(f"indices must be from 1 to {depth}, the number of layers, not {wanted}")
             wanted = range(depth - wanted, depth)
         wanted = sorted({i % depth if -depth <= i < depth else i for i in wanted})  # `forward_layers` refuses others
         last = wanted[-1] if stop_early and wanted else depth - 1

@@ -80,7 +80,7 @@ class Variant:
 
 
 class TimmNames(Protocol):
-    """The interface of a handler for timm's layout."""
+    """The interface of a handler that converts a model to and from timm's tensors."""
 
     def read(self, names: Collection[str]) -> Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]]:
         """Map vitkit's tensor names to pairs: timm's names, and a function from timm's tensors to vitkit's tensor."""

@@ -161,13 +161,13 @@ def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: fl
 
 
 def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Tensor | None) -> Any:
-    """Add the operations of attention within windows to a graph; the output is (B, H, n, D_h).
+    """Add the operations of attention within windows to a graph for another runtime; return the output (B, H, n, D_h).
 
     All windows share the prefix tokens. The logits of the prefix keys are computed separately and then concatenated
     with the others, so that the prefix keys are not copied for every window.
 
     Args:
-        graph: the graph builder, whose `writer` writes operations.
+        graph: the graph builder; its `writer` writes the operations.
         windows: the windows of the layer.
         q: (B, H, n, D_h), scaled.
         k: (B, H, N, D_h).

@@ -26,7 +26,7 @@ def open_runner(
     say: Say = ignore,
     device: str = "auto",
 ) -> Runner:
-    """Return a runner of the model in its present state.
+    """Return a runner, a function that computes logits, for the model in its present state (`registry.Runner`).
 
     Args:
         model: the model, which is not changed.

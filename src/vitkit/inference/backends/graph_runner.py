@@ -23,7 +23,7 @@ _TELEMETRY, _ABSENT = "openvino_telemetry", object()
 
 
 class GraphRunner:
-    """A `Runner` of a graph, which also computes with numpy arrays (`answer`).
+    """A `Runner` that computes a graph. Its method `answer` computes with numpy arrays instead of tensors.
 
     Attributes:
         batch: the only batch size that the graph accepts; None for any.

@@ -60,7 +60,7 @@ class Backend:
     devices: tuple[str, ...] = ("cpu",)
 
     def open(self, model: Model, precision: str, device: str = "cpu") -> Runner:
-        """Return a runner of the model in its present state, on a device that is named as in torch.
+        """Return a runner of the model in its present state; `device` is a name as in torch.
 
         Raises:
             VitkitError: a package is missing, or the backend cannot run the model or does not support the device.

@@ -156,7 +156,7 @@ def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) ->
 
 
 def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
-    """Return all values that a measurement depends on; dropout rates and initialisation do not affect the cost."""
+    """Return all values that a measurement depends on, without those that do not affect the cost, such as dropout."""
     config = {
         name: value for name, value in asdict(model.config).items() if "drop" not in name and name not in ("init",)
     }
