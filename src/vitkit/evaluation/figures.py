@@ -342,7 +342,7 @@ _NO_FIGURES: dict[str, Any] = {
 
 
 def unseen_part(evaluation: Evaluation, seen: Mapping[str, Any] | None) -> Evaluation | None:
-    """Remove the images that the weights had seen from an evaluation; None if no image is left.
+    """Remove from an evaluation the images that the weights had seen; None if no image is left.
 
     Nothing is removed from an evaluation of the training split, because all of its images were seen.
 
@@ -538,7 +538,7 @@ def tta_figures(
 
 
 def tta_lines(numbers: Mapping[str, Any]) -> list[str]:
-    """Describe the gain and the cost of averaging over views in one line; empty if it was not used.
+    """Describe the gain and the cost of averaging over views in one line; empty if there is only one view.
 
     Args:
         numbers: content of evaluation.json.

@@ -260,8 +260,8 @@ def _place(labels: Ints, classes: Ints) -> Ints:
 def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], units: Units) -> Interval:
     """Return the interval of the expected calibration error (`Reliability.ece`) of samples of n images.
 
-    The interval covers the average error of samples of the same size, because chance makes the error larger on average
-    in small samples.
+    The interval covers the average error of samples of the same size, not the error on an unlimited number of images,
+    because chance makes the error of small samples larger on average.
 
     The variance is at least the variance of the numbers of correct images in the bins. For this lower bound, the
     fraction of correct images in a bin is smoothed with one imaginary image at the bin's mean confidence. The variance

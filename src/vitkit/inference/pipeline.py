@@ -136,7 +136,10 @@ def flow(
 
 
 def _in_batches(items: Iterable[T], size: int, among: Among | None) -> Iterator[tuple[list[T], int]]:
-    """Yield each batch with the number of rows to compute, the batch size in a run over all images (`Among`)."""
+    """Yield each batch and the number of rows to compute.
+
+    The number of rows is the batch size in a run over all images (`Among`).
+    """
     items = iter(items)
     if among is None:
         while batch := list(islice(items, size)):

@@ -546,7 +546,7 @@ def rules_for(
         coverage: the fraction of prediction sets that must contain the true class; None for no sets.
         set_score: the score of a class, see `ClassSets`.
         by_class: whether the coverage must hold for each class, instead of for all images together.
-        accuracy: the accuracy that labels must have; labels that are too uncertain are withheld. None to withhold none.
+        accuracy: the accuracy that labels must have. Labels that are too uncertain are withheld. None for no such rule.
         unknown: the highest p-value of an image that is called unknown; None to call no image unknown.
 
     Raises:

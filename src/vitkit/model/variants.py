@@ -134,7 +134,7 @@ def variants_of(config: ViTConfig) -> list[Variant]:
 
 
 def handlers_of(config: ViTConfig, who: str) -> list[Any]:
-    """Return a consumer's handlers of the variants in this configuration."""
+    """Return the handlers that the consumer `who` has for the variants in this configuration."""
     handlers = [row.handler(who) for row in variants_of(config) if who in row.handlers]
     return [handler for handler in handlers if handler is not None]
 

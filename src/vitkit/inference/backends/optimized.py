@@ -357,8 +357,8 @@ def prepare(
         dtype: the dtype in which the layers compute.
         device: the device to compute on.
         pack: whether weights may be packed on CPUs; False if the layers will be compiled.
-        attend: how to compute eqs. 6-7: by a `fused` kernel, or explicitly by `batch` or by `image`. None chooses what
-            is usually fastest; in bfloat16 on CPUs this is not the fused kernel.
+        attend: how to compute eqs. 6-7: by a `fused` kernel, or explicitly for a whole `batch` or for one `image` at a
+            time. None chooses what is usually fastest; in bfloat16 on CPUs this is not the fused kernel.
 
     Raises:
         VitkitError: the model has a field or part that is not supported here.
@@ -591,7 +591,7 @@ def branches(block: nn.Module) -> tuple[Branch, Branch]:
 
 
 def reads_normalised(order: str) -> bool:
-    """Return whether a branch normalises its input, so that the norm's affine part can be folded into its layer."""
+    """Return whether a branch normalises its input. The norm's affine part can then be folded into the next layer."""
     return order in ("pre", "beside")
 
 

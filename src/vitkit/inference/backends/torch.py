@@ -91,8 +91,8 @@ def _in_words(plan: str, ratios: Mapping[str, float]) -> str:
 def measure(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16) -> dict[str, float]:
     """Return each plan's speed-up over `plain` in processor time per batch, as the median over rounds.
 
-    Blocks of the same kind cost the same. Therefore one block of each kind is timed, and weighted by the number of such
-    blocks. If time runs out before the minimum number of rounds, the result contains only `plain`.
+    Blocks of the same kind cost the same. Therefore one block of each kind is timed, and its time is multiplied by the
+    number of such blocks. If time runs out before the minimum number of rounds, the result contains only `plain`.
     """
     cut, times = _one_of_each_kind(model)
     plans = [name for name in PLANS if name != "auto" and (can_pack(dtype) or not name.startswith("packed"))]
