@@ -95,7 +95,7 @@ class ClassRanking:
 
 
 def class_rankings(labels: npt.NDArray[Any], scores: Floats) -> Iterator[tuple[int, ClassRanking]]:
-    """Yield the number and the ranking of each class that occurs, in the order of the classes.
+    """Yield the class number and the ranking of each class that occurs, in the order of the classes.
 
     Args:
         labels: true classes (n,), or class indicators (n, K).
