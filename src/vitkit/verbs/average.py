@@ -40,8 +40,8 @@ class Average(Result):
         out: the model folder.
         used: the runs that were averaged.
         left: the runs that a greedy average left out.
-        figures: the content of evaluation.json; None if no image tests the average. The entry `average` has the
-            accuracy of each run on the same images, and the gain of the average over the run.
+        figures: the content of evaluation.json; None if there are no test images to measure the average on. The entry
+            `average` contains the accuracy of each run on the same images, and the gain of the average over this run.
         notes: remarks on the calibration, on changed images and on the figures, or the reason why there are no figures.
     """
 
@@ -53,11 +53,11 @@ class Average(Result):
 
     @property
     def headline(self) -> Headline | None:
-        """The main figure, with its interval and caveats; None if there is none."""
+        """The main figure, with its interval and caveats; None if there are no figures."""
         return None if self.figures is None else headline_of(self.figures)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the accuracy of each run, and the gain of the average with an interval; no rows without figures."""
+        """Return the accuracy of each run, and the gain of the average with an interval; empty without figures."""
         if self.figures is None:
             return []
         return [
@@ -117,15 +117,15 @@ def average(
     On the command line: `vitkit average runs/leaves-1 runs/leaves-2 -o models/leaves`.
 
     Args:
-        runs: the folders of the runs; a cross-validation stands for all of its folds.
+        runs: the folders of the runs; the folder of a cross-validation stands for the runs of all its folds.
         out: the model folder to write.
-        greedy: start with the run that is best on the validation images that all runs share, and add another run only
-            if the average does not become less accurate. By default, all runs are averaged.
+        greedy: start with the run that is best on the validation images that all runs share, and add each further run
+            only if the average does not become less accurate. By default, all runs are averaged.
         data: labelled images to measure the average on; by default the test images that all runs share.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite `out`.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: the runs differ in initial weights, architecture, classes, preprocessing or data; there are no
@@ -194,7 +194,7 @@ def _finish(
     note: Say,
     steps: Sequence[TriedRun],
 ) -> dict[str, Any] | None:
-    """Write the model folder, calibrate the model, and return the figures; None if no image tests the model."""
+    """Write the model folder, calibrate the model, and return the figures; None if there are no test images."""
     from vitkit.data.split_file import groups_to_list, look_over, roles_in_run, split_to_dict
     from vitkit.evaluation.figures import chosen_of_model, seen_of
     from vitkit.training.finalize import ValidationFacts
@@ -233,7 +233,7 @@ def _compare(
     images: SharedImages,
     device: str,
 ) -> list[dict[str, Any]]:
-    """Compare each run with the average on the images that test the average; return no rows without such images."""
+    """Compare each run with the average on the test images; return an empty list if no test image is counted."""
     from vitkit.data.corrections import read_corrected
     from vitkit.evaluation.evaluator import evaluate
     from vitkit.evaluation.figures import counted_part, gain

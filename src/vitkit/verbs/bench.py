@@ -58,7 +58,7 @@ class Benchmark(Result):
         machine: processor, cores, gpu, threads and torch version.
         rounds: the number of timings of each backend.
         results: a row for each backend, precision and batch size, as in `bench.csv`.
-        missing: the reason why a backend was left out, by backend and precision, such as `onnx bfloat16`.
+        missing: the reason for each backend that was left out, by backend and precision, such as `onnx bfloat16`.
         out: the folder with the table and the picture, if they were written.
         notes: assumptions about the model, and the backends that were left out.
     """
@@ -104,7 +104,7 @@ class Benchmark(Result):
 
     @property
     def legend(self) -> list[str]:
-        """The meanings of the columns, the ceilings in GFLOP/s, and the files that were written."""
+        """Lines that explain the columns, and state the ceilings in GFLOP/s and the files that were written."""
         ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in self.results)
         rates = [
             f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products"
@@ -117,7 +117,7 @@ class Benchmark(Result):
         ]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the function that draws bar charts of the speeds, by caption."""
+        """Return the function that draws bar charts of the speeds, with their caption as the key."""
         return {"Images per second": lambda: chart(_panels(self.model, self.results))}
 
     def lines(self) -> list[str]:
@@ -152,11 +152,12 @@ def bench(
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Benchmark:
-    """Measure the speed of each backend and precision in images per second, in alternating rounds.
+    """Measure the speed of each backend and precision in images per second.
 
-    The table shows the speed relative to eager float32, and the speed as a fraction of the ceiling. The ceiling is the
-    speed of the model's matrix products alone. The table also shows the largest difference of the logits from float32,
-    the fraction of equal predictions, and the memory of each backend.
+    Each round times all backends in turn. The table shows the speed relative to eager float32, and the speed as a
+    fraction of the ceiling. The ceiling is the speed of the model's matrix products alone. The table also shows the
+    largest difference of the logits from float32, the fraction of predictions that are the same as in float32, and the
+    memory of each backend.
 
         import vitkit
 
@@ -169,17 +170,18 @@ def bench(
         model: a model name (with random weights), a run or model folder, or a checkpoint. A classifier in memory is
             accepted, too.
         batch_sizes: the batch sizes, separated by commas. A list is accepted, too.
-        backends: some of eager, compile, openvino and onnx; by default all that work here.
+        backends: some of eager, compile, openvino and onnx; by default all that work on this machine.
         precisions: float32, bfloat16, or both.
         rounds: the number of timings of each backend.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         out: write a table (bench.csv) and a picture (bench.png) into this folder.
         force: overwrite files in `out`.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
-        VitkitError: there is no such model, a requested backend does not work here, or `out` contains a table.
+        VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains a
+            table.
     """
     from vitkit.inference.backends.registry import PRECISIONS, backend_names
 
@@ -257,7 +259,7 @@ def _open(
     batch: int,
     device: str,
 ) -> Opened:
-    """Open the reference, eager float32, and then the requested backends."""
+    """Open eager float32, which is the reference, and then the requested backends."""
     from vitkit.inference.backends.registry import BACKENDS
     from vitkit.profiling.speed import Opened, open_backends
 
@@ -273,7 +275,7 @@ def _open(
 
 
 def _images(model: Model, batch: int) -> Tensor:
-    """Return random images (B, C, height, width): 16 images, rounded down to whole batches, and at least one batch."""
+    """Return random images (B, C, height, width) in whole batches: at most 16 images, but at least one batch."""
     import torch
 
     config, count = model.config, batch * max(16 // batch, 1)
@@ -330,10 +332,11 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw bar charts of images per second, one panel for each title.
 
     Bars of vitkit's backends are blue, and bars of other libraries are orange. Bars of float32 are hatched. The line at
-    the end of a bar spans the quartiles. Grey bars are the ceilings of the precisions.
+    the end of a bar extends from the first to the third quartile. Grey bars show the ceiling of each precision: the
+    speed of the model's matrix products alone.
 
     Args:
-        panels: the rows of each panel, as returned by `vitkit.profiling.speed.row`, by the title of the panel.
+        panels: a mapping from the title of each panel to its rows, which `vitkit.profiling.speed.row` returns.
     """
     from vitkit.text.drawing import new_figure
 

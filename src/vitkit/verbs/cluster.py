@@ -2,8 +2,8 @@
 
 Each process opens the model once, and writes one part after another (`parts.write_part`). Complete parts are kept, so
 an interrupted command continues when it is repeated. A process that dies is replaced, and the new process continues the
-part after the last image that was written. On this machine, the processes are those of `system.processes`. On a
-cluster, Ray starts, places, restarts and retries the processes.
+part after the last image that was written. On this machine, `system.processes` starts the processes. On a cluster, Ray
+starts, places, restarts and retries the processes.
 """
 
 from __future__ import annotations
@@ -94,17 +94,19 @@ def parts_of_cluster(
     parts: int | None,
     force: bool,
 ) -> Iterator[Parts]:
-    """Write all parts of a command, and yield them. If the block succeeds, the parts are deleted afterwards.
+    """Write all parts of a command, and yield them as a context manager.
+
+    The parts are deleted if the `with` block ends without an error.
 
     Args:
         request: the arguments of the command, which are sent to the processes.
         images: the number of images of the command.
         out: the output of the command.
         cluster: `local` for processes on this machine, `ray` for those of a Ray cluster.
-        workers: the number of processes; None for one per GPU. Without GPUs, None is one process, or with Ray one per
-            machine.
-        parts: the number of parts; None for the number of parts of an interrupted command, or else for a number that
-            depends on `images` and the number of processes.
+        workers: the number of processes. None means one per GPU; without GPUs, it means a single process, or with Ray
+            one per machine.
+        parts: the number of parts; None means as many parts as an interrupted command has, or if there is none, a
+            number that depends on `images` and the number of processes.
         force: whether to replace parts of another command.
 
     Raises:
@@ -278,16 +280,16 @@ def serve() -> None:
 
 
 def share_of_nodes(nodes: Sequence[tuple[int, int]], workers: int) -> tuple[float, float]:
-    """Return the most cores and GPUs per worker with which all workers fit on the machines at the same time.
+    """Return the largest numbers of cores and GPUs per worker with which all workers can run at the same time.
 
-    Ray starts a worker only on a machine where this share is free. With a larger share, it would wait forever for such
+    Ray starts a worker only on a machine where this share is free. With a larger share, Ray would wait forever for such
     a machine. If there are more workers than GPUs or cores, several workers share one.
 
         >>> share_of_nodes([(16, 4), (16, 4)], workers=8), share_of_nodes([(2, 0)], workers=4)
         ((4.0, 1.0), (0.5, 0.0))
 
     Args:
-        nodes: the cores and GPUs of each machine.
+        nodes: the numbers of cores and GPUs of each machine.
         workers: the number of workers.
     """
     cores, gpus = (sum(node[i] for node in nodes) for i in (0, 1))

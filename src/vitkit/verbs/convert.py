@@ -39,7 +39,7 @@ class Conversion(Result):
     Attributes:
         destination: the file or folder that was written.
         to: the layout: folder (vitkit's), npz (Google's), timm or hf.
-        report: the report on every tensor.
+        report: the report on how each tensor was converted.
         temperature: the temperature by which the head was divided because the layout cannot store it; None if the head
             was not divided.
     """
@@ -86,7 +86,7 @@ def convert(
     force: bool = False,
     progress: Progress = silent,
 ) -> Conversion:
-    """Convert a checkpoint to another layout, with a report on every tensor; the result is read back and compared.
+    """Convert a checkpoint to another layout, report on every tensor, and check the result by reading it back.
 
         import vitkit
 
@@ -101,14 +101,15 @@ def convert(
         to: the layout: folder (vitkit's), npz (Google's), timm or hf; by default according to the destination's suffix.
         num_classes: the number of classes of a new head with zero weights, or 0 for no head; by default the existing
             head is kept.
-        image_size: another image size, in pixels; position embeddings are resized by the method of their publisher.
+        image_size: another image size, in pixels; position embeddings are resized with the method of the model's
+            publisher.
         heads: the number of attention heads, if the checkpoint does not determine it.
-        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
-            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
-            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
+            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
         allow_partial: convert the tensors that fit, even if others are missing or left over.
         force: overwrite `destination`.
-        progress: called with the current task, the number of finished items and their total.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: the source cannot be loaded, the layout cannot represent the model, or the destination exists.

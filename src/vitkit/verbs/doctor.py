@@ -69,7 +69,7 @@ class Checkup(Result):
         return [{"class": name, "images": images} for name, images in self.diagnosis.table.counts().items()]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw the images of each class and split, and the sizes of the images."""
+        """Return the functions that draw the number of images per class and the image sizes, by caption."""
         from vitkit.reporting.dataset_report import pictures_of
 
         return pictures_of(self.diagnosis)
@@ -137,17 +137,17 @@ def doctor(
         data: a folder, a CSV file, or the name of a data set; or the label_errors.csv of a run.
         out: also write an HTML page with pictures.
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data. For
-            label_errors.csv, a suspected label error is decided if the label file has a row for its image that was
-            added since the run, or that confirms the label.
-        data_root: the folder that now contains the run's images, under the same or other names; only for
+            label_errors.csv, a suspected label error counts as decided if the label file has a row for its image, and
+            this row was added since the run or confirms the label.
+        data_root: the folder that now contains the run's images, which may have been renamed; only for
             label_errors.csv.
         fit: how training will fit pictures to the input of the model.
         crop_pct: the fraction of the shorter side that a crop keeps, from 0 to 1.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         force: overwrite `out`.
-        shard: examine one part of the images, such as 2/8, and write the facts about them into the folder `out`.parts;
-            `vitkit gather` joins the parts, compares all images, and reports.
-        progress: called with the current task, the number of finished items and their total.
+        shard: examine only one part of the images, such as 2/8 (the second of eight), and write the facts about them
+            into the folder `out`.parts; `vitkit gather` joins the parts, compares all images, and reports.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: the data do not exist, fewer than two classes can be read, or `out` cannot be written.
@@ -215,7 +215,7 @@ _AT_ONCE = 2_000  # files that are examined before their facts are written
 
 
 def _facts(table: ImageTable, positions: Sequence[int]) -> Iterator[Value]:
-    """Yield the facts of the images at these positions in JSON types."""
+    """Yield the facts about the images at these positions, in JSON types."""
     from vitkit.data.file_facts import Memory, row_of, scan
 
     with Memory() as memory:
@@ -275,8 +275,9 @@ class SuspectedLabels(Result):
         data: the data that the run was trained on.
         images: the number of the run's images.
         suspects: the undecided rows of the list, the most suspicious first.
-        decided: the number of rows that are decided. A row is decided if its label in the list was corrected, or if the
-            label file has a row for its image that was added since the run, or that confirms the label.
+        decided: the number of rows that are decided. A row is decided if its label was corrected in the list. It is
+            also decided if the label file has a row for its image, and this row was added since the run or confirms the
+            label.
         held_out: the number of suspects in the split that the run was tested on.
         notes: lines about rows of the label file that match no image, and about test labels that models proposed.
         out: the page with pictures, if one was written.
@@ -351,7 +352,7 @@ class SuspectedLabels(Result):
 
     @property
     def consequence(self) -> str:
-        """A sentence on how following a suggestion affects the test figure."""
+        """A sentence on how accepting a suggestion for a held-out image affects the test figure."""
         images = plural(self.held_out, "of these images is", "of these images are")
         return (
             f"{images} held out: if one gets the suggested class or is left out, a model has proposed that, so the "
@@ -370,7 +371,7 @@ def _review_labels(
     """Return the undecided suspects of a label_errors.csv; write a page with their pictures if `out` is not None.
 
     Raises:
-        VitkitError: there is no run next to the list, its images are missing, or `out` cannot be written.
+        VitkitError: there is no run next to the list, the run's images are missing, or `out` cannot be written.
     """
     from vitkit.data.corrections import Followed
     from vitkit.data.labels import PathFinder, decisions_since, read_labels, read_suspects
@@ -414,7 +415,7 @@ def _review_labels(
 
 
 def _changed(images: Collection[int], table: ImageTable, split: Path, data_root: Path | None) -> str:
-    """Return a description of the images whose content has changed; empty if there are none or they are missing."""
+    """Return a description of the images whose content has changed; empty if none has, or if they are missing."""
     from vitkit.data.split_file import images_of_run, look_over, read_contents
 
     if data_root is None and not table.root.exists():

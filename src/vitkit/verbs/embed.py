@@ -56,7 +56,8 @@ class Embeddings(Result):
         features: the features of each of them, (n, D), or (n, h * w, D) for `patches`.
         what: the kind of features: `head`, `class`, `mean` or `patches`.
         errors: the reason why an image could not be read, by path.
-        nearest: the images most similar to `near` and their cosine similarities, the most similar first.
+        nearest: the images most similar to `near` and their cosine similarities, the most similar first; empty without
+            `near`.
         out: the file with the features; None if none was written.
         notes: assumptions about the model, and places that could not be searched for images.
         labels: the label of each image in `paths`, empty if the label file has no row for it; None without a label
@@ -144,27 +145,28 @@ def embed(
         out: write the features to this .npz file. Its arrays are paths, features, what, unreadable and errors. With
             `labels`, it also contains the array labels.
         what: the kind of features: `head` is the input of the head, `class` the class token, `mean` the mean of the
-            patches, and `patches` every patch.
+            patch tokens, and `patches` all patch tokens.
         near: find the images most similar to this one.
         labels: a label file (CSV: path, label). Images that the file excludes are left out, and the labels of the
             others are part of the result.
         top: with `near`, the number of images to list.
-        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
-            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
-            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
+            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
         batch_size: the number of images in a batch.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite `out`.
-        shard: compute one part of the images, such as 2/8, and write its features into the folder `out`.parts;
-            `vitkit gather` joins the parts. In a folder of shards, each part consists of whole shards.
+        shard: compute only one part of the images, such as 2/8 (the second of eight), and write its features into the
+            folder `out`.parts; `vitkit gather` joins the parts. In a folder of shards, each part consists of whole
+            shards.
         cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. An
             interrupted command continues when it is repeated.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or a single one without GPUs.
-            With Ray, the default without GPUs is one for each machine.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or one in total if there are no
+            GPUs. With Ray and without GPUs, the default is one for each machine.
         parts: with `cluster`, the number of parts; by default one for every 5,000 images, but at least four for each
             process.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: a value is not allowed, the model cannot be loaded or has no such features, no image can be read,
@@ -244,7 +246,10 @@ class _EmbedRequest:
     device: DeviceName
 
     def images(self, note: Say) -> tuple[list[str], dict[str, str] | None]:
-        """Return the images, and the label of each image by path; None without a label file."""
+        """Return the paths of the images, and a dict from path to label.
+
+        Without a label file, None is returned instead of the dict.
+        """
         paths = find_pictures(self.names, note)[0]
         label_of = None if self.labels is None else labels_by_path(paths, self.labels, source_folders(self.names), note)
         paths = paths if label_of is None else list(label_of)
@@ -253,7 +258,7 @@ class _EmbedRequest:
         return paths, label_of
 
     def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model, and return the listed images as a job that can be divided into parts."""
+        """Open the model, find the images, and return a job that can be divided into parts."""
         paths, label_of = self.images(ignore)
         classifier = open_model(self.model, note, self.device, self.preprocess)
         classifier.preprocess.check_known()
@@ -376,7 +381,7 @@ def _query(classifier: Classifier, near: Path, what: Features) -> npt.NDArray[An
 
 
 def _nearest(query: npt.NDArray[Any], collected: _FeatureCollector, top: int) -> tuple[tuple[str, float], ...]:
-    """Return the images with the highest cosine similarity, the highest first."""
+    """Return the `top` images most similar to `query`, with their cosine similarities, the most similar first."""
     import numpy as np
 
     vectors = collected.features

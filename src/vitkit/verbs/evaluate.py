@@ -99,7 +99,8 @@ class EvaluationResult(Result):
         Images that the weights have seen in training are not counted.
 
         Raises:
-            VitkitError: the weights have seen every image; `figures["with_seen"]` counts these images, too.
+            VitkitError: the weights have seen every image, so no image is counted. The figures in
+                `figures["with_seen"]` count these images, too.
         """
         return value_of(self.headline)
 
@@ -108,7 +109,10 @@ class EvaluationResult(Result):
         return [{"class": name, **row} for name, row in self.figures["per_class"].items()]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw confusions, reliability and ROC, by caption; empty for a multi-label model."""
+        """Return the functions that draw the pictures, by caption; empty for a multi-label model.
+
+        The pictures show the confusions, the reliability of the confidences, and the ROC curves.
+        """
         from vitkit.reporting.evaluation_report import pictures_of
 
         return pictures_of(self.evaluation, None)
@@ -135,7 +139,7 @@ class EvaluationResult(Result):
 
     @property
     def evaluated(self) -> str:
-        """A description of the images that the figures count."""
+        """A description of the images that the figures are based on."""
         headline, every = self.headline, len(self.evaluation.paths)
         split, counted = headline.split, headline.images
         if counted == every:
@@ -155,7 +159,7 @@ class EvaluationResult(Result):
             yield f"{name:18} {value:.4f}" + (f" (95 %: {interval})" if interval else "")
 
     def _summary(self) -> Iterator[tuple[str, float, str]]:
-        """Yield the name, the value and the 95 % interval of each main figure; the interval may be empty."""
+        """Yield the name, the value and the 95 % interval of each main figure. The interval is text, or empty."""
         from vitkit.text.cells import interval_text
 
         for name in self.evaluation.summary():
@@ -236,9 +240,9 @@ def evaluate(
         model: a run or model folder, a checkpoint of any published layout, an exported file, or a published name. A
             classifier in memory is accepted, too.
         data: the images to evaluate, instead of those of the run; classes are matched by name.
-        data_root: the folder that now contains the run's images, under the same or other names.
+        data_root: the folder that now contains the run's images, which may have been renamed.
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data or the run.
-        split: `train`, `val`, `test` or `all`; by default the first of test, val and all that exists.
+        split: `train`, `val`, `test` or `all`; by default test if it exists, else val if it exists, else all.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         out: write report.html, evaluation.json and predictions.csv into this folder.
         classes: the names of the data's classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that
@@ -246,39 +250,39 @@ def evaluate(
             .csv, .tsv or .json file.
         templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
             averaged.
-        coverage: measure how often the sets of `vitkit predict --coverage` contain the true class; by default for 0.9
-            and 0.95. The sets are measured only on test images or on other data, because they are based on the
-            validation images.
+        coverage: measure how often the sets that `vitkit predict --coverage` makes for this value contain the true
+            class; by default for 0.9 and 0.95. The sets are measured only on test images or other data, because they
+            are based on the validation images.
         set_score: how classes are chosen for a set, as for `vitkit predict`: `lac`, `aps` or `raps`.
         set_by_class: make the coverage hold for each class, not only for all images together.
-        accuracy: measure how often the predictions of `vitkit predict --accuracy` are right; by default for 0.95 and
-            0.99.
+        accuracy: measure how often the labels that `vitkit predict --accuracy` gives for this value are right; by
+            default for 0.95 and 0.99.
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
             (its centre and four corners), or `flip,crops` (all ten). The images are also evaluated without these views,
             and the difference is reported with its interval and its cost. `coverage` and `accuracy` are not measured
             then, because they are based on single views of the validation images.
-        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
-            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
-            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
-        backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
-        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers, else float32;
-            `float16` is for GPUs without bfloat16.
+        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
+            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
+        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
+            float32; `float16` is for GPUs without bfloat16.
         plan: how the backend eager computes on a CPU; `auto` is the fastest plan, which is measured once per machine.
         merge: the number of patches to merge with similar ones in every layer, which is faster and slightly less
             accurate (token merging, arXiv 2210.09461).
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite files in `out`.
-        shard: run the model on one part of the images, such as 2/8, and write the outcomes into the folder `out`.parts;
-            `vitkit gather` joins the parts. In a folder of shards, each part consists of whole shards. With `shard`,
-            the function returns a `PartFile`.
+        shard: run the model on only one part of the images, such as 2/8 (the second of eight), and write its outputs
+            into the folder `out`.parts; `vitkit gather` joins the parts. In a folder of shards, each part consists of
+            whole shards. With `shard`, the function returns a `PartFile`.
         cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. An
             interrupted command continues when it is repeated.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or a single one without GPUs.
-            With Ray, the default without GPUs is one for each machine.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or one in total if there are no
+            GPUs. With Ray and without GPUs, the default is one for each machine.
         parts: with `cluster`, the number of parts; by default one for every 5,000 images, but at least four for each
             process.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: a value is not allowed, the model or the data cannot be read, images have classes that the model
@@ -354,7 +358,7 @@ class _EvaluationRequest:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the run; None for a classifier in memory."""
+        """The path of the model, which may be the folder of a run; None for a classifier in memory."""
         return Path(self.model) if isinstance(self.model, (str, Path)) else None
 
     def open(self, note: Say) -> tuple[Classifier, ImageTable, ImageTable | None]:
@@ -371,7 +375,7 @@ class _EvaluationRequest:
         return classifier, table, run_table
 
     def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model, and return the listed images as a job that can be divided into parts."""
+        """Open the model, find the images, and return a job that can be divided into parts."""
         from vitkit.data.splits import held_out_split
         from vitkit.evaluation.evaluator import evaluated_images
 
@@ -397,7 +401,7 @@ class _EvaluationRequest:
     def evaluate(
         self, out: Path | None, notes: Notes, *, force: bool, outcomes: Outcomes | None = None
     ) -> EvaluationResult:
-        """Compute the figures, from `outcomes` if the model was already run on the images."""
+        """Compute the figures; `outcomes` are the outputs of the model if it was already run on the images."""
         from vitkit.data.splits import held_out_split
         from vitkit.evaluation.figures import tta_figures
         from vitkit.evaluation.promises import trust_figures
@@ -459,7 +463,7 @@ def _plain(value: Any) -> Any:
 
 
 def _outcomes(classifier: Classifier, rows: ImageTable, positions: Sequence[int]) -> Iterator[Value]:
-    """Yield the path and the outcome of the images at these positions, in JSON types."""
+    """Yield the path and the model's output for each image at these positions, in JSON types."""
     part = classifier.as_part(positions, len(rows))
     outcomes = part.assessments(rows.file(i) for i in positions)
     for i, (_, outcome) in zip(positions, outcomes, strict=True):
@@ -468,7 +472,7 @@ def _outcomes(classifier: Classifier, rows: ImageTable, positions: Sequence[int]
 
 
 def join_parts(parts: Parts, out: Path, notes: Notes, *, force: bool) -> EvaluationResult:
-    """Compute the figures from the outcomes of all parts. The model is opened, but not run.
+    """Compute the figures from the model outputs in all parts. The model is opened, but not run.
 
     Raises:
         VitkitError: a part is damaged, or the model or the images have changed since the parts were written.
@@ -489,7 +493,7 @@ def join_parts(parts: Parts, out: Path, notes: Notes, *, force: bool) -> Evaluat
 
 
 def _outcomes_of(parts: Parts) -> Outcomes:
-    """Return the outcome of each image by path. A large array of outcomes is stored in a temporary file."""
+    """Return the model's output for each image by path. A large array of outputs is stored in a temporary file."""
     outcomes, rows = dict[str, Any](), None
     for i, (value, error) in enumerate(parts.values()):
         if error is not None:
@@ -548,7 +552,10 @@ def _evaluated(
     run_table: ImageTable | None,
     outcomes: Outcomes | None,
 ) -> tuple[ProposalEvaluation, float]:
-    """Return the evaluation, with the run's records of the images, and the seconds that the evaluation took."""
+    """Evaluate the classifier, and return the evaluation and its duration in seconds.
+
+    If the images are those of a run, the evaluation includes what the run has recorded about them.
+    """
     from vitkit.evaluation.evaluator import evaluate_before
 
     began = time.monotonic()
@@ -580,7 +587,7 @@ def _proposals(
 def _with_run_facts(
     judged: ProposalEvaluation, classifier: Classifier, run: Path, table: ImageTable
 ) -> ProposalEvaluation:
-    """Add the groups of images, and the settings that were chosen on these images, from the records of a run."""
+    """Add what a run has recorded: the groups of its images, and the settings that were chosen on these images."""
     from vitkit.data.split_file import groups_of_run
     from vitkit.data.task import task_of
     from vitkit.evaluation.figures import chosen_of_model
@@ -594,7 +601,11 @@ def _with_run_facts(
 def _seen(
     classifier: Classifier, source: object, table: ImageTable, split: str, *, is_of_run: bool
 ) -> tuple[dict[str, str] | None, str]:
-    """Return the images that the weights have seen, and why there may be more; None and "" without a record."""
+    """Return the images that the weights have seen, and the reason why there may be more.
+
+    The images are a dict from path to role (train or val). Without a record of seen images, the result is None and an
+    empty reason.
+    """
     from vitkit.data.seen import PictureRecord
     from vitkit.evaluation.figures import find_seen
 
@@ -641,7 +652,7 @@ def _look_over(
 
 
 def _note_folds(folder: Path, note: Say) -> None:
-    """Note the cross-validated figures, because the final model of a cross-validation was trained on all images."""
+    """Report the cross-validated figures with `note`, because the final model was trained on all images."""
     from vitkit.evaluation.registry import read_figures
     from vitkit.system.run_files import EVALUATION, FOLDS
 
@@ -671,10 +682,10 @@ def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, ro
 
 
 def _check_order(classifier: Classifier, run_table: ImageTable) -> None:
-    """Refuse a model whose classes are in another order than in the run's split.json.
+    """Check that the classes of the model are in the same order as in the run's split.json.
 
     Raises:
-        VitkitError: the order differs, because model.json or split.json was edited.
+        VitkitError: the orders differ, because model.json or split.json was edited.
     """
     if set(classifier.classes) == set(run_table.classes) and tuple(classifier.classes) != run_table.classes:
         raise VitkitError(
@@ -747,7 +758,7 @@ def _absent(outcome: Evaluation) -> list[str]:
 
 
 def _operating_lines(numbers: dict[str, Any]) -> list[str]:
-    """Return a line with the accuracies for each class prior; empty if the figures have no operating points."""
+    """Return a line with the accuracies for each class prior; an empty list if the figures have no class priors."""
     from vitkit.evaluation.figures import SHARES
 
     points = numbers.get("operating_points", {})

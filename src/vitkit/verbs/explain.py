@@ -66,7 +66,7 @@ class Explanations(Result):
     Attributes:
         method: the method of the explanations.
         explained: the folder of each explained image, by path. Each folder contains a page, overlays and `maps.npz`.
-        unreadable: why the remaining images have no explanation, by path.
+        unreadable: the reason why each remaining image has no explanation, by path.
         page: the page with all explanations, or None if there are none.
         notes: assumptions about the model, and places that could not be searched for images.
         sheet: the sheet of the style `paper` as a PNG file, next to SVG and PDF files; None for other styles.
@@ -139,7 +139,7 @@ class Anatomy(Result):
         return {"page": str(self.page), "figures": list(self.arrays), "told": list(self.remarks)}
 
     def lines(self) -> list[str]:
-        """Return the remarks, and the names and page of the figures."""
+        """Return the remarks, the names of the figures, and the path of their page."""
         return [*self.remarks, self._drawn]
 
     @property
@@ -182,19 +182,19 @@ def explain(
             is accepted, too.
         sources: images, folders (including their sub-folders), or patterns.
         out: the folder to write to. It is required.
-        method: the method of explanation; by default `gradient`, and `rollout` for the style `paper`.
-        style: `paper` adds a sheet of up to 30 images, each next to its product with the map, as in the paper's Figure
-            6.
+        method: the method of explanation; by default `gradient`, or `rollout` with the style `paper`.
+        style: `paper` adds a sheet as in the paper's Figure 6, with up to 30 images, each next to the image multiplied
+            by its map.
         target: the class to explain: its name, its number, or `top` for the most probable one.
         layer: the layer to explain, for methods that explain one layer; -1 is the last.
         anatomy: draw filters, positions and attention distances of the model, as in the paper, instead of maps.
-        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
-            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
-            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
+            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: write to `out` even if it is not empty.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: the model cannot be loaded or explained, there is no such class or layer, or `out` cannot be
@@ -255,7 +255,7 @@ def _explain_images(
 
     method = choices[0]
     rows: list[str] = []
-    pairs: list[tuple[Image.Image, Image.Image]] = []  # of the sheet
+    pairs: list[tuple[Image.Image, Image.Image]] = []  # of images in the sheet
     result = Explanations(method, {})
     for done, path in enumerate(paths, 1):
         try:
@@ -302,7 +302,7 @@ def _pair(explanation: Explanation, method: Method) -> tuple[Image.Image, Image.
 
 
 def _pixels(low: float, high: float, size: int) -> tuple[int, int]:
-    """Round the ends of a region to pixels from 0 to `size`, at least one pixel apart."""
+    """Round the ends of an interval to whole pixels from 0 to `size` that are at least one pixel apart."""
     first = min(max(round(low), 0), size - 1)
     return first, max(min(round(high), size), first + 1)
 
@@ -388,7 +388,10 @@ def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatom
 
 
 def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | None, list[str]]:
-    """Return at most `_MOST_IMAGES` preprocessed images, (B, C, height, width), and remarks; None without paths."""
+    """Return at most `_MOST_IMAGES` preprocessed images, (B, C, height, width), and remarks.
+
+    If there are no paths, None is returned instead of the images.
+    """
     import torch
 
     from vitkit.data.decode import UnreadableImageError

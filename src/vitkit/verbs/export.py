@@ -48,7 +48,7 @@ class Export(Result):
         file: the file that was written.
         to: the runtime of the file, or the kind of package.
         compared_on: a description of the images that the comparison used.
-        outcome: the difference between the file and the model, and the size and duration of the export.
+        outcome: the difference between the outputs of the file and the model, and the size and duration of the export.
         precision: the precision of the stored weights.
         image_size: height and width of the input in pixels.
         batch: the fixed batch size, or None for any.
@@ -139,17 +139,17 @@ def export(
         out: the file to write; by default named after the model, in the current folder.
         data: the images for the comparison; by default those of the run.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
-        data_root: the folder that now contains the run's images, under the same or other names.
+        data_root: the folder that now contains the run's images, which may have been renamed.
         image_size: another image size, in pixels; position embeddings are resized. One number, (height, width), or text
             such as "384,512".
-        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
-            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
-            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
+            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
         precision: the precision of the stored weights.
-        dynamic_batch: accept batches of any size, or only single images.
+        dynamic_batch: accept batches of any size instead of only single images.
         force: overwrite `out`.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: the model cannot be exported, or the file exists. No file is left.
@@ -194,7 +194,7 @@ def _runtime() -> Path:
 
 
 def _card(classifier: Classifier, place: Path | None, out: Path) -> str:
-    """Return the model card, with the figures of the run if the model is one."""
+    """Return the model card, with the recorded figures if the model is in a run or model folder."""
     import vitkit
     from vitkit.model_folder import DESCRIPTION, version_of
     from vitkit.reporting.model_card import model_card

@@ -35,7 +35,7 @@ class Gathered(Result):
         out: the file or folder that was written.
         notes: remarks on the parts and on the result.
         result: the result of `eval` (`EvaluationResult`), `doctor` (`Checkup`) or `embed` (`Embeddings`). It is None
-            for `predict`, whose rows may not fit into the memory.
+            for `predict`, whose rows may not fit into memory.
     """
 
     verb: str
@@ -91,8 +91,8 @@ def gather(
         out: the output: for `predict` a .csv, .jsonl, .xlsx or .parquet file, for `embed` an .npz file, for `eval` a
             folder, and for `doctor` an .html file.
         force: overwrite `out`.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: parts do not belong together, one is missing or damaged, the model or the images of `eval` or the

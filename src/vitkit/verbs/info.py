@@ -64,7 +64,7 @@ class Info(Result):
     Attributes:
         name: the name or path of the model.
         cost: the configuration, parameters, multiply-accumulates and memory of the model.
-        origin: the further facts of a checkpoint or classifier; None for a model name.
+        origin: the additional facts about a checkpoint or classifier; None for a model name.
         shapes: whether the lines include the shapes at each stage of the model.
     """
 
@@ -122,11 +122,11 @@ def info(
         shapes: list the shape, parameters and cost of each stage of the model.
         image_size: another image size, in pixels.
         heads: the number of attention heads, if the checkpoint does not determine it.
-        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
-            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
-            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
+            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
         allow_partial: report on a checkpoint even if tensors are missing or left over.
-        progress: called with the current task, the number of finished items and their total.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: there is no such model, or it does not support these options.

@@ -2,7 +2,8 @@
 
 Models are opened by path, by name or from memory. Images are found in files, in folders and by patterns. Outputs are
 never written next to the photographs, are locked while they are written, and replace existing files only with `force`.
-The command line checks choices itself; `check_choice` and `split_choices` check the choices of callers from Python.
+Some arguments have a fixed set of choices. The command line checks these itself; `check_choice` and `split_choices`
+check them for callers from Python.
 
 `named_classes` reads names of classes from text or from a file. `open_named` opens a classifier of these classes, and
 `open_for_labels` also checks that the names are the classes of labelled images.
@@ -49,8 +50,8 @@ else:
     BackendName, PrecisionName, PlanName = Literal[backend_names()], Literal[PRECISIONS], Literal[PLANS]
 
 PREPROCESS = (  # the help of --preprocess
-    "The preprocessing of images, if the model does not specify it or should use another: settings such as "
-    "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, the name of a publisher whose weights use it "
+    "The preprocessing of images, by default that of the model or an assumed one: settings such as "
+    "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, the name of a publisher whose preprocessing is used "
     f"({one_of(pixel_owners())}), or a JSON file."
 )
 
@@ -166,7 +167,7 @@ def path_of(path: str | Path | None) -> Path | None:
 
 
 def check_data(data: str | Path) -> None:
-    """Raise an error for missing data before torch is imported, which takes seconds.
+    """Raise an error if the data are missing, before torch is imported, which takes seconds.
 
     Processes of a launcher skip this check. Their first process later reports the error for all of them.
 
@@ -178,7 +179,7 @@ def check_data(data: str | Path) -> None:
 
 
 def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
-    """Find all image files in files, folders and patterns.
+    """Find all images that are given as files, are in folders, or match patterns.
 
     Args:
         sources: files, folders and patterns.
@@ -199,7 +200,7 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
 def read_list(listed: str) -> list[str]:
     """Read a list of images from a file, or from standard input if `listed` is `-`.
 
-    Each line is a path or an address. Empty lines are ignored, and spaces belong to the names of files.
+    Each line is a path or an address. Empty lines are ignored, and spaces at the ends of a line belong to the path.
 
     Raises:
         VitkitError: the file cannot be read, is not a text file, or lists nothing.
@@ -273,7 +274,7 @@ def source_folders(sources: Iterable[str]) -> list[str]:
 
 
 def check_suffix(out: Path, suffixes: Collection[str]) -> None:
-    """Refuse an output file with none of these suffixes.
+    """Check that the suffix of an output file is one of `suffixes`.
 
     Raises:
         VitkitError: the suffix is not allowed.
@@ -324,10 +325,11 @@ def exclusive_out_folder(
         path: the folder, which may be missing; None does nothing.
         folders: the source folders.
         or_else: an alternative to choosing a new folder, for the message about a folder that is not empty.
-        may_hold: whether the folder may contain files.
+        may_hold: whether the folder may already contain files.
 
     Raises:
-        VitkitError: the folder is a file, a source or not empty, or another process is writing to it.
+        VitkitError: the path is a file, lies in a source folder, or is a folder that must be empty but is not; or
+            another process is writing to it.
     """
     if path is None:
         yield
@@ -353,7 +355,7 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
 
 
 def check_choice(flag: str, value: object, literal: Any) -> None:
-    """Refuse a value that is not among the values of a Literal.
+    """Check that a value is one of the values of a Literal.
 
     Raises:
         VitkitError: the value is not one of them.
@@ -363,10 +365,10 @@ def check_choice(flag: str, value: object, literal: Any) -> None:
 
 
 def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the choices in a list or in text separated by commas, without repetitions.
+    """Return the choices from a list, or from text with commas between them, without repetitions.
 
     Raises:
-        VitkitError: a choice is unknown or `auto`, or there is none.
+        VitkitError: a choice is unknown or `auto`, or no choice is passed.
     """
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
     known = [name for name in known if name != "auto"]
@@ -493,9 +495,9 @@ def open_images_and_words(
 def named_classes(classes: str | Sequence[str]) -> list[str]:
     """Return class names from a list, from text with commas or semicolons between the names, or from a file.
 
-    In a .txt file, each line is a name; a single line is read like text. A .csv or .tsv file has the names in its
-    column class, label or name, or in its only column. A .json file contains a list, or an object with numbers and
-    names as in class_indices.json.
+    In a .txt file, each line is a name; if there is only one line, it is read like text. A .csv or .tsv file has the
+    names in its column class, label or name, or in its only column. A .json file contains a list, or an object with
+    numbers and names as in class_indices.json.
 
     Raises:
         VitkitError: the file does not exist or lists no classes, or a name contains a semicolon.

@@ -33,7 +33,7 @@ class ModelList(Result):
     names: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return a table with the sizes of each model (the paper's Table 1), its patches, classes and parameters."""
+        """Return a table with the sizes (the paper's Table 1), patches, classes and parameters of each model."""
         rows = self.rows()
         heading = ("name", "layers", "hidden", "MLP", "heads", "patches", "classes", "parameters")
         return aligned(
@@ -104,7 +104,7 @@ class NetworkList(Result):
     names: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return the names, and a remark that some of them may be refused."""
+        """Return the names, and a remark that vitkit may refuse some of them."""
         return [*self.names, "networks that do not end in one linear layer are refused when they are built"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def count_parameters(config: ViTConfig) -> int:
     patches = channels * c.patch_size[0] * c.patch_size[1] * D + D
     tokens = (c.prefix_tokens + c.tokens) * D  # the learned tokens, and a position for each token
     layer = 4 * D * (D + 1) + 2 * D * c.mlp_size + c.mlp_size + D + 4 * D  # attention, MLP, two norms
-    reading = c.layers - (c.pool == "token")  # layers whose patches are read; not the last one if its class token is
+    reading = c.layers - (c.pool == "token")  # layers whose patches are used; if the class token is, not the last one
     convolutions = 10 * c.mlp_size * reading if c.mlp_kind == "conv" else 0  # depthwise, 3x3 with a bias
     convolutions += 10 * D * (2 * c.layers + reading) if c.projection == "conv" else 0
     convolutions += len(c.conv_layers) * (10 * D - 3 * D * (D + 1))  # instead of q, k and v

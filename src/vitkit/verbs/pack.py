@@ -41,7 +41,7 @@ _MARK, _SUMS = "packing.json", "SHA256SUMS"  # the first and the last file that 
 _PICTURES = ("three", "seven", "nine")
 _WEIGHTS = "deit_tiny_patch16_224.pth"  # the file that the lesson names
 _RESERVE = 100_000_000  # bytes that must stay free
-_UNPACKED = 2.5  # times the size of the wheels that an installation takes, roughly
+_UNPACKED = 2.5  # size of an installation relative to its wheels, roughly
 _SAME_TIME = 2.0  # seconds; file systems of USB sticks round times
 
 
@@ -51,7 +51,7 @@ class PackPlan:
 
     Attributes:
         lines: a line for each kind of computer, and a line on the download.
-        missing: the number of bytes to download, as far as the servers state them.
+        missing: the number of bytes to download, without the files whose size is not known.
         unknown: the number of files to download whose size is not known.
     """
 
@@ -136,12 +136,13 @@ def pack(
             There may be several.
         python: the version of Python on the computers: 3.11, 3.12 or 3.13; by default the version that runs vitkit.
             There may be several.
-        extra: a further part of vitkit to include, such as export; the studio is always included. There may be several.
+        extra: another optional part of vitkit to include, such as export; the studio is always included. There may be
+            several.
         cpu_index: the package index with PyTorch for Linux without CUDA, or `none` to use only the indexes that pip is
             configured for.
         confirm: called with the plan before the download; if it returns False, nothing is downloaded.
         note: called with each line of the plan, and with a line about anything unexpected.
-        progress: called with the current task, the number of finished items and their total.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: a value is not allowed, the folder contains something else, the packages cannot be found or
@@ -220,7 +221,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _indexes(cpu_index: str, targets: Sequence[Target], note: Say) -> list[str]:
-    """Return the index of PyTorch without CUDA; no index if no target needs it, or if it is not reachable."""
+    """Return the index of PyTorch without CUDA in a list; empty if no target needs it, or it is not reachable."""
     if cpu_index == "none" or not any(target.name.startswith("linux-") for target in targets):
         return []  # for Windows and macOS, PyTorch's usual packages are those for the CPU
     if _is_reachable(cpu_index):
@@ -308,7 +309,7 @@ def _write_locks(
 
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
-    """Remove all other files from a folder, such as files of an earlier call and incomplete downloads."""
+    """Remove all files except `kept` from a folder, such as files of an earlier call and incomplete downloads."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in kept:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -503,7 +504,7 @@ class Wheel:
 
     Attributes:
         name: the name of the file.
-        requirement: the requirement of exactly this version, such as `torch==2.13.0`.
+        requirement: the requirement that only this version meets, such as `torch==2.13.0`.
         url: the address of the wheel, which may be that of a local file.
         sha256: the checksum; empty if the index does not state it.
         size: the size in bytes; None if the server does not state it.
@@ -529,9 +530,9 @@ def here() -> str:
 
 
 def resolve(requirement: str, target: Target, indexes: Sequence[str] = ()) -> list[Wheel]:
-    """Return the wheels that a requirement needs on a kind of machine, without their sizes (`with_sizes`).
+    """Return the wheels that a requirement needs on a kind of machine.
 
-    The wheel of the required package itself is included.
+    The wheel of the required package itself is included. The sizes are None; `with_sizes` adds them.
 
     Args:
         requirement: a requirement such as `/packages/vitkit-0.1.0-py3-none-any.whl[studio]`.
@@ -624,7 +625,7 @@ def _wheel(install: dict[str, Any]) -> Wheel:
 
 
 def with_sizes(wheels: Sequence[Wheel]) -> list[Wheel]:
-    """Return the wheels with their sizes, as far as the servers state them."""
+    """Return the wheels with their sizes; a size is None if the server does not state it."""
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
         sizes = pool.map(_size, (wheel.url for wheel in wheels))
         return [
@@ -698,7 +699,7 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _with_version(text: str) -> str:
-    """Return METADATA with the version of the code, because that of an editable installation may be outdated."""
+    """Set the version in METADATA to that of the code; in an editable installation, it may be outdated."""
     lines = text.split("\n")
     at = next(number for number, line in enumerate(lines) if line.startswith("Version: "))
     return "\n".join([*lines[:at], f"Version: {vitkit.__version__}", *lines[at + 1 :]])

@@ -59,7 +59,7 @@ _PATIENCE = 10.0  # seconds to wait for the lock of a process that was stopped
 
 @dataclass(frozen=True)
 class Part:
-    """One of several parts, counted from 1, such as `2/8`."""
+    """One of several parts of the images, such as `2/8`. The first part has the number 1."""
 
     number: int
     count: int
@@ -156,7 +156,7 @@ class JobRequest(Protocol):
         ...
 
     def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model, and return the listed images as a job that can be divided into parts.
+        """Open the model, find the images, and return a job that can be divided into parts.
 
         Args:
             note: called with each assumption about the model.
@@ -174,7 +174,7 @@ def _share(items: Sequence[int], part: Part) -> Sequence[int]:
 
 
 def shards_of(paths: Sequence[str]) -> tuple[ShardFolder, Sequence[str]] | None:
-    """Return the folder of shards that contains all images, and their keys in the folder; None if there is none."""
+    """Return the folder of shards that contains all images, and the keys of the images in it; None if there is none."""
     first = below_storage(paths[0]) if paths else None
     if first is None or not isinstance(first.storage, ShardFolder):
         return None
@@ -195,7 +195,7 @@ class PartFile(Result):
         path: the path of the file.
         part: the number of the part, and the number of all parts.
         head: the facts that all parts have in common.
-        was_kept: whether the complete file existed before the command.
+        was_kept: whether the file was complete before the command, which then kept it.
     """
 
     path: Path
@@ -238,7 +238,7 @@ class PartFile(Result):
         return errors.total(), errors[True]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the part, its numbers of images, and the facts that all parts have in common."""
+        """Return the part, the numbers of its images, its file, and the facts that all parts have in common."""
         images, unreadable = self.counts()
         numbers = {"part": str(self.part), "images": images, "unreadable": unreadable}
         return {**numbers, "out": str(self.path), **self.head, "was_kept": self.was_kept}
@@ -301,10 +301,10 @@ def _append(file: FileIO, line: bytes, path: Path) -> None:
 
 
 def _is_part_of(path: Path, head: Mapping[str, Any], *, force: bool) -> bool:
-    """Return whether a file is a part of the command with this head; False if `force` allows replacing it.
+    """Return whether a file is a part of the command with this head. False is only returned with `force`.
 
     Raises:
-        VitkitError: the file is a part of another command or not a part, and `force` is not set.
+        VitkitError: the file is a part of another command, or not a part, and `force` is False.
     """
     try:
         difference = _difference(open_part(path).head, head)
@@ -316,9 +316,9 @@ def _is_part_of(path: Path, head: Mapping[str, Any], *, force: bool) -> bool:
 
 
 def _left_in(partial: Path, head: Mapping[str, Any], *, force: bool) -> tuple[int, int]:
-    """Return the size of the intact lines in a partial file, and the number of their values.
+    """Return the size in bytes of the intact lines in a partial file, and the number of their values.
 
-    The size in bytes includes the first line, which has no value.
+    The size includes the first line, which has no value.
     """
     if not partial.exists():
         return 0, 0
@@ -342,8 +342,8 @@ def _left_in(partial: Path, head: Mapping[str, Any], *, force: bool) -> tuple[in
 def _line(value: Any, head: int = 0) -> bytes:
     """Return a value as a line of a part, with a checksum.
 
-    `head` is the checksum of the part's first line. The checksum of the line depends on it, so lines cannot be moved
-    between parts.
+    `head` is the checksum of the part's first line. The checksum of the line depends on `head`, so that a line that was
+    moved to another part is detected.
     """
     text = to_json(value).encode(*ENCODING)
     return b"%b\t%08x\n" % (text, zlib.crc32(text, head))
@@ -405,7 +405,7 @@ class Parts:
     Attributes:
         files: the parts, in order.
         head: the facts that all parts have in common.
-        notes: remarks on differences that only change the last digits of numbers.
+        notes: remarks on differences between the parts that change only the last digits of numbers.
     """
 
     files: tuple[PartFile, ...]
@@ -428,7 +428,7 @@ class Parts:
         return _in_words(self.head)
 
     def check(self, job: DividedJob) -> None:
-        """Check that the parts match a command's present model, images and flags.
+        """Check that the parts match the current model, images and flags of a command.
 
         Raises:
             VitkitError: the model, the images or the flags differ.
@@ -470,7 +470,7 @@ class Parts:
 
 
 def find_parts(sources: Sequence[str | Path]) -> Parts:
-    """Read the heads of all parts of a command, and check that they belong together.
+    """Read the first lines of all parts of a command, and check that the parts belong together.
 
     Args:
         sources: the parts, or folders that contain them.
@@ -532,7 +532,7 @@ _KINDS = {  # differences between two parts, in the order in which they are chec
 
 
 def _difference(head: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Return a description of the first difference between the heads of two parts; empty if there is none."""
+    """Return a description of the first difference between two parts' heads (first lines); empty if there is none."""
     for name, words in _KINDS.items():
         if head.get(name) != other.get(name):
             return words
@@ -551,7 +551,7 @@ def _difference(head: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def from_array(array: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return an array as float32 in JSON types."""
+    """Encode an array as float32 in JSON types."""
     data = base64.b64encode(np.ascontiguousarray(array, np.float32).tobytes()).decode()
     return {"shape": list(array.shape), "float32": data}
 
@@ -562,7 +562,7 @@ def to_array(value: Mapping[str, Any]) -> npt.NDArray[np.float32]:
 
 
 def model_digest(classifier: Classifier) -> str:
-    """Return the SHA-256 of all that affects predictions: weights, classes, preprocessing and calibration."""
+    """Return the SHA-256 of everything that affects predictions: weights, classes, preprocessing and calibration."""
     from vitkit.exporting.loading import Exported
 
     digest = hashlib.sha256()

@@ -100,8 +100,8 @@ class Predictions(Result):
 
     A row has the `path` of the image, its `label` (None if it was rejected or the image cannot be read), its
     `confidence`, an `error` if the image cannot be read, and the `top` classes if more than one was requested. Its
-    `unknown` is the fraction of validation images that are at least as unfamiliar to the model, or None if the model
-    has no such score. Probabilities that are read from a file are rounded as in the file.
+    `unknown` is the fraction of validation images that are at least as unfamiliar to the model as this image, or None
+    if the model has no such score. Probabilities that are read from a file are rounded as in the file.
 
         import vitkit
 
@@ -117,7 +117,7 @@ class Predictions(Result):
         out: the file with the rows; None if they are in memory.
         notes: assumptions about the model, and places that could not be searched for images.
         form: the format of the rows.
-        kept: the rows if they are in memory. The rows of an Excel workbook always are.
+        kept: the rows if they are in memory. The rows of an Excel workbook are always in memory.
         unknown: the number of images with the label for unknown images.
     """
 
@@ -172,7 +172,7 @@ class Predictions(Result):
         return {**self.counts(), "notes": list(self.notes), "predictions": rows}
 
     def counts(self) -> dict[str, Any]:
-        """Return the numbers of images, of unreadable images and of withheld labels, and how labels were computed."""
+        """Return the numbers of images, unreadable images and withheld labels, and how the labels were computed."""
         numbers = {"images": self.images, "unreadable": self.unreadable, "rejected": self.rejected}
         numbers |= {} if self.form.columns.rules.unknown is None else {"unknown": self.unknown}
         where = {} if self.out is None else {"out": self.place}
@@ -232,7 +232,7 @@ def predict(
     progress: Progress = silent,
     writer: Writer | None = None,
 ) -> Predictions:
-    """Classify images; each gets a row with its class and probability, or with the reason why it cannot be read.
+    """Classify images: each image gets a row with a class and its probability, or the reason why it cannot be read.
 
     A multi-label model may predict several classes for an image. The label then contains all of them, joined by `;`,
     and the confidence is the lowest of their probabilities.
@@ -251,7 +251,8 @@ def predict(
             or several PIL images, numpy arrays (height, width, C) or torch tensors (C, height, width), either uint8
             from 0 to 255 or floats from 0 to 1. An array or tensor with four axes contains several pictures.
         from_list: a file that lists the images instead of `sources`, with a path or an address (`https://`, `s3://`,
-            `hf://`) on each line; `-` is standard input. Empty lines are ignored, and spaces belong to names.
+            `hf://`) on each line; `-` is standard input. Empty lines are ignored, and spaces at the ends of a line
+            belong to the path.
         out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The result then reads its rows from this file.
             Excel workbooks, Parquet files and files at an address such as s3://bucket/rows.csv are written at the end,
             so they cannot be resumed.
@@ -262,10 +263,10 @@ def predict(
             file is a .txt, .csv, .tsv or .json file.
         templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
             averaged. By default the published sentences.
-        one: with `classes`, predict exactly one class for each image; by default as the model was trained.
+        one: with `classes`, predict exactly one class for each image; the default follows the training of the model.
         reject: withhold labels whose confidence is below this value from 0 to 1.
-        coverage: add a column `set` of classes, which contains the true class in at least this fraction of images, such
-            as 0.95. It requires enough validation images in the run.
+        coverage: add a column `set` with a set of classes, which contains the true class for at least this fraction of
+            the images, such as 0.95. It requires enough validation images in the run.
         set_score: the method that chooses the classes of a set: `lac` for the smallest sets, which may be empty, or
             `aps` or `raps` for sets that are never empty. Some sets of `lac` are empty if the model is right more often
             than requested. With `aps` and `raps`, more sets than requested contain the true class.
@@ -273,18 +274,18 @@ def predict(
         accuracy: withhold the labels of uncertain predictions, so that at least this fraction of the other labels is
             right, such as 0.99. The threshold is chosen on the validation images of the run. The fraction is reached
             with a probability of 95 %.
-        unknown: give the label ? to images that look less familiar than nearly all validation images of the run: images
-            whose value in the column unknown is at most this number, such as 0.01. On average, at most this fraction of
-            the images of known classes gets this label, too.
+        unknown: give the label ? to unfamiliar images: those whose value in the column unknown is at most this number,
+            such as 0.01. They look less familiar than nearly all validation images of the run. On average, at most this
+            fraction of the images of known classes also gets the label ?.
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
-            (its centre and four corners), or `flip,crops` (all ten). The computation takes that many times longer.
-            `vitkit eval --tta` measures the gain. There is no column `unknown` with this option.
-        preprocess: the preprocessing of images, if the model does not specify it or should use another: settings such
-            as `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose weights use
-            it, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
-        backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
-        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers, else float32;
-            `float16` is for GPUs without bfloat16.
+            (its centre and four corners), or `flip,crops` (all ten). The time grows in proportion to the number of
+            views. `vitkit eval --tta` measures the gain. There is no column `unknown` with this option.
+        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
+            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
+        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
+            float32; `float16` is for GPUs without bfloat16.
         plan: how the backend eager computes on a CPU; `auto` is the fastest plan, which is measured once per machine.
         merge: the number of patches to merge with similar ones in every layer, which is faster and slightly less
             accurate (token merging, arXiv 2210.09461).
@@ -293,18 +294,18 @@ def predict(
         resume: continue an interrupted `out`, or add rows for images that it lacks.
         force: overwrite `out` and `pictures`.
         raw: write CSV text unchanged, even if a spreadsheet or terminal could interpret it as a command.
-        shard: compute one part of the images, such as 2/8, and write its rows into the folder `out`.parts;
-            `vitkit gather` joins the parts. A complete part is kept, and an interrupted part continues. In a folder of
-            shards, each part consists of whole shards.
+        shard: compute only one part of the images, such as 2/8 (the second of eight), and write its rows into the
+            folder `out`.parts; `vitkit gather` joins the parts. A complete part is kept, and an interrupted part
+            continues. In a folder of shards, each part consists of whole shards.
         cluster: divide the images among several processes, and join their parts: `local` on this machine, `ray` on a
             Ray cluster. An interrupted command continues when it is repeated.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or a single one without GPUs.
-            With Ray, the default without GPUs is one for each machine.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or one in total if there are no
+            GPUs. With Ray and without GPUs, the default is one for each machine.
         parts: with `cluster`, the number of parts; by default one for every 5,000 images, but at least four for each
             process.
         say: called with a line about the rows that `out` already contains.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
         writer: a function that receives the rows instead of the result, if there is no `out`. It is called once with
             the format of the rows and the number of images. It returns a function that is called with each prediction.
 
@@ -502,7 +503,7 @@ class _PredictCommand:
         return classifier.use(self.backend, self.precision, images, self.merge, self.plan, note, self.device)
 
     def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model, and return the listed images as a job that can be divided into parts."""
+        """Open the model, find the images, and return a job that can be divided into parts."""
         paths, _ = self.paths(ignore)
         classifier, columns = self.open(note)
         flags = {name: getattr(self, name) for name in _FLAGS}
@@ -523,7 +524,7 @@ class _PredictCommand:
             yield columns.row(prediction).to_dict(may_reject=columns.may_reject), prediction.error
 
 
-_FLAGS = (  # that all parts must share, in addition to the model and the computation
+_FLAGS = (  # flags that all parts must share, in addition to the model and the computation
     *("tta", "top", "reject", "coverage", "set_score", "set_by_class", "accuracy", "unknown", "raw", "batch_size"),
 )
 
@@ -652,7 +653,7 @@ def _exclusive_pictures(
 def _take_stock(
     classifier: Classifier, out: Path, form: RowFormat, paths: Sequence[str], source: Source, say: Say
 ) -> Stock:
-    """Return the rows that an earlier run of this model wrote; refuse rows of another model."""
+    """Return the rows that this model wrote earlier; raise an error if another model wrote them."""
     stock = take_stock(out, form, paths)
     if stock.file is not None:
         if not _is_same_model(classifier, stock.file, form, source):
@@ -698,10 +699,10 @@ _COMPARED = 8  # rows that are compared, and classes of each
 def _is_same_model(classifier: Classifier, file: Path, form: RowFormat, source: Source) -> bool:
     """Return whether the rows of a file were written by this classifier.
 
-    The first readable image is classified again. If label and confidence agree with the row, the model is the same.
-    Otherwise, another backend or precision may have computed the rows. Up to `_COMPARED` images are therefore
-    classified again, and their logits are compared with those of the rows. The model counts as the same if the mean
-    difference is at most twice the largest change of a logit that rounding to bfloat16 causes.
+    The first readable image is classified again. If the new label and confidence agree with the row, the model counts
+    as the same. Otherwise, another backend or precision may have computed the rows. Up to `_COMPARED` images are
+    therefore classified again, and their logits are compared with those of the rows. The model counts as the same if
+    the mean difference is at most twice the largest change of a logit that rounding to bfloat16 causes.
     """
     rows: list[tuple[str, float]] = []
     exact: list[Prediction] = []

@@ -61,7 +61,7 @@ class PretrainingRun(Result):
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe of the run, with the chosen defaults of all unset fields."""
+        """The recipe of the run, in which every unset field has the default that was chosen for it."""
         return build(load_fields(self.folder / RECIPE), str(self.folder / RECIPE))
 
     @cached_property
@@ -81,7 +81,7 @@ class PretrainingRun(Result):
         return [dict(row) for row in self.metrics]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the function that draws the losses."""
+        """Return the function that draws the losses, with its caption as the key."""
 
         def losses() -> Figure:
             from vitkit.training.pretraining.pretrain import draw_losses
@@ -142,13 +142,13 @@ def pretrain(
         force: overwrite the run in `out`.
         resume: continue this interrupted run, with its settings.
         resume_if_there: continue the run in `out` if there is one, else start it. Launchers and batch systems can then
-            restart a training by the same command.
-        data_root: with `resume`, the folder that now contains the run's images, under the same or other names.
+            restart a training with the same command.
+        data_root: with `resume`, the folder that now contains the run's images, which may have been renamed.
         callbacks: objects with some of the methods on_fit_start, on_step_end, on_epoch_end and on_fit_end. Each is
             called with the state of the training.
         loggers: objects with a method log_metrics(metrics, step), in addition to `logger`.
         say: called with each line of the run's log.
-        progress: called with the current task, the number of finished items and their total.
+        progress: called with the current task, the number of finished items and the total number of items.
         fields: the options of the pre-training, and the fields of a recipe that do not concern labels; see below.
 
     Returns:

@@ -99,8 +99,8 @@ def push(
             the training started from, if it is known.
         with_record: publish the record of the training images, too. It contains no pictures. However, anyone who has a
             photograph can find out from the record whether the model was trained on this photograph.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: the model cannot be read, `repository` is not the name of a repository, the folder of `dry_run` is

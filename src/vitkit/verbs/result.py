@@ -98,7 +98,7 @@ class Result:
             fonts: `latex` sets the text of a picture in a serif font like that of LaTeX documents.
 
         Raises:
-            VitkitError: the suffix is none of these, or the result has no such picture or no table.
+            VitkitError: the suffix is not one of these, or the result has no such picture or no table.
             OSError: the file cannot be written.
         """
         target = Path(target)
@@ -160,7 +160,7 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as CSV text, in which no cell is a formula for spreadsheets."""
+    """Return rows with the same keys as CSV text in which spreadsheets take no cell for a formula."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [])
     writer.writeheader()

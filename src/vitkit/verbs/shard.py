@@ -107,11 +107,12 @@ def shard(
 
     Args:
         data: a folder, a CSV file, an archive, or the name of a data set.
-        folder: the folder to write, or an address such as s3://bucket/flowers-shards; it must be empty or missing.
+        folder: the folder to write, or an address such as s3://bucket/flowers-shards; it must be missing, empty, or the
+            result of an earlier call with the same arguments.
         size: the largest size of a shard, in kB, MB or GB.
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
-        progress: called with the current task, the number of finished items and their total.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: the data cannot be understood, no image can be read, the folder contains something else, or the

@@ -63,7 +63,7 @@ class TrainingRun(Result):
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe of the run, with the chosen defaults of all unset fields."""
+        """The recipe of the run, in which every unset field has the default that was chosen for it."""
         return build(load_fields(self.folder / RECIPE), str(self.folder / RECIPE))
 
     @cached_property
@@ -122,7 +122,7 @@ class TrainingRun(Result):
         return [*of_folds, *({"fold": "final", **row} for row in rows)]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw the curves; none for a cross-validation or without epochs."""
+        """Return the function that draws the curves, by caption; empty for a cross-validation or without epochs."""
         rows = [] if self.folds else self.rows()
         if not rows:
             return {}
@@ -206,13 +206,14 @@ def train(
         force: overwrite the run in `out`.
         resume: continue this interrupted run, with its settings.
         resume_if_there: continue the run in `out` if there is one, else start it. Launchers and batch systems can then
-            restart a training by the same command.
-        data_root: with `resume`, the folder that now contains the run's images, under the same or other names.
-        train_dataset: a dataset that returns (image, label) by index, as torchvision's datasets do, instead of `data`.
-            PIL images are augmented and preprocessed; float tensors (C, height, width) are used as they are.
+            restart a training with the same command.
+        data_root: with `resume`, the folder that now contains the run's images, which may have been renamed.
+        train_dataset: a dataset to use instead of `data`, which returns (image, label) by index, as torchvision's
+            datasets do. PIL images are augmented and preprocessed; float tensors (C, height, width) are used as they
+            are.
         val_dataset: with `train_dataset`, the dataset on which the best epoch is chosen and the figures are computed.
         class_names: the names of the labels 0, 1, ...; by default `train_dataset.classes`.
-        preprocess: with `train_dataset`, the preprocessing that turned pictures into its tensors: a `Preprocess`, or
+        preprocess: with `train_dataset`, the preprocessing that produced its tensors from pictures: a `Preprocess`, or
             text such as "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5". The trained model needs the
             preprocessing to classify files. By default, it is read from torchvision's transforms in
             `val_dataset.transform`. If this is not possible, the model classifies tensors and refuses files.
@@ -226,10 +227,10 @@ def train(
         make_optimizer: a function that takes the parameter groups and returns a `torch.optim.Optimizer`, such as
             `torch.optim.RAdam`. The recipe's schedule sets the learning rates.
         say: called with each line of the run's log.
-        progress: called with the current task, the number of finished items and their total.
+        progress: called with the current task, the number of finished items and the total number of items.
         fields: the fields of the recipe, see below. They take precedence over the fields of the recipe file. The
             defaults of unset fields suit the data and the method. With `select_time`, `weights` may be a list. `model`
-            may also be an `nn.Module`, of which a copy is trained (`vitkit.register_model`). `optimizer` may also be a
+            may also be an `nn.Module`; a copy of it is trained (see `vitkit.register_model`). `optimizer` may also be a
             function like `make_optimizer`.
 
     Returns:
@@ -312,7 +313,10 @@ class LiveCurves:
 def _without_objects(
     fields: dict[str, Any], make_optimizer: Callable[[list[dict[str, Any]]], Any] | None
 ) -> tuple[dict[str, Any], Callable[[list[dict[str, Any]]], Any] | None]:
-    """Register a module among the fields as a named model, and return the optimiser's function separately."""
+    """Replace a module in the field `model` by a registered name, and remove a function from `optimizer`.
+
+    Returns the fields, and the function that makes the optimiser; None if there is none.
+    """
     model, optimizer = fields.get("model"), fields.get("optimizer")
     if callable(model):
         name = getattr(model, "__name__", type(model).__name__)

@@ -41,14 +41,14 @@ _FEW = 30  # photographs; with fewer, only large differences are noticed
 
 @dataclass(frozen=True)
 class Stranger:
-    """A photograph, with the model's prediction and its score for unknown images.
+    """A photograph, with its predicted class and its score for unknown images.
 
     Attributes:
         path: the path of the photograph.
         label: the most probable class.
         confidence: the probability of this class.
-        unknown: the fraction of validation images that are at least as unfamiliar to the model; None if the model has
-            no score for unknown images.
+        unknown: the fraction of validation images that are at least as unfamiliar to the model as the photograph; None
+            if the model has no score for unknown images.
     """
 
     path: str
@@ -74,14 +74,15 @@ class Watch(Result):
     Attributes:
         model: the name of the model.
         images: the number of photographs that could be read.
-        validation_images: the number of validation images that they were compared with.
-        test_images: the number of test images whose predicted classes and confidences they were compared with, too; 0
-            if the model has no record of any.
+        validation_images: the number of validation images that the photographs were compared with.
+        test_images: the number of test images whose predicted classes and confidences were part of the comparison; 0 if
+            the model has no record of test images.
         level: the probability of a false alarm.
         tests: the tests, with p-values that are adjusted for the number of tests.
-        shares: for each class, the fractions of the recorded images and of the photographs for which it is predicted.
-        detectable: a rise of the share of one class that comparisons of so many images detect with a probability of
-            80 %, as an example; None if there are too few images or `level` is too low.
+        shares: for each class, the fraction of the recorded images for which it is predicted, and the fraction of the
+            photographs.
+        detectable: an example of a change that is detected with a probability of 80 % for this number of images: a rise
+            of the share of one class; None if there are too few images or `level` is too low.
         strangers: the photographs that differ most, the least familiar first.
         errors: the reasons why other photographs could not be read, by path.
         computed: the backend and precision of the computation, in words.
@@ -173,7 +174,7 @@ class Watch(Result):
 
     @property
     def detection(self) -> str:
-        """The rise of a class's share that is usually detected, in a sentence."""
+        """A sentence on the size of the rise of a class's share that 8 of 10 comparisons detect."""
         rise = self.detectable
         if rise is None:
             return (
@@ -209,9 +210,9 @@ def watch(
     """Check whether photographs are similar to the validation and test images of a model.
 
     Tests compare the predicted classes and confidences with those of the validation and test images, and the scores for
-    unfamiliar images with those of the validation images. The run recorded all of these. If a difference is
-    significant, the command exits with 1. The p-values are adjusted for the number of tests. Therefore the probability
-    of a false alarm is at most `level`.
+    unfamiliar images with those of the validation images. The run has recorded these values of its validation and test
+    images. If a difference is significant, the command exits with 1. The p-values are adjusted for the number of tests.
+    Therefore the probability of a false alarm is at most `level`.
 
         import vitkit
 
@@ -220,19 +221,19 @@ def watch(
     On the command line: `vitkit watch runs/digits-1 photos --out watch.html`.
 
     Args:
-        model: a run or model folder, or a file exported from it. A classifier in memory is accepted, too.
+        model: a run or model folder, or a file that was exported from one. A classifier in memory is accepted, too.
         sources: images, folders (including their sub-folders), or patterns.
         out: also write an HTML page with the photographs that differ most.
         level: the probability of a false alarm, above 0 and below 1.
         top: the number of photographs to list, beginning with those that differ most.
-        backend: the library that computes; `auto` is the fastest that is installed and worth its start-up time.
-        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware multiplies such numbers, else float32;
-            `float16` is for GPUs without bfloat16.
+        backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
+        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
+            float32; `float16` is for GPUs without bfloat16.
         batch_size: the number of images in a batch; by default a value that suits the backend.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite `out`.
-        note: called with each of the result's notes as it arises.
-        progress: called with the current task, the number of finished items and their total.
+        note: called with each note of the result as soon as it is added.
+        progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: the model cannot be loaded or has no record of validation images, no image can be read, a value is
@@ -297,7 +298,7 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
 def _look(
     classifier: Classifier, trust: Trust, paths: Sequence[str], batch_size: int | None, top: int
 ) -> tuple[Looks, tuple[Stranger, ...], dict[str, str]]:
-    """Return the values of the images for the tests, the images that differ most, and the errors by path."""
+    """Return the values for the tests, the photographs that differ most, and the errors of unreadable ones by path."""
     import numpy as np
 
     from vitkit.evaluation.drift import Looks

@@ -60,7 +60,7 @@ def this_target() -> str:
 
 
 def checksums() -> Iterator[tuple[str, str]]:
-    """Yield the files of this folder with their SHA-256 digests."""
+    """Yield the name of each file in this folder and the SHA-256 digest that the file should have."""
     for line in (HERE / "SHA256SUMS").read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         yield name, digest
@@ -79,7 +79,7 @@ def digest_of(path: Path) -> str:
 
 
 def make_environment(environment: Path) -> bool:
-    """Create a virtual environment, replace an earlier one, and return whether this succeeded."""
+    """Create a virtual environment, replacing an earlier one if it exists, and return whether this succeeded."""
     environment.parent.mkdir(parents=True, exist_ok=True)
     made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=False)
     if made.returncode:
@@ -101,7 +101,7 @@ def install(environment: Path, lock: Path) -> bool:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file or the content of a folder, if it exists."""
+    """Copy a file or the contents of a folder; do nothing if it does not exist."""
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True)
     elif source.is_file():
@@ -109,7 +109,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def starter(name: str) -> str:
-    """Return the name of a file that this system starts by a double click."""
+    """Return the name with the suffix of files that this system runs after a double click."""
     return name + {"win32": ".bat", "darwin": ".command"}.get(sys.platform, ".sh")
 
 
