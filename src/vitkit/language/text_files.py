@@ -2,7 +2,7 @@
 
 `read_text_encoder` loads a text encoder. `inspect_text_encoder` reads only the names and shapes of its tensors.
 `TextTower` is the text encoder of CLIP (arXiv 2103.00020, sec. 2.4) and of SigLIP (arXiv 2303.15343). It is a
-Transformer with the blocks of `model.vit`, which maps the tokens of each text to one vector. Shapes: B texts, L tokens
+Transformer with the blocks of `model.vit`, and maps the tokens of each text to one vector. Shapes: B texts, L tokens
 per text, D hidden size, P dimensions of the embedding space that texts share with images.
 """
 
@@ -335,7 +335,7 @@ class TextTower(nn.Module):
         return self.head(x)  # (B, P)
 
     def _reads(self, tokens: Tensor) -> Tensor:
-        """Return the position (B,) of the token whose output represents the text."""
+        """Return, for each text, the position of the token whose output represents the text, (B,)."""
         if self.config.pool == "largest":
             return tokens.argmax(dim=1)
         if self.config.pool == "end":

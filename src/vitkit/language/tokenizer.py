@@ -10,8 +10,9 @@ Three kinds of files give the same ids as in transformers and open_clip:
 The extra `text` installs the libraries.
 
 Tokenizer files are not trusted. The steps of a `tokenizer.json` can enlarge a text without limit: if each of forty
-steps triples the text, the result does not fit into any memory. Therefore the growth of all steps is multiplied before
-a file is used. Files with unknown steps, or with a growth beyond that of all published tokenizers, are refused.
+steps triples the text, the result does not fit into any memory. Therefore the growth factors of all steps are
+multiplied before a file is used. Files with unknown steps, or with a growth beyond that of all published tokenizers,
+are refused.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
 
 
 def _named(written: Any, usual: str) -> str:
-    """Return the text of a token from tokenizer_config.json, where it may be in an object; `usual` if it is unset."""
+    """Return a token's text from tokenizer_config.json, where it is a string or an object; `usual` if it is not set."""
     name = written.get("content") if isinstance(written, dict) else written
     return str(name) if name else usual
 
@@ -438,7 +439,7 @@ def check_pieces(path: Path) -> None:
 
 
 def _normalizing(step: Any) -> float:
-    """Return the largest number of characters that a normaliser makes of one character."""
+    """Return the largest number of characters that a normaliser makes from one character."""
     if step is None:
         return 1
     kind = step["type"]
@@ -454,9 +455,9 @@ def _normalizing(step: Any) -> float:
 
 
 def _replacing(pattern: Mapping[str, str], content: str) -> float:
-    """Return the largest growth of a text by a replacement.
+    """Return the largest factor by which a replacement lengthens a text.
 
-    A regular expression may match the empty string, and then inserts its content next to every character.
+    A regular expression may match the empty string. The content is then inserted next to every character.
     """
     if literal := pattern.get("String"):
         return max(1.0, len(content) / len(literal))
@@ -464,7 +465,7 @@ def _replacing(pattern: Mapping[str, str], content: str) -> float:
 
 
 def _cutting(step: Any) -> float:
-    """Return the largest number of characters that a pre-tokenizer makes of one character."""
+    """Return the largest number of characters that a pre-tokenizer makes from one character."""
     if step is None:
         return 1
     if step["type"] == "Sequence":

@@ -77,7 +77,7 @@ def zero_shot(
         classes: the names of the classes.
         templates: sentences for the names, as in `ImagesAndWords.classifier`.
         one: whether an image has exactly one class, as in `ImagesAndWords.classifier`.
-        progress: receives the progress of a download.
+        progress: called during a download with a description, the number of bytes received and the total number.
         overrides: options of `weights.load` for the image encoder.
 
     Raises:

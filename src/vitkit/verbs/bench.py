@@ -94,7 +94,7 @@ class Benchmark(Result):
 
     @property
     def headings(self) -> list[str]:
-        """The headings of the columns."""
+        """The headings of the table's columns."""
         return [heading for heading, _ in COLUMNS.values()]
 
     @property

@@ -140,7 +140,7 @@ def embed(
     Args:
         model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
             is accepted, too.
-        sources: images, folders (including their sub-folders), or patterns. One or several pictures in memory are
+        sources: images, folders (including their sub-folders), or glob patterns. One or several pictures in memory are
             accepted, too, as for `vitkit.predict`.
         out: write the features to this .npz file. Its arrays are paths, features, what, unreadable and errors. With
             `labels`, it also contains the array labels.

@@ -180,7 +180,7 @@ def explain(
     Args:
         model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
             is accepted, too.
-        sources: images, folders (including their sub-folders), or patterns.
+        sources: images, folders (including their sub-folders), or glob patterns.
         out: the folder to write to. It is required.
         method: the method of explanation; by default `gradient`, or `rollout` with the style `paper`.
         style: `paper` adds a sheet as in the paper's Figure 6, with up to 30 images, each next to the image multiplied

@@ -247,15 +247,15 @@ def predict(
     Args:
         model: a run or model folder, a checkpoint of any published layout, an exported file, or a published name. A
             classifier in memory is accepted, too.
-        sources: images, folders (including their sub-folders), or patterns. Pictures in memory are accepted, too: one
-            or several PIL images, numpy arrays (height, width, C) or torch tensors (C, height, width), either uint8
+        sources: images, folders (including their sub-folders), or glob patterns. Pictures in memory are accepted, too:
+            one or several PIL images, numpy arrays (height, width, C) or torch tensors (C, height, width), either uint8
             from 0 to 255 or floats from 0 to 1. An array or tensor with four axes contains several pictures.
         from_list: a file that lists the images instead of `sources`, with a path or an address (`https://`, `s3://`,
             `hf://`) on each line; `-` is standard input. Empty lines are ignored, and spaces at the ends of a line
             belong to the path.
-        out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The result then reads its rows from this file.
-            Excel workbooks, Parquet files and files at an address such as s3://bucket/rows.csv are written at the end,
-            so they cannot be resumed.
+        out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The rows of the result are then read from this
+            file. Excel workbooks, Parquet files and files at an address such as s3://bucket/rows.csv are written at the
+            end, so they cannot be resumed.
         pictures: write each image with its prediction as a PNG file into this folder.
         top: the number of classes to list for each image.
         classes: the names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists the
@@ -418,7 +418,7 @@ class _PredictCommand:
     Attributes:
         names: the files, folders and patterns.
         held: the pictures in memory.
-        listed: the file that lists the images, or `-`.
+        listed: the file that lists the images, or `-` for standard input; None if there is no list.
         lines: the images that standard input lists; None if `listed` is not `-`.
     """
 
@@ -448,7 +448,7 @@ class _PredictCommand:
     device: DeviceName
 
     def check(self, *, resume: bool, pictures: Path | None) -> None:
-        """Refuse arguments that are not allowed, before anything is opened."""
+        """Raise an error for arguments that are not allowed, before anything is opened."""
         if self.held and (resume or pictures is not None):
             flag = "--resume" if resume else "--pictures"
             raise VitkitError(f"{flag} requires files, and these are pictures in memory")

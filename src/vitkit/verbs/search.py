@@ -97,7 +97,7 @@ def search(
     Args:
         model: a folder in the layout of the Hugging Face hub, a file of OpenCLIP with its tokenizer in the same folder,
             or a published name.
-        sources: images, folders (including their sub-folders), or patterns.
+        sources: images, folders (including their sub-folders), or glob patterns.
         text: the text to search for; it is used unchanged, without a template.
         top: the number of images to list.
         batch_size: the number of images in a batch.

@@ -222,7 +222,7 @@ def watch(
 
     Args:
         model: a run or model folder, or a file that was exported from one. A classifier in memory is accepted, too.
-        sources: images, folders (including their sub-folders), or patterns.
+        sources: images, folders (including their sub-folders), or glob patterns.
         out: also write an HTML page with the photographs that differ most.
         level: the probability of a false alarm, above 0 and below 1.
         top: the number of photographs to list, beginning with those that differ most.
@@ -280,7 +280,7 @@ def _name_of(model: str | Path | Classifier) -> str:
 
 
 def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Notes) -> Trust:
-    """Return the record of the validation and test images.
+    """Return the record of the model's predictions for its validation and test images.
 
     Raises:
         VitkitError: the model has no such record.

@@ -1,8 +1,8 @@
 """Adapt the tensors of a checkpoint to another image size, patch size or set of classes.
 
 Learned position embeddings are interpolated in 2-D to another grid (paper, sec. 3.2). Publishers use different
-interpolations, and weights are resized in the way of their publisher. Patch embeddings are resized as in FlexiViT
-(arXiv 2212.08013). Networks of other libraries can get a new head, and some of them another image size.
+interpolations, and weights are resized with the interpolation of their publisher. Patch embeddings are resized as in
+FlexiViT (arXiv 2212.08013). Networks of other libraries can get a new head, and some of them another image size.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ def resize_grid(positions: Tensor, old: Pair, new: Pair, convention: PositionRes
     If the grids are equal, `positions` itself is returned.
 
     Args:
-        positions: (..., h * w, D), in row-major order, without those of prefix tokens.
+        positions: (..., h * w, D), in row-major order, without the positions of prefix tokens.
         old: the grid of `positions`, (h, w).
         new: the requested grid, (h', w').
         convention: the interpolation:
 
-            - `reference`: bilinear with aligned corners, as scipy's `zoom` of order 1. Because of rounding, `zoom`
-              sometimes leaves zeros in the last row or column, as from 28 to 14; this error is not reproduced.
+            - `reference`: bilinear with aligned corners, like scipy's `zoom` of order 1. Because of rounding, `zoom`
+              sometimes leaves zeros in the last row or column, for example from 28 to 14; this error is not reproduced.
             - `timm`: bicubic with antialiasing, also used by DINOv2's models with registers.
             - `torchvision`: bicubic with aligned corners.
             - `huggingface`: bicubic.
             - `dinov2`: bicubic with a scale factor of (new + 0.1) / old.
             - `siglip2`: bilinear with antialiasing.
-            - `linear`: bilinear to a square with the longer side of the grid, which is then cropped (C-RADIO).
+            - `linear`: bilinear to a square whose side is the longer side of the new grid, then cropped to this grid
+              (C-RADIO).
             - `linear_aligned`: the same as `linear`, with aligned corners.
 
     Returns:
@@ -151,7 +152,7 @@ Read = Callable[[], Tensor]
 
 @dataclass
 class Adapted:
-    """Functions that read the tensors of the requested model, and a record of the changes.
+    """Functions that read the tensors of the requested model, and a record of what was changed.
 
     Attributes:
         read: a function for each tensor, by name, that reads and adapts it.
@@ -240,7 +241,7 @@ def _then(read: Read, change: Callable[[Tensor], Tensor]) -> Read:
 def adapt_network(
     read: Mapping[str, Read], source: NetworkConfig, target: NetworkConfig, shapes: Mapping[str, torch.Size]
 ) -> Adapted:
-    """Adapt the tensors of another library's network to another head and image size.
+    """Adapt the tensors of another library's network to another head or image size.
 
     Raises:
         VitkitError: the image size changes, and the shape of a tensor depends on it.

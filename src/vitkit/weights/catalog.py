@@ -1,9 +1,10 @@
-"""The catalog of published weights: their address, preprocessing, classes, licence, paper and accuracy.
+"""The catalog of published weights, with their addresses, preprocessing, classes, licences, papers and accuracies.
 
 Names are those of timm, MODEL.TAG, if timm has the same weights. `augreg_in21k` and `augreg_in21k_ft_in1k` are the
 AugReg weights that timm chose; `augreg_best_in21k` and `augreg_best_in21k_ft_in1k` are those that AugReg's authors
 recommend (arXiv 2106.10270). `orig_*` are the files of the first paper. `jx_in21k` are some of these files, converted
-with the representation layer. `tv_*` are torchvision's weights. Repositories on the Hugging Face hub are named by id.
+together with the representation layer. `tv_*` are torchvision's weights. Repositories on the Hugging Face hub are named
+by id.
 
 The facts are in data files next to this module: published.csv is written by `benchmarks/catalog.py`, which names the
 sources. An empty cell means that no source is known.
@@ -179,7 +180,7 @@ _AUGREG_TIMM: tuple[tuple[str, str, str, dict[int, float]], ...] = (
     ("vit_small_r26_s32", "R26_S_32", "aug_medium2-wd_0.03-do_0.0-sd_0.0", {384: 0.03}),
     ("vit_large_r50_s32", "R50_L_32", "aug_medium2-wd_0.1-do_0.0-sd_0.0", {384: 0.01}),
 )
-# Models for which timm offers fine-tuned weights of another run than the one above.
+# Models whose fine-tuned weights in timm are from another run than the one above.
 _AUGREG_TIMM_APART = (
     ("vit_base_patch32", "B_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.03, 384),
     ("vit_small_r26_s32", "R26_S_32", "aug_light0-wd_0.03-do_0.1-sd_0.1", 0.03, 224),
@@ -380,7 +381,7 @@ class ModelFacts:
     """Facts that help a user to choose weights.
 
     Attributes:
-        family: the family in the name, such as CLIP.
+        family: the model family according to the name, such as CLIP.
         data: the data sets that the weights were trained on, first to last, according to the name.
         gated: `yes` if the download requires an account and accepting the terms, `no` if not; empty if unknown.
         parameters: the number of parameters; None if unknown.
@@ -408,7 +409,7 @@ def _rows() -> dict[str, dict[str, str]]:
 
 
 def facts_of(name: str) -> ModelFacts:
-    """Return the facts about published weights; for other names, all facts are unknown."""
+    """Return the facts about published weights with this name; for any other name, all facts are unknown."""
     row = _rows().get(name)
     if row is None:
         return ModelFacts()
@@ -427,7 +428,7 @@ def tags() -> list[str]:
 
 
 def tagged(name: str) -> Entry | None:
-    """Return the entry of timm's weights MODEL.TAG; None if there is none."""
+    """Return the entry of timm's weights with the name MODEL.TAG; None if there is none."""
     row = _rows().get(name)
     if row is None or not (row["hub"] or row["url"]):
         return None
@@ -462,7 +463,7 @@ CATALOG: dict[str, Entry] = {
 
 
 def find(name: str) -> Entry | None:
-    """Return the entry of this name in `CATALOG`; None if there is none. Names of `tags` are not included."""
+    """Return the entry of this name in `CATALOG`; None if there is none. The names of `tags` are not searched."""
     return CATALOG.get(name)
 
 
@@ -646,7 +647,7 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
     """Choose the published weights for a model name without a tag; return None for any other name.
 
     Raises:
-        VitkitError: there are no published weights of this model, or none for this use, or none with this tag.
+        VitkitError: the model has no published weights, or none for this use; or the name has an unknown tag.
     """
     if Path(name).exists() or find_published(name) is not None:
         return None
@@ -663,8 +664,9 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
 def weights_for(model: str, use: Use) -> Entry | None:
     """Return the best published weights for a model name without a tag; None if there are none for this use.
 
-    For predictions, these are a classifier of ImageNet-1k. For training, they are the backbone that fine-tunes best.
-    Names that end with `_in21k` stand for weights of ImageNet-21k in both cases, and DeiT's names for DeiT's weights.
+    For predictions, the best weights are an ImageNet-1k classifier. For training, they are the backbone that fine-tunes
+    best. In both cases, names that end with `_in21k` stand for weights of ImageNet-21k, and DeiT's names stand for
+    DeiT's weights.
     """
     parsed = _MODEL.fullmatch(model)
     if parsed is None:

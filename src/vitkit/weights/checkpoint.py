@@ -80,7 +80,7 @@ def readers(
     Args:
         tensors: the tensors of the checkpoint.
         parts: for each resulting tensor, the names of its parts and the function that joins them (None for a single
-            part). If this is None, each tensor of the checkpoint is read under its name.
+            part). If `parts` is None, each tensor of the checkpoint is read under its name.
     """
     if parts is None:
         return {name: _reader((tensor,), None) for name, tensor in tensors.items()}

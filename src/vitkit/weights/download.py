@@ -68,7 +68,10 @@ class PartialFile:
         return self.path.stat().st_size if self.path.is_file() else 0
 
     def version(self) -> Version:
-        """Return the version in the note; an empty one, which restarts the download, if the note cannot be read."""
+        """Return the version in the note.
+
+        If the note cannot be read, the version is empty, which restarts the download.
+        """
         with suppress(OSError, ValueError, TypeError):
             return Version(**from_json(self.note.read_text(encoding="utf-8")))
         return Version()
@@ -184,7 +187,7 @@ def _taking_turns(final: Path) -> Iterator[None]:
 
 
 class _BrokenOffError(Exception):
-    """An attempt failed, but another one may succeed."""
+    """A download attempt failed, but another attempt may succeed."""
 
 
 def _download(url: str, final: Path, sha256: str | None) -> None:
@@ -265,7 +268,7 @@ def _open(url: str, headers: dict[str, str], part: PartialFile) -> http.client.H
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects only to addresses that may be requested directly."""
+    """A handler that follows redirects only to addresses that vitkit may request directly."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -340,8 +343,8 @@ def fetch_hub(repo_id: str) -> Path:
     files that other programs have put into this cache are used.
 
     Raises:
-        VitkitError: the repository is not cached and downloads are forbidden, it does not exist, it is private or
-            gated, the hub cannot be reached, or the repository has no weights.
+        VitkitError: the repository does not exist, is private or gated, or has no weights; the repository is not cached
+            and downloads are forbidden; or the hub cannot be reached.
     """
     folder = _snapshot(repo_id, [*_DESCRIPTIONS, *_SAFETENSORS])
     if not any(folder.glob("*.safetensors")):

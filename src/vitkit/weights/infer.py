@@ -2,8 +2,8 @@
 
 Most sizes follow from many tensors, and the most common value is chosen. A single damaged tensor therefore does not
 change the configuration, and an error can name the tensor. A missing tensor raises an error if other tensors show that
-it should exist. Architectures with equal names and shapes cannot be distinguished without a description; the load
-report then states which one was assumed.
+it should exist. Architectures whose tensors have the same names and shapes cannot be distinguished without a
+description; the load report then states which one was assumed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Known:
 
     Attributes:
         fields: fields of the configuration that the format determines or the user sets.
-        theirs: a function that returns the checkpoint's name of one of our tensors, for messages.
+        theirs: a function that takes vitkit's name of a tensor and returns the checkpoint's name, for messages.
         image_size: the (height, width) that the user requests, or None.
         written_size: the (height, width) in a file next to the weights, or None.
         grid: the patch grid of the position embeddings, if the user states it.
@@ -61,7 +61,7 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
     """Infer the configuration from the shapes of the tensors, by vitkit's names.
 
     Raises:
-        VitkitError: a tensor is missing that is needed to infer the configuration, or the grid is ambiguous.
+        VitkitError: a tensor that is needed to infer the configuration is missing, or the grid is ambiguous.
     """
     is_learned = known.fields.get("position", "learned_1d") == "learned_1d"
     for name in ("patch_embed.proj.weight", *(("pos_embed",) if is_learned else ())):
@@ -115,7 +115,7 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
 
 
 def _remainder(written: Pair, config: ViTConfig) -> bool:
-    """Return whether an image of the size `written` has the configuration's grid, with pixels left over."""
+    """Return whether images of the size `written` have the configuration's patch grid and some pixels left over."""
     sides = zip(written, config.image_size, config.patch_size, strict=True)
     return written != config.image_size and all(0 <= side - length < patch for side, length, patch in sides)
 
@@ -229,7 +229,7 @@ _SETTING_BY = {
 
 
 def _check_settings(fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known) -> None:
-    """Raise VitkitError if a setting contradicts what the tensors show."""
+    """Raise VitkitError if a setting contradicts the value that was inferred from the tensors."""
     for name, tensor in _SETTING_BY.items():
         if name in settings and settings[name] != fields[name]:
             raise VitkitError(f"{known.theirs(tensor)}: the weights have {name} {fields[name]}, not {settings[name]}")
@@ -263,9 +263,9 @@ _DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transform
 
 
 def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
-    """Return whether a model with the default heads of timm and transformers would have the same tensors.
+    """Return whether the model may instead have timm's and transformers' default number of heads.
 
-    `heads` is the number that would otherwise be assumed.
+    Both numbers give the same tensors. `heads` is the number that would otherwise be assumed.
     """
     others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
     has_others = any(fields[name] for name in others) or fields["stem"] is not None
@@ -296,10 +296,10 @@ def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: 
 def _possible_losses(
     shapes: Mapping[str, Shape], fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known
 ) -> dict[str, str]:
-    """Return assumptions, by field, about tensors whose absence may be damage.
+    """Return assumptions, by field, about tensors that may be absent because the file is damaged.
 
-    A file without these tensors has a rarer architecture, or it is a damaged file of a common one. The rarer
-    architecture is assumed.
+    A file without these tensors either has a rarer architecture, or is a damaged file of a common architecture. The
+    rarer architecture is assumed.
     """
     assumed: dict[str, str] = {}
     usual = {size.hidden_size: size.layers for size in VARIANTS.values()}
@@ -327,7 +327,7 @@ def _possible_losses(
 
 
 def _grid(shapes: Mapping[str, Shape], fields: dict[str, Any], known: Known, assumed: dict[str, str]) -> Pair:
-    """Return the patch grid of the position embeddings, and set `prefix_positions`."""
+    """Return the patch grid of the position embeddings, and set `prefix_positions` in `fields`."""
     stride = stride_of(fields["stem"])
 
     def grid_of(size: Pair) -> Pair:

@@ -62,7 +62,7 @@ class Layout:
         is_preprocess_known: whether `preprocess` was stored with the weights; otherwise it is the format's usual one.
         classes: the class names, if the checkpoint contains them.
         image_size: (height, width), if a file next to the weights states it.
-        pixel_size: the (height, width) of input images, if the publisher's code resizes positions to match it.
+        pixel_size: the (height, width) of input images, if the publisher's code resizes the positions to this size.
         assumed: fields that nothing determines, each with a description of the assumed value.
         dropped: tensors that are not part of the classifier, each with the reason.
     """
@@ -99,7 +99,7 @@ class Layout:
 class Account:
     """The comparison of a checkpoint's tensors with those that the model needs.
 
-    Names are those of the checkpoint, except in `expected` and `unfit`, which have our names.
+    The names are those in the checkpoint, except in `expected` and `unfit`, which have vitkit's names.
     """
 
     expected: Mapping[str, torch.Size]
@@ -160,7 +160,7 @@ def _wrong_shapes(piece: Piece, stored: Sequence[StoredTensor], shape: torch.Siz
 
 
 def _joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.Size | None:
-    """Return the shape of our tensor after joining the stored ones; None if one is missing or their shapes misfit."""
+    """Return the shape of our tensor after joining the stored ones; None if one is missing or the shapes do not fit."""
     if any(tensor is None for tensor in stored):
         return None
     try:
@@ -184,7 +184,7 @@ def joined(*names: str) -> Piece:
 
 
 def without_keys(q: str, v: str) -> Piece:
-    """Return the `Piece` of a bias of q, k and v in a layout that stores no bias of k, which is zero."""
+    """Return the `Piece` of a bias of q, k and v in a layout that does not store the bias of k, because it is zero."""
 
     def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, Tensor]:
         q, _, v = ours.chunk(3)
@@ -206,7 +206,7 @@ def with_axes(name: str, axes: int) -> Piece:
 def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
     """Return the `Piece`s for position embeddings that include the class token, but not the registers.
 
-    Loading adds the position embedding of the class token to the token itself, which gives the same sum.
+    Loading adds the class token's position embedding to the class token itself, so the model computes the same.
     """
 
     def unfold(ours: Tensor, _config: ViTConfig) -> tuple[Tensor, ...]:

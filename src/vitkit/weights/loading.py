@@ -244,7 +244,7 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
         )
     notes = (*plan.report.notes, f"preprocess, as requested: {describe(preprocess.to_dict())}")
     report = dataclasses.replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
-    trust = plan.trust if preprocess == plan.preprocess else None  # which is about other pixels
+    trust = plan.trust if preprocess == plan.preprocess else None  # recorded with the other preprocessing
     return dataclasses.replace(plan, preprocess=preprocess, report=report, trust=trust)
 
 
@@ -308,8 +308,9 @@ def load(
         num_classes: the number of classes; None keeps the head, and 0 removes it. A number other than the checkpoint's
             gives a new head of zeros (as in the paper's fine-tuning) and removes the representation layer.
         image_size: the image size in pixels; None means the size that the weights are published for. Learned positions
-            are resized by the convention of their source (`position_resize`). A size with as many patches as the
-            checkpoint has positions also determines a grid that is not square.
+            are resized by the convention of their source (`position_resize`). If an image of this size has as many
+            patches as the checkpoint has positions, the size also determines the grid of the positions, which need not
+            be square.
         classes: the class names in the order of the logits; their number is `num_classes`.
         preprocess: the preprocessing that replaces the stored or assumed one: a `Preprocess`; the name of a publisher
             (google, augreg, deit, torchvision, dinov2, or timm for published weights that timm has under the same
@@ -571,8 +572,9 @@ def create_model(
         (2, 5)
 
     Args:
-        name: one of `list_models()`, or another size, patch and resolution in the same grammar; with `pretrained`, any
-            source that `load` takes. `torchvision:resnet18` or `timm:NAME` is a network of that library.
+        name: one of `list_models()`, or a name of the same form with another model size, patch size or image size; with
+            `pretrained`, any source that `load` takes. `torchvision:resnet18` or `timm:NAME` is a network of that
+            library.
         num_classes: the number of classes; None keeps that of the name (1000, or 21,843 for `_in21k`), and 0 removes
             the head. A new head on published weights is all zeros (paper, sec. 3.2).
         pretrained: whether to load published weights: the ImageNet-1k classifier, or with `num_classes` the backbone
@@ -583,7 +585,7 @@ def create_model(
 
     Raises:
         VitkitError: the name or an option is unknown (similar ones are suggested), a model with these values cannot be
-            built, the weights cannot be downloaded, or an option would change their shapes.
+            built, the weights cannot be downloaded, or an option would change the shapes of the weights.
     """
     options = dict(overrides) if is_network_name(name) else canonical(overrides)
     if not pretrained:

@@ -146,7 +146,7 @@ def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor],
 
 
 def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, StoredTensor], counters: set[str]) -> None:
-    """Check that a file contains exactly the tensors of the network, except for counters of batches.
+    """Check that a file contains exactly the tensors of the network; the `counters` of batches may be missing.
 
     Raises:
         VitkitError: a tensor is missing, left over or of another shape.
@@ -179,7 +179,7 @@ def _classes(
 
 
 def _modern(name: str) -> str:
-    """Return torchvision's current name of a tensor, because old names in DenseNet have an additional dot."""
+    """Return torchvision's current name of a tensor. Old files of DenseNet have an additional dot in some names."""
     old = _OLD_DENSENET.fullmatch(name)
     return name if old is None else f"{old[1]}{old[2]}"
 

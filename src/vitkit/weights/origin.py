@@ -1,6 +1,6 @@
 """Recognise the layout of a checkpoint, and read its configuration and its tensors under vitkit's names.
 
-The error about a checkpoint that cannot be loaded names its model family, which is recognised by its tensor names.
+If a checkpoint cannot be loaded, the error names its model family, which is recognised by the names of its tensors.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def shapes_of(config: Config) -> Mapping[str, torch.Size]:
 def shapes_between(source: Config, target: Config) -> Mapping[str, torch.Size]:
     """Return the tensor shapes of a model of the configuration `target`, whose weights come from `source`.
 
-    If the target differs only by having no head, they are the shapes of the source without those of its head. No other
-    model must then be built for its shapes. Training requests such a target.
+    If the target differs from the source only by having no head, as training requests it, the shapes are those of the
+    source without its head. No second model then has to be built for them.
     """
     if isinstance(source, ViTConfig) and vars(target) == {**vars(source), "num_classes": 0}:
         heads = ("head.", "head_dist.")
@@ -217,7 +217,7 @@ def read_model_folder(
     try:
         config = config_from_dict(description["config"]).replace(**overrides)
         stored = checkpoint.tensors
-        if isinstance(config, ViTConfig) and config.layers > len(stored):  # before so many are made
+        if isinstance(config, ViTConfig) and config.layers > len(stored):  # checked before so many layers are built
             raise VitkitError(f"{config.layers} layers, but only {len(stored)} tensors")
         shapes = _shapes(config, folder)
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
@@ -257,7 +257,7 @@ def read_model_folder(
 def _shapes(config: Config, folder: Path) -> Mapping[str, Any]:
     """Return the shapes of the model's tensors.
 
-    The error about a network that cannot be built names the folder, so that it is not reported as damage.
+    If the network cannot be built, the error names the folder, and the folder is not reported as damaged.
     """
     try:
         return shapes_of(config)
@@ -412,7 +412,7 @@ class _ClassNames:
 
 
 def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _ClassNames:
-    """Return the class names of the checkpoint, or those of a file next to it, or those for their number."""
+    """Return the class names in the checkpoint, else those in a file next to it, else default names (`class_names`)."""
     if layout.classes and config.num_classes and len(layout.classes) != config.num_classes:
         raise VitkitError(
             f"{checkpoint.path} has {len(layout.classes)} class names for a head of {config.num_classes} classes"
@@ -433,7 +433,7 @@ def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any]
     """Return the usual preprocessing of weights without a description, and the reason for the choice.
 
     Some tutorials' scripts fine-tune ImageNet-21k weights, write class_indices.json, and preprocess images differently
-    from timm. Weights next to such a file were probably trained by such a script.
+    from timm. Weights next to such a file (`is_tutorials`) were probably trained by such a script.
     """
     if is_tutorials and layout.format == "timm" and layout.preprocess["mean"] == HALF:
         return (

@@ -32,10 +32,11 @@ class CheckpointFormat:
         writer: the module with a function `write`; empty if the format cannot be written.
         suffixes: the suffixes of files that can be written.
         is_folder: whether folders can be written.
-        pixels: by publisher of weights, the name of a constant in the module of `reader`. The constant contains the
-            publisher's fields of `Preprocess`.
-        marks: substrings, of which every checkpoint of this format has at least one in a tensor name. The reader is
-            imported only for such checkpoints, or for all if this is empty.
+        pixels: for each publisher of weights, the name of a constant in the module of `reader`. The constant contains
+            the fields of `Preprocess` that the publisher uses.
+        marks: substrings of tensor names. Every checkpoint of this format has a tensor name with at least one of them,
+            and the reader is imported only for such checkpoints. If `marks` is empty, it is imported for all
+            checkpoints.
     """
 
     name: str
@@ -51,7 +52,7 @@ class CheckpointFormat:
         """Return the layout of a checkpoint if it has this format; None otherwise.
 
         Raises:
-            VitkitError: the checkpoint has this format, but its model has parts that vitkit's does not have.
+            VitkitError: the checkpoint has this format, but its model has parts that vitkit's model lacks.
         """
         if self.marks and not any(mark in name for name in checkpoint.tensors for mark in self.marks):
             return None
@@ -91,7 +92,7 @@ def readable() -> list[CheckpointFormat]:
 
 
 def writable() -> dict[str, CheckpointFormat]:
-    """Return the formats that can be written."""
+    """Return the formats that can be written, by name."""
     return {name: form for name, form in CHECKPOINT_FORMATS.items() if form.writer}
 
 
@@ -101,7 +102,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def kind_of(destination: Path) -> str:
-    """Return the name of the format that the destination's suffix indicates, or that of vitkit's model folders."""
+    """Return the name of the format that the destination's suffix indicates; without one, that of model folders."""
     return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
 
 
@@ -111,7 +112,7 @@ def file_suffixes() -> tuple[str, ...]:
 
 
 def pixel_owners() -> tuple[str, ...]:
-    """Return the names of publishers that can be stated as a preprocessing."""
+    """Return the names of the publishers whose preprocessing can be requested by name."""
     return tuple(owner for form in CHECKPOINT_FORMATS.values() for owner in form.pixels)
 
 

@@ -119,7 +119,7 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
 
 
 def _masked(bias: str, mask: str) -> Piece:
-    """Return the `Piece` for the bias of q, k and v, which is zero where DINOv3's mask is 0 (for k)."""
+    """Return the `Piece` for the bias of q, k and v. It is set to zero where DINOv3's mask is 0 (the part of k)."""
     return Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), lambda ours, _: (ours, _mask(ours)))
 
 
@@ -187,7 +187,7 @@ _POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
 
 
 def _unsplit(_ours: Tensor, _config: ViTConfig) -> tuple[None]:
-    """Return None for the stored tensor, because one part of it does not determine the whole."""
+    """Return None instead of the stored tensor, which cannot be computed from only one part of it."""
     return (None,)
 
 
@@ -228,7 +228,7 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
-    """Add to every block the pieces that only other blocks have.
+    """Add the pieces that only some of the blocks have to all other blocks.
 
     Errors about missing tensors then state the authors' names.
     """
@@ -261,7 +261,7 @@ _RENAMED_DINO = {".mlp.w12.": ".mlp.fc1.", ".mlp.w3.": ".mlp.fc2."}
 
 
 def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if it is DINOv2's by its authors; None for any other."""
+    """Return the layout of a checkpoint if it is the one of DINOv2's authors; None for any other."""
     names = checkpoint.tensors
     has_blocks = any(re.match(r"blocks\.(\d+\.)?\d+\.ls1\.gamma$", name) for name in names)
     if not has_blocks or not ({"register_tokens", "mask_token"} & set(names) or any(".mlp.w12." in n for n in names)):
@@ -277,7 +277,7 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
         "norm_eps": 1e-6,
         "position_resize": "timm"
         if has_registers
-        else "dinov2",  # with registers, the authors resize to a size, with antialiasing
+        else "dinov2",  # with registers, the authors resize to a given size, with antialiasing
     }
     dropped = {name: "trained to predict masked patches" for name in names if name == "mask_token"}
     dropped |= {name: "DINOv2's projection head" for name in names if name.startswith(("dino_head.", "ibot_head."))}

@@ -38,10 +38,11 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
         config: the configuration of the model.
         to: the name of the format.
         allowed: the values that the format can express, by field. A field that is not listed may have any value if it
-            is in `WRITTEN` or the registry of variants has a handler, and otherwise only its default.
+            is in `WRITTEN`, or if the registry of variants has a handler for the format. Otherwise it must have its
+            default.
 
     Raises:
-        VitkitError: a field has another value; the message names the field and the value.
+        VitkitError: a field has a value that is not allowed; the message names the field and the value.
     """
     allowed = {"gelu": ("erf", "tanh"), **allowed}
     handled = {row.field for row in variants_of(config) if f"the {to} layout" in row.handlers}
@@ -109,7 +110,7 @@ def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: di
 
 
 def metadata(classifier: Classifier) -> dict[str, str]:
-    """Return the metadata of a safetensors file: the field that transformers requires, and the record of pictures."""
+    """Return the metadata of a safetensors file: the field for transformers, and the record of training pictures."""
     pictures = {} if classifier.pictures is None else {PICTURES: to_text(classifier.pictures)}
     return {"format": "pt", **pictures}
 
@@ -143,7 +144,7 @@ def write(classifier: Classifier, destination: Path, to: str) -> None:
     """Write a classifier in a format: `folder` for vitkit's model folder, or a key of `CHECKPOINT_FORMATS`.
 
     All formats contain the record of the pictures that the weights were trained on. Formats other than vitkit's have no
-    temperature, so the heads are divided by it (`settled`).
+    temperature, so the heads are divided by the temperature (`settled`).
 
     Raises:
         VitkitError: the format cannot express the model; the message names the field.

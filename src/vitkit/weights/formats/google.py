@@ -1,8 +1,8 @@
 """The layout of the reference implementation (Flax, `.npz`) and of its successor big_vision.
 
-Published files number the sublayers of a block 0, 1, 2, 3; newly saved files count each kind separately. Kernels are
-(in, out), and convolutions HWIO. The tensors of q, k and v have an axis for heads, (D, H, D_h), so their shapes
-determine the number of heads.
+Published files number the sublayers of a block 0, 1, 2, 3; newly saved files count each kind of sublayer separately.
+Kernels have the axes (in, out), and those of convolutions HWIO. The tensors of q, k and v have a head axis, (D, H,
+D_h), so their shapes determine the number of heads.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _block(ours: str, theirs: str, sublayers: tuple[str, str, str]) -> dict[str,
 
 
 def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
-    """Return the `Piece`s of a layer of vitkit that joins stored layers with an axis for heads, such as q, k and v."""
+    """Return the `Piece`s of a vitkit layer that is stored as several layers with a head axis, such as q, k and v."""
     number = len(theirs)
     weight = Piece(
         tuple(f"{name}/kernel" for name in theirs),
@@ -210,7 +210,7 @@ def _stem(stages: Iterable[int]) -> dict[str, Piece]:
 def _slice(piece: Piece, layer: int, depth: int) -> Piece:
     """Return the `Piece` of one block from a file of big_vision, which stacks all blocks along the first axis.
 
-    Such files are only read. `split` serves only to compute the expected shapes.
+    Such files are only read, not written. The `split` of the piece only serves to compute the expected shapes.
     """
 
     def split(ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:

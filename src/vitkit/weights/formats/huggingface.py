@@ -132,14 +132,21 @@ def family_of(config: ViTConfig) -> str:
 
 
 def _prefix(names: Iterable[str], of_blocks: str | None) -> str:
-    """Return the prefix of all names outside the blocks, because transformers saves ViTMSN's blocks without it."""
+    """Return the prefix of all names outside the blocks.
+
+    It may differ from the prefix in the blocks, `of_blocks`, because transformers saves ViTMSN's blocks without a
+    prefix.
+    """
     ahead = (family for family in _CUSTOMARY if any(name.startswith(f"{family}.embeddings.") for name in names))
     prefix = next(ahead, of_blocks)
     return f"{prefix}." if prefix else ""
 
 
 def _is_ijepa(tensors: Mapping[str, StoredTensor]) -> bool:
-    """Return whether tensors without prefixes are I-JEPA's: positions for a square of patches, and no class token."""
+    """Return whether tensors without prefixes are I-JEPA's.
+
+    I-JEPA has position embeddings for a square grid of patches, and no class token.
+    """
     positions = tensors.get("embeddings.position_embeddings")
     if positions is None or len(positions.shape) != 3 or "embeddings.cls_token" in tensors:
         return False

@@ -1,8 +1,8 @@
 """Hugging Face's BEiT, Data2VecVision and DINOv3.
 
-BEiT (arXiv 2106.08254) and Data2VecVision (2202.03555) add a bias for each offset between two patches to their
-attention. transformers 5 uses other names of BEiT's layers in memory than in files; both are read. DINOv3 (2508.10104)
-has rotary positions, which have no tensors, and no bias of the keys.
+BEiT (arXiv 2106.08254) and Data2VecVision (2202.03555) add a bias to the attention logits for each offset between two
+patches. transformers 5 uses other names of BEiT's layers in memory than in files; both are read. DINOv3 (2508.10104)
+has rotary positions, which have no tensors, and its keys have no bias.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it is BEiT's or Data2VecVision's; None for any other.
 
     Raises:
-        VitkitError: the model has parts that vitkit's does not have.
+        VitkitError: the model has parts that vitkit's model lacks.
     """
     names, config = checkpoint.tensors, checkpoint.config or {}
     matches = [match for name in names if (match := _BLOCK.match(name))]
@@ -71,7 +71,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _shared(prefix: str) -> tuple[str, str]:
-    """Return the names of the table of biases that all layers share: in files, and in models in memory."""
+    """Return the two names of the table of biases that all layers share: in files, and in models in memory."""
     return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
 
 
@@ -101,7 +101,10 @@ def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str,
 
 
 def _size_of_table(names: Mapping[str, StoredTensor]) -> tuple[int, int] | None:
-    """Return the (height, width) in pixels of the square grid that a table of biases is for; None if unknown."""
+    """Infer the image size (height, width) in pixels from a table of biases; None if this is not possible.
+
+    The patch grid of the table is assumed to be square.
+    """
     rows = [tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape]
     kernel = next(
         (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight")), ()

@@ -66,7 +66,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it is Hugging Face's CLIP or SigLIP; None for any other.
 
     Raises:
-        VitkitError: the model has these names, but computes something else.
+        VitkitError: the model has these tensor names, but computes something that vitkit does not support.
     """
     names = checkpoint.tensors
     matches = [match for name in names if (match := _BLOCK.match(name))]
@@ -168,7 +168,7 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the configuration that config.json states, with transformers' default of `heads`."""
+    """Return the fields that config.json states; if `heads` is missing, it has transformers' default."""
     fields: dict[str, Any] = {"heads": or_usual(config, "num_attention_heads", _HEADS)}
     if "hidden_act" in config:
         fields["gelu"] = activation(config["hidden_act"])

@@ -114,7 +114,7 @@ def _our_name(name: str) -> str:
 
 
 def eps_of(is_clip: bool) -> float:
-    """Return the epsilon of timm's layer norms."""
+    """Return the epsilon of timm's layer norms, which is larger for CLIP's models."""
     return 1e-5 if is_clip else 1e-6
 
 
@@ -127,7 +127,7 @@ def _is_beit3(checkpoint: Checkpoint) -> bool:
 
 
 def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return `last_norm` False for RADIO's and InternViT's encoders, which have no norm after the last layer.
+    """Return `{"last_norm": False}` for RADIO's and InternViT's encoders: they have no norm after the last layer.
 
     The result is empty for other models. Raises VitkitError if registers or the norm seem to be missing.
     """
@@ -149,7 +149,7 @@ def beside(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def written(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return the fields that timm's config.json determines by `model_args` and `architecture`, but no tensor does."""
+    """Return the fields that `model_args` and `architecture` in timm's config.json determine, but no tensor does."""
     arguments = (checkpoint.config or {}).get("model_args") or {}
     activation = arguments.get("act_layer", "gelu")
     fields: dict[str, Any] = {}
@@ -176,9 +176,9 @@ def written(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _written_bare(checkpoint: Checkpoint) -> dict[str, bool]:
-    """Return `qkv_bias` and `prefix_positions` as False if `model_args` says so.
+    """Return `qkv_bias` and `prefix_positions` as False if `model_args` turns them off.
 
-    This shows that the tensors are absent on purpose, and not lost.
+    Their tensors are then absent on purpose, and were not lost.
     """
     arguments = (checkpoint.config or {}).get("model_args") or {}
     lacks_bias, lacks_prefix = arguments.get("qkv_bias") is False, arguments.get("no_embed_class") is True
@@ -231,7 +231,7 @@ def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, An
 
 
 def _side(checkpoint: Checkpoint) -> int:
-    """Return the side of square images in pixels, judging by the positions; 0 if it cannot be inferred."""
+    """Infer the side of square images in pixels from the position embeddings; 0 if this is not possible."""
     positions, kernel = (checkpoint.tensors.get(name) for name in ("pos_embed", "patch_embed.proj.weight"))
     if positions is None or kernel is None or len(positions.shape) != 3 or len(kernel.shape) != 4:
         return 0
@@ -305,7 +305,7 @@ def _files(classifier: Classifier) -> Files:
 
 
 def _architecture(config: ViTConfig) -> str:
-    """Return the name of a timm model of the same class; `model_args` contain the differences."""
+    """Return the name of a timm model of the same class; `model_args` states how the model differs from it."""
     if config.stem is not None:
         return _HYBRIDS[config.stem]
     if config.distill_token:

@@ -2,7 +2,7 @@
 
 The class `Eva` of timm implements EVA, EVA-02, Perception Encoder, DINOv3 and the rotary ViTs, with the same tensor
 names. AIMv2 has some of these names, too. Rotary positions have no tensors (except "mixed"), so their kind is assumed
-by the family, and the load report says so.
+from the family, and the load report says so.
 
 BEiT, BEiTv2 and the ViTs with relative positions add a bias for each offset between two patches to the attention
 logits.
@@ -50,7 +50,7 @@ class EvaFamily:
         name: the usual name.
         fields: the fields of the configuration that no tensor determines.
         pixels: the preprocessing, as fields of `Preprocess`.
-        assumed: messages about assumed values, by field, and how to change them.
+        assumed: for each field with an assumed value, a message about the value and how to change it.
         needs: tensors that all models of the family have.
         side: the side of square images in pixels, if nothing else states it.
     """
@@ -277,7 +277,7 @@ def pieces_of(names: Names) -> dict[str, Piece]:
 
 
 def _parts(block: str) -> list[tuple[str, Piece]]:
-    """Return the `Piece`s, with vitkit's names, for all ways in which timm stores parts of a block differently."""
+    """Return pairs of vitkit's name and `Piece` for the parts of a block that timm stores in different ways."""
     table = block.replace("blocks", "rel_pos")
     q, k, v, gate, value = (
         f"{block}.{part}" for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "mlp.fc1_g", "mlp.fc1_x")
@@ -426,7 +426,7 @@ def _patch(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> int:
 
 
 def _trained_size(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> tuple[int, int] | None:
-    """Return the (height, width) in pixels of the grid of the position embeddings; None if it is unknown."""
+    """Return the image size (height, width) in pixels of the position embeddings' grid; None if it is unknown."""
     side = _patch(names, checkpoint)
     if _TABLE in names and len(names[_TABLE].shape) == 4:
         return names[_TABLE].shape[1] * side, names[_TABLE].shape[2] * side
@@ -524,7 +524,7 @@ def _fields_by_names(heads: Any) -> dict[str, Any]:
 
 
 def _size_of_tables(names: Names) -> tuple[int, int]:
-    """Return the (height, width) in pixels of the square grid that the tables of biases are for."""
+    """Infer the image size (height, width) in pixels from the tables of biases, whose patch grid must be square."""
     rows = [shape[0] for shape in shapes_like(names, _TABLE_BEIT) if shape]
     offsets = max(rows, key=rows.count) - 3 * ("cls_token" in names)
     across = math.isqrt(max(offsets, 0))
