@@ -53,7 +53,7 @@ class Average(Result):
 
     @property
     def headline(self) -> Headline | None:
-        """The main figure, with its interval and caveats; None if there are no figures."""
+        """The main metric, with its interval and caveats; None if there are no figures."""
         return None if self.figures is None else headline_of(self.figures)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ class Average(Result):
         }
 
     def lines(self) -> list[str]:
-        """Return what was averaged, the main figure, and the comparison with each run."""
+        """Return what was averaged, the main metric, and the comparison with each run."""
         left = f"; left out: {', '.join(self.left)}" if self.left else ""
         lines = [f"average of {len(self.used)} runs ({', '.join(self.used)}{left}): {self.out}"]
         if self.headline is not None:

@@ -79,7 +79,7 @@ class Checkup(Result):
         return self.diagnosis.to_dict()
 
     def lines(self) -> list[str]:
-        """Return the number of images per class, formats, colours, sizes, and findings, the worst first."""
+        """Return the number of images per class, the formats, colours and sizes, and the findings, the worst first."""
         table, figures = self.diagnosis.table, self.to_dict()
         about = f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.place}"
         sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
@@ -338,7 +338,7 @@ class SuspectedLabels(Result):
         ]
 
     def advice(self, data: str, run: str) -> str:
-        """Return instructions for correcting labels, with these names for the data and the run."""
+        """Return instructions for correcting labels, with commands that use these names for the data and the run."""
         if (self.run / LABELS).is_file():
             how = f"add rows with path and correct label (empty to leave the picture out) to a copy of {run}/{LABELS}"
         else:

@@ -75,7 +75,7 @@ class EvaluationResult(Result):
         figures: the content of evaluation.json, with the accuracy (0 to 1) first. Images that the weights have seen in
             training are not counted.
         root: the folder of the images.
-        computed: the backend and precision that computed the predictions, in words.
+        computed: a description of the backend and precision that computed the predictions.
         report: the HTML report, or None if none was requested.
         notes: assumptions about the model, and remarks on the figures.
     """
@@ -89,7 +89,7 @@ class EvaluationResult(Result):
 
     @property
     def headline(self) -> Headline:
-        """The main figure, with its interval and caveats."""
+        """The main metric, with its interval and caveats."""
         return headline_of(self.figures)
 
     @property
@@ -105,7 +105,7 @@ class EvaluationResult(Result):
         return value_of(self.headline)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the figures of each class: precision, recall, f1 and support, 0 to 1."""
+        """Return precision, recall and f1 (0 to 1) and support (the number of images) of each class."""
         return [{"class": name, **row} for name, row in self.figures["per_class"].items()]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:

@@ -100,7 +100,7 @@ class Explanations(Result):
 
     @property
     def count(self) -> str:
-        """The number of images, and the number of unreadable ones, in words."""
+        """The number of images and the number of unreadable ones, as text."""
         images = plural(len(self.explained) + len(self.unreadable), "image", "images")
         return f"{images} ({len(self.unreadable)} unreadable)"
 

@@ -61,7 +61,7 @@ class PackPlan:
 
     @property
     def download(self) -> str:
-        """The size of the download, in words."""
+        """The size of the download, as text."""
         more = f" and {plural(self.unknown, 'file', 'files')} of unknown size" if self.unknown else ""
         return f"{_in_megabytes(self.missing)}{more}"
 

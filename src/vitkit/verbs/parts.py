@@ -220,7 +220,7 @@ class PartFile(Result):
 
     @property
     def computed(self) -> str:
-        """The backend and precision of the computation, in words; empty if no model was run."""
+        """A description of the backend and precision of the computation; empty if no model was run."""
         return _in_words(self.head)
 
     @cached_property
@@ -424,7 +424,7 @@ class Parts:
 
     @property
     def computed(self) -> str:
-        """The backend and precision of the computation, in words; empty if no model was run."""
+        """A description of the backend and precision of the computation; empty if no model was run."""
         return _in_words(self.head)
 
     def check(self, job: DividedJob) -> None:

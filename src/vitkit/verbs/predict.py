@@ -112,7 +112,7 @@ class Predictions(Result):
         images: the number of images.
         unreadable: the number of images that could not be read.
         rejected: the number of labels that were withheld, including those of unknown images.
-        computed: the backend and precision that computed the predictions, in words.
+        computed: a description of the backend and precision that computed the predictions.
         is_whole: whether every image and every folder could be read.
         out: the file with the rows; None if they are in memory.
         notes: assumptions about the model, and places that could not be searched for images.

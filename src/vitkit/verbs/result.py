@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Result:
     """The base class of the results of verbs. Subclasses are frozen dataclasses with `repr=False`.
 
-    A command prints `lines`, or with `--json` the value of `to_dict`. The first line is also part of the `repr`.
+    A command prints `lines`, or with `--json` the value of `to_dict`. The first of the `lines` is also part of the
+    `repr`.
     """
 
     def to_dict(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class TrainingRun(Result):
 
     @property
     def headline(self) -> Headline:
-        """The main figure, with its interval and caveats.
+        """The main metric, with its interval and caveats.
 
         Raises:
             OSError: the run was stopped before it was evaluated.
@@ -146,7 +146,7 @@ class TrainingRun(Result):
         }
 
     def lines(self) -> list[str]:
-        """Return one line with the main figure and the report."""
+        """Return one line with the main metric and the path of the report."""
         try:
             return [f"{self.headline.words}; report: {self.report}"]
         except FileNotFoundError:

@@ -57,7 +57,7 @@ class Stranger:
     unknown: float | None
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of a table."""
+        """Return the values as the cells of a table row."""
         unknown = "" if self.unknown is None else f"{self.unknown:.4f}"
         return harmless(self.path), self.label, f"{self.confidence:.3f}", unknown
 
@@ -85,7 +85,7 @@ class Watch(Result):
             of the share of one class; None if there are too few images or `level` is too low.
         strangers: the photographs that differ most, the least familiar first.
         errors: the reasons why other photographs could not be read, by path.
-        computed: the backend and precision of the computation, in words.
+        computed: a description of the backend and precision of the computation.
         notes: assumptions about the model, and remarks on the comparison.
         out: the page with photographs, if one was written.
     """
@@ -209,10 +209,11 @@ def watch(
 ) -> Watch:
     """Check whether photographs are similar to the validation and test images of a model.
 
-    Tests compare the predicted classes and confidences with those of the validation and test images, and the scores for
-    unfamiliar images with those of the validation images. The run has recorded these values of its validation and test
-    images. If a difference is significant, the command exits with 1. The p-values are adjusted for the number of tests.
-    Therefore the probability of a false alarm is at most `level`.
+    Statistical tests compare the predicted classes and confidences of the photographs with those of the validation and
+    test images. If the model has a score for unfamiliar images, it is compared with that of the validation images. The
+    run has recorded these values of its validation and test images. If a difference is significant, the command exits
+    with 1. The p-values are adjusted for the number of tests. Therefore the probability of a false alarm is at most
+    `level`.
 
         import vitkit
 

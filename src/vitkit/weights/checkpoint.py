@@ -362,7 +362,8 @@ def read_checkpoint(path: Path, *, full_names: bool = False) -> Checkpoint:
 
     Args:
         path: the file or folder.
-        full_names: whether to keep the prefixes of names in a safetensors file, which may belong to a user's network.
+        full_names: whether to keep all prefixes of tensor names in a safetensors file, because a user's network may
+            have names with such prefixes.
 
     Raises:
         VitkitError: the file does not exist, contains no tensors or is damaged, or reading it would run code.

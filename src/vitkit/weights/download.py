@@ -99,7 +99,8 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
 
     Args:
         url: an https address, or an http address of this machine.
-        sha256: hexadecimal digits, all or the first ones. Without it, the MD5 that Google's servers send is checked.
+        sha256: all or the first hexadecimal digits of the file's SHA-256. If it is None, the MD5 that Google's servers
+            send is checked.
 
     Raises:
         VitkitError: downloads are forbidden, the server cannot be reached or does not have the file, the checksum is
@@ -130,7 +131,8 @@ def fetch_to(url: str, final: Path, sha256: str | None = None) -> None:
     Args:
         url: an https address, or an http address of this machine.
         final: the path, whose folder exists.
-        sha256: hexadecimal digits, all or the first ones. Without it, the MD5 that Google's servers send is checked.
+        sha256: all or the first hexadecimal digits of the file's SHA-256. If it is None, the MD5 that Google's servers
+            send is checked.
 
     Raises:
         VitkitError: downloads are forbidden, the server cannot be reached or does not have the file, or the checksum is

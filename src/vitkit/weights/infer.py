@@ -51,14 +51,14 @@ class Known:
 
 @dataclass(frozen=True)
 class Inferred:
-    """The inferred configuration, and the assumptions by field."""
+    """The inferred configuration, and a description of each assumed field."""
 
     config: ViTConfig
     assumed: dict[str, str]
 
 
 def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
-    """Infer the configuration from the shapes of the tensors, by vitkit's names.
+    """Infer the configuration from the shapes of the tensors, which are given by vitkit's names.
 
     Raises:
         VitkitError: a tensor that is needed to infer the configuration is missing, or the grid is ambiguous.

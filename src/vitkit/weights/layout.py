@@ -83,7 +83,7 @@ class Layout:
         return self.pieces[name].theirs if name in self.pieces else (name,)
 
     def shapes(self, tensors: Mapping[str, StoredTensor]) -> dict[str, torch.Size]:
-        """Return the shapes, by our names, of the tensors that a checkpoint contains completely.
+        """Return the shape of each tensor of which the checkpoint contains all parts, by vitkit's name.
 
         Dropped tensors are not included.
         """

@@ -53,7 +53,7 @@ class LoadPlan:
     Attributes:
         config: the configuration of the model that will be built.
         classes, preprocess, temperature, thresholds, provenance: as in the `Classifier` that will be built.
-        pictures, trust: also as in this `Classifier`.
+        pictures, trust: likewise as in this `Classifier`.
         report: what happens to every tensor.
         read: a function for each tensor of the model that reads its values.
     """

@@ -117,7 +117,7 @@ def pixel_owners() -> tuple[str, ...]:
 
 
 def pixels_of(owner: str) -> Mapping[str, Any] | None:
-    """Return a publisher's fields of `Preprocess`, except the size; None if the publisher is unknown."""
+    """Return the fields of `Preprocess` that a publisher uses, without the size; None if the publisher is unknown."""
     for form in CHECKPOINT_FORMATS.values():
         if owner in form.pixels:
             pixels: Mapping[str, Any] = getattr(import_module(form.reader.split(":")[0]), form.pixels[owner])
