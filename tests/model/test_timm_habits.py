@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import vitkit
-from tiny import build
+from tiny import build, images
 from vitkit.errors import VitkitError
 from vitkit.model import VisionTransformer, ViTConfig, canonical, config_for
 from vitkit.weights import create_model
@@ -48,7 +48,7 @@ def test_intermediates_are_timms(indices: Any, fields: dict[str, Any], stop_earl
 def test_a_layer_or_format_that_is_not_there_is_refused() -> None:
     model, images = build(), torch.zeros(1, 3, *build().config.image_size)
     for options in ({"indices": [99]}, {"indices": 99}, {"indices": 0}, {"output_fmt": "NHWC"}):
-        with pytest.raises(VitkitError, match=r"no layer|of .* layers|output_fmt"):
+        with pytest.raises(VitkitError, match=r"indices must be from 1 to 3|no layer|output_fmt"):
             model.forward_intermediates(images, **options)
 
 
@@ -57,6 +57,14 @@ def test_what_is_not_decayed_is_what_timm_does_not_decay() -> None:
     there = {name for name, _ in theirs.named_parameters()}
     assert ours.no_weight_decay() == theirs.no_weight_decay() & there
     assert ours.num_features == theirs.num_features and ours.num_classes == theirs.num_classes
+
+
+def test_a_model_without_attention_pooling_gets_none_with_a_new_head() -> None:
+    with pytest.raises(VitkitError, match="global_pool 'map' needs layers that this model does not have"):
+        build().reset_classifier(7, "map")
+    pooled = build(pool="map")
+    pooled.reset_classifier(7, "map")
+    assert pooled(images(2, config=pooled.config)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("pool", [None, "avg", "token"])

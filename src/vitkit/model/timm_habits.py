@@ -101,6 +101,8 @@ class TimmHabits:
             VitkitError: the model cannot have such a head.
         """
         changes = {} if global_pool is None else canonical({"global_pool": global_pool})
+        if changes.get("pool") == "map" and self.config.pool != "map":
+            raise VitkitError("global_pool 'map' needs layers that this model does not have: use token or avg")
         changes |= {"num_classes": num_classes, "representation_size": None}
         self.config = self.config.replace(class_token=self.config.class_token, **changes)  # the tokens stay the same
         first = next(self.parameters())
