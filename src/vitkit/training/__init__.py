@@ -1,9 +1,9 @@
 """Train a classifier from a recipe, and report on it.
 
-Open `start.py` first: it resolves a recipe and its data into everything that a run needs. `run.py` drives the run,
-`fine_tune.py` puts model, data and objective (`losses.py`) together, and `loop.py` takes the steps. `recipe.py` defines
-the settings. `checkpoint.py` holds the state that a run resumes from. `finalize.py` and `report.py` calibrate and
-evaluate the trained model. `pretraining/` trains without labels.
+Open `start.py` first: it resolves a recipe and its data into everything that a run needs. `run.py` carries out the run,
+`fine_tune.py` combines the model, the data and the objective (`losses.py`), and `loop.py` takes the optimiser steps.
+`recipe.py` defines the settings. `checkpoint.py` defines the state that a run resumes from. `finalize.py` calibrates
+the trained model, and `report.py` evaluates it. `pretraining/` trains without labels.
 """
 
 from __future__ import annotations

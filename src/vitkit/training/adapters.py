@@ -2,8 +2,8 @@
 
 `--method lora` freezes the weight matrices of the blocks and learns a low-rank change of each (arXiv 2106.09685).
 `--method probe-sgd` freezes the backbone and trains the head by gradient descent. Patch dropout trains on a random part
-of every image's patches, which reduces the cost in proportion (arXiv 2208.07220). `Draws` makes the random numbers of
-dropout independent of the number of processes and of the division of a batch.
+of every image's patches, which reduces the cost by about the same fraction (arXiv 2208.07220). `Draws` makes the random
+numbers of dropout independent of the number of processes and of how a batch is divided into smaller parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LowRank(nn.Module):
     """The parametrization W + alpha / r * B A of a weight matrix W (sec. 4.1). B starts as zeros.
 
     Args:
-        weight: W, (out, in), which is not trained.
+        weight: W, (out, in); it is not trained.
         rank: r, the rank of the change.
         generator: the random generator that draws A.
     """
@@ -48,10 +48,15 @@ class LowRank(nn.Module):
 
 
 def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
-    """Freeze the model except its heads, and add a trainable change of this rank to the matrices of the blocks.
+    """Freeze the model except its heads, and add a trainable low-rank change to the weight matrices of the blocks.
+
+    Args:
+        model: the model, which is changed in place.
+        rank: the rank of each change.
+        seed: the seed of the initial random values.
 
     Returns:
-        The names of the matrices.
+        The names of the matrices that have a low-rank change.
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith("head")
@@ -71,7 +76,10 @@ def count_trained(model: Model) -> str:
 
 
 def merge_low_rank(model: Model) -> Model:
-    """Return a copy of the model with the low-rank changes added to its matrices; the model itself if it has none."""
+    """Return a copy of the model in which the low-rank changes have been added to the weight matrices.
+
+    If the model has no low-rank changes, return the model itself.
+    """
     changed = {name: module for name, module in model.named_modules() if parametrize.is_parametrized(module)}
     if not changed:
         return model
@@ -85,7 +93,7 @@ def merge_low_rank(model: Model) -> Model:
 def heads_of(model: nn.Module) -> list[nn.Module]:
     """Return the modules that turn features into logits.
 
-    These are the head, the second head of a distilled model, and the representation layer if there is one.
+    These are the head and, if the model has them, the second head for distillation and the representation layer.
     """
     if isinstance(model, Network):
         return [] if model.head is None else [model.head]
@@ -114,11 +122,11 @@ class PatchDropout(nn.Module):
 
     Args:
         rate: the part of the patches that is dropped; at least one patch remains.
-        ahead: the number of prefix tokens.
+        ahead: the number of prefix tokens, which are never dropped.
 
     Attributes:
-        keys: (B,) int32 random numbers, one per image, which determine the dropped patches. If this is None, torch's
-            generator draws the numbers.
+        keys: one random number per image, (B,) int32, which determines the dropped patches. If None, the numbers are
+            drawn from torch's global generator.
     """
 
     def __init__(self, rate: float, ahead: int) -> None:
@@ -142,13 +150,13 @@ class PatchDropout(nn.Module):
 
 
 def drop_patches(model: VisionTransformer, rate: float) -> None:
-    """Add patch dropout to a model, after the addition of the position embeddings (sec. 3.1)."""
+    """Add patch dropout to a model, directly after the position embeddings have been added (sec. 3.1)."""
     dropping = nn.Sequential(model.pos_drop, PatchDropout(rate, model.config.prefix_tokens))
     model.add_module("pos_drop", dropping.train(model.training))
 
 
 def check_patch_dropout(config: ViTConfig) -> None:
-    """Refuse patch dropout for a model that needs every patch in its place.
+    """Raise an error if a model does not support patch dropout, because it needs every patch in its place.
 
     Raises:
         VitkitError: the model needs every patch (see `needs_every_patch`).
@@ -158,7 +166,7 @@ def check_patch_dropout(config: ViTConfig) -> None:
 
 
 def needs_every_patch(config: ViTConfig) -> str | None:
-    """Return the reason why a model needs all patches of an image; None if it does not need them."""
+    """Return the reason why a model cannot run on a part of the patches of an image; None if it can."""
     if config.positions_in_layers:
         return "positions act in every layer of this model, which needs all patches"
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
@@ -172,10 +180,10 @@ Keys = Tensor  # (layers, B) int32
 
 
 class Draws:
-    """Random numbers for the dropout layers of a model: one number for each layer and image of a batch.
+    """Random numbers for the dropout layers of a model, one number for each layer and each image of a batch.
 
     Args:
-        model: the model. Layers with a rate of 0 are left out.
+        model: the model. Dropout layers with a rate of 0 get no numbers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -184,11 +192,11 @@ class Draws:
         self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]
 
     def of(self, seed: int, places: range, device: torch.device) -> Keys:
-        """Draw the numbers for some images of a batch, (layers, B).
+        """Return the numbers for some images of a batch, (layers, B).
 
         Args:
             seed: the seed of the batch.
-            places: the indices of the images in the whole batch, of which several processes may have shares.
+            places: the indices of these B images in the whole batch, which may be shared among several processes.
             device: the model's device.
         """
         generator = np.random.default_rng(seed)
@@ -198,7 +206,11 @@ class Draws:
 
     @contextmanager
     def using(self, keys: Keys) -> Iterator[None]:
-        """Make the layers use these numbers, also in blocks that the backward pass computes a second time."""
+        """Make the dropout layers use these numbers inside the context.
+
+        The layers use the same numbers when activation checkpointing computes a block a second time in the backward
+        pass.
+        """
         if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
             with torch.random.fork_rng():
                 torch.manual_seed(int(keys[0, 0]) & 0xFFFFFFFF)

@@ -1,4 +1,4 @@
-"""Determine the configuration of a recipe's model, from a named model with changes or from the weights.
+"""Determine the configuration of a recipe's model, either from the model's name and changes or from the weights.
 
 For a network of another library, this module also determines which fields of a recipe do not apply.
 """
@@ -45,10 +45,10 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
 
 
 def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Remove the fields that do not apply to a recipe's network, and return a note on each removed field.
+    """Return the fields that apply to the recipe's network, and a note on each field that was left out.
 
-    This is for recipes that were not written for the network, such as published recipes, or a recipe for all models of
-    a comparison.
+    Use this for recipes that were not written for the network, such as a published recipe, or one recipe for all models
+    of a comparison. All fields are kept for a Vision Transformer.
     """
     network = None if fields.get("model") is None else split_network(fields["model"])
     if network is None:
@@ -87,13 +87,14 @@ def network_of(recipe: Recipe) -> NetworkConfig | None:
 def presets_of(config: NetworkConfig) -> dict[str, Any]:
     """Return the recipe defaults for a network of another library.
 
-    These are the dropout rates of the library, and the same learning rate for all layers.
+    These are the dropout rates that the library uses, and a layer decay of 1, so that all layers have the same learning
+    rate.
     """
     return {"layer_decay": 1.0, **native_rates(config)}
 
 
 def refuse_other_network(config: ViTConfig | NetworkConfig, recipe: Recipe) -> None:
-    """Refuse weights that belong to another model than the named one.
+    """Refuse weights of a model other than the one that the recipe names.
 
     Raises:
         VitkitError: the recipe names a network, and its weights are of another model.
@@ -117,7 +118,7 @@ def weights_of(recipe: Recipe) -> str:
 
 
 def config_of(recipe: Recipe, num_classes: int) -> Config:
-    """Return the configuration of a model that starts from no weights.
+    """Return the configuration of a model that starts from random weights.
 
     Raises:
         VitkitError: the recipe names no model, or the model cannot be built.
@@ -134,15 +135,17 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
 
 
 def network_of_file(recipe: Recipe) -> str | None:
-    """Return the recipe's model if it is a library network and the recipe names a file of weights, else None."""
+    """Return the recipe's model if it is a library network whose weights are in a file; otherwise return None."""
     return recipe.model if is_network_name(recipe.model) and recipe.weights not in ("auto", "none") else None
 
 
 def look_at_weights(recipe: Recipe) -> WeightsSource:
-    """Open the weights that a recipe starts from. A run calls this once.
+    """Open the weights that a recipe starts from, after downloading them if necessary.
+
+    Call this once per run, and pass the result on.
 
     Raises:
-        VitkitError: the weights cannot be obtained, or do not support a change of the model.
+        VitkitError: the weights cannot be obtained, or the recipe changes a part of the model that they determine.
     """
     if recipe.weights == "auto" and is_model_name(str(recipe.model)):  # before they are downloaded
         _refuse_others(config_for(str(recipe.model)), recipe.model_fields or {}, str(recipe.model))
@@ -150,10 +153,10 @@ def look_at_weights(recipe: Recipe) -> WeightsSource:
 
 
 def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[Config, LoadPlan]:
-    """Return the configuration of a model that starts from these weights, and the plan to load all but the head.
+    """Return the configuration of a model that starts from these weights, and the plan to load all except the head.
 
     Raises:
-        VitkitError: the weights cannot be understood, or do not support a change of the model.
+        VitkitError: the weights cannot be understood, or the recipe changes a part of the model that they determine.
     """
     changes = recipe.model_fields or {}
     fitted = {"image_size", *_BY_LOAD}
@@ -175,7 +178,10 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
 
 
 def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConfig:
-    """Return the configuration for a head of class names, whose input is a unit vector in the text encoder's space."""
+    """Return the configuration for a head that is made from the class names.
+
+    The input of such a head is a unit vector in the space of the text encoder that belongs to the weights.
+    """
     words = look_for_words(weights)
     if words is None:
         raise VitkitError(f"head_from names: {weights_of(recipe)} has no text encoder")
@@ -186,7 +192,7 @@ def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
     """Return the configuration that `plan_of` returns for the published weights of a model, without opening them.
 
     Raises:
-        VitkitError: there is no such model, or its weights do not support a change.
+        VitkitError: there is no such model, or the recipe changes a part of the model that its weights determine.
     """
     changes = recipe.model_fields or {}
     config = config_for(name)
@@ -196,7 +202,7 @@ def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
 
 
 def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
-    """Return the configuration of a model that starts from the weights of `base`, with the recipe's changes."""
+    """Return the configuration of a model that starts from the weights of `base` and has the recipe's changes."""
     changes = recipe.model_fields or {}
     after = {name: changes[name] for name in _AFTER if name in changes}
     after["class_token"] = base.class_token  # the token stays even if the head reads the mean of the patches

@@ -1,7 +1,8 @@
-"""Average weights: those before and after a fine-tuning (`--wise-ft`), and those of several runs (`vitkit average`).
+"""Average the weights before and after a fine-tuning (`--wise-ft`), or the weights of several runs (`vitkit average`).
 
-Both are accurate because fine-tunings of the same weights end in one valley of the loss, so lines and means of their
-weights cross no barrier (docs/decisions/0047-averages.md).
+Models that were fine-tuned from the same weights usually end in the same valley of the loss. The loss is therefore also
+low for the means of their weights, and for points on the line from the initial weights
+(docs/decisions/0047-averages.md).
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ ALPHAS = (0.0, 0.25, 0.5, 0.75)  # the fraction of the fine-tuned weights
 
 
 def check_start(recipe: Recipe, model: Model) -> None:
-    """Refuse a training whose initial model is not a classifier, or whose weights cannot be mixed.
+    """Refuse averaging for a training whose initial model is not a classifier, or whose weights cannot be averaged.
 
     Raises:
-        VitkitError: the initial head is neither fitted to features nor made from class names, there are two heads, or
-            the model has batch norms.
+        VitkitError: the initial head is neither fitted to features nor made from class names, the model has two heads,
+            or the model has batch norms.
     """
     if model.head is None or getattr(model, "head_dist", None) is not None:
         raise VitkitError("--wise-ft: the model has two heads, which are not fitted before the training: leave it out")
@@ -74,12 +75,12 @@ def check_start(recipe: Recipe, model: Model) -> None:
 
 
 def keep_start(folder: Path, model: Model, correction: PriorCorrection) -> None:
-    """Save the initial weights of a training in the run folder, with the prior correction that saved models have.
+    """Save the initial weights in the run folder. As in saved models, the head includes the prior correction.
 
     Args:
         folder: the run folder.
         model: the model before its first step.
-        correction: the prior correction that saved models include.
+        correction: the correction of the class prior (see `finalize`).
     """
     with with_correction(model, correction), replacing(folder / START) as temporary:
         save_file({name: tensor.contiguous() for name, tensor in stored_weights(model).items()}, temporary)
@@ -96,9 +97,9 @@ def check_kept(folder: Path) -> None:
 
 
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
-    """Return (1 - alpha) start + alpha end for each tensor; alpha 0 and 1 give the ends bit for bit.
+    """Return (1 - alpha) start + alpha end for each tensor. For alpha 0 and 1 the result is exactly `start` or `end`.
 
-    Integer tensors are taken from `end`.
+    Integer tensors are always taken from `end`.
     """
     return {
         name: torch.lerp(start[name].to(tensor), tensor, alpha) if tensor.is_floating_point() else tensor
@@ -109,20 +110,21 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: f
 def mix_with_start(
     folder: Path, classifier: Classifier, judge: Callable[[Classifier], Evaluation | None], say: Say
 ) -> None:
-    """Mix the initial and the fine-tuned weights, and use the best mix if it is significantly better.
+    """Average the initial and the fine-tuned weights, and keep the best average if it is significantly better.
 
-    The results of all mixes are recorded in the provenance of the classifier. A classifier that already has this record
-    is not changed, so that a resumed run does not mix twice.
+    Several weighted averages are compared with the fine-tuned weights, and all results are recorded in the provenance
+    of the classifier. A classifier that already has this record is not changed, so that a resumed run does not average
+    twice.
 
     Args:
         folder: the run folder, whose model folder is changed.
         classifier: the classifier of that folder. It is changed in place.
-        judge: evaluates a classifier on the validation images that the weights had not seen; returns None if there are
-            none.
+        judge: evaluates a classifier on the validation images that the initial weights had not seen; returns None if
+            there are no such images.
         say: called with a line about the result.
 
     Raises:
-        VitkitError: the weights of the start are missing or damaged.
+        VitkitError: the file with the initial weights is missing or damaged, or belongs to another model.
     """
     if WISE_FT in classifier.provenance:
         return
@@ -157,10 +159,10 @@ def mix_with_start(
 
 
 def mix_as_folds(folder: Path, classifier: Classifier, alphas: Sequence[float], say: Say) -> None:
-    """Mix the initial and the fine-tuned weights of the final model of a cross-validation.
+    """Average the initial and the fine-tuned weights of the final model of a cross-validation.
 
-    The fraction of the fine-tuned weights is the median of the fractions that the folds chose. A classifier that has
-    been mixed already is not changed.
+    The fraction of the fine-tuned weights is the median of the fractions that the folds chose. A classifier whose
+    weights have been averaged already is not changed.
 
     Args:
         folder: the run folder, whose model folder is changed.
@@ -169,7 +171,7 @@ def mix_as_folds(folder: Path, classifier: Classifier, alphas: Sequence[float], 
         say: called with a line about the result.
 
     Raises:
-        VitkitError: the weights of the start are missing or damaged.
+        VitkitError: the file with the initial weights is missing or damaged.
     """
     if WISE_FT in classifier.provenance or not alphas or classifier.provenance["metrics"]["epoch"] == ZERO_SHOT:
         return
@@ -222,7 +224,7 @@ class Ingredient:
         folder: the folder of the run.
         classifier: the trained classifier.
         recipe: the recipe of the run.
-        table: the split images of the run.
+        table: the images of the run, with their splits.
         pictures: the record of the images that the weights were trained on.
     """
 
@@ -234,13 +236,13 @@ class Ingredient:
 
     @property
     def name(self) -> str:
-        """Return the name of the run folder. The name of a fold includes the name of the cross-validation."""
+        """Return the name of the run folder. For a fold, the name of the cross-validation comes first."""
         is_fold = self.folder.name.startswith("fold-")
         return "/".join(self.folder.parts[-2:]) if is_fold else self.folder.name
 
 
 def open_runs(folders: Sequence[Path]) -> list[Ingredient]:
-    """Open the runs to average. The folder of a cross-validation is replaced by the folders of its folds.
+    """Open the runs to average. For the folder of a cross-validation, open the runs of all its folds.
 
     Raises:
         VitkitError: a folder contains no run on files, a run is named twice, or there are fewer than two runs; the runs
@@ -309,13 +311,13 @@ def _difference(one: Ingredient, other: Ingredient) -> str | None:
 
 @dataclass(frozen=True)
 class SharedImages:
-    """The images that all runs have in common, with a split for the average.
+    """The images that all runs have in common, with the splits that are valid for the averaged model.
 
     Attributes:
         table: the images. The split of an image is `train` if any run was trained on the image, else `val` if any run
             was selected on the image, else `test`.
         contents: the digest of each image's content, by path.
-        groups: the group number of each image that is not independent of others, by path.
+        groups: the group number, by path, of each image that belongs to a group of dependent images, such as copies.
         pictures: the record of the images that any of the runs has seen.
     """
 
@@ -343,9 +345,9 @@ def average(runs: Sequence[Ingredient], every: Sequence[Ingredient], images: Sha
 
     Args:
         runs: the runs that are averaged.
-        every: all runs from which `runs` were chosen. They are recorded in the provenance.
+        every: all runs from which `runs` were chosen. The provenance of the result lists them.
         images: the images that all runs in `every` have in common.
-        how: `uniform` or `greedy`.
+        how: how the runs were chosen: `uniform` or `greedy`.
     """
     first = runs[0].classifier
     model = copy.deepcopy(first.model)
@@ -375,7 +377,10 @@ def average(runs: Sequence[Ingredient], every: Sequence[Ingredient], images: Sha
 
 
 def _uncorrected(classifier: Classifier) -> dict[str, Tensor]:
-    """Return the weights without the prior correction in the head, whose strength differs between runs."""
+    """Return the weights of a classifier after removing the prior correction from its head.
+
+    The correction is removed because its strength differs between runs.
+    """
     correction = correction_of(classifier)
     if correction is None or not any(correction.in_head):
         return stored_weights(classifier.model)
@@ -391,7 +396,7 @@ class TriedRun:
     Attributes:
         run: the run.
         accuracy: the accuracy of the run alone on the validation images.
-        with_it: the accuracy of the average that includes the run.
+        with_it: the accuracy of the average of the runs kept so far and this run.
         is_used: whether the final average includes the run.
     """
 
@@ -408,12 +413,15 @@ class TriedRun:
 def choose_greedily(
     runs: Sequence[Ingredient], images: SharedImages, judge: Callable[[Classifier], Evaluation]
 ) -> list[TriedRun]:
-    """Try the runs in order of accuracy, and keep each run that does not make the average worse (algorithm 1).
+    """Try the runs from best to worst, and keep each run that does not make the average worse (algorithm 1).
 
     Args:
         runs: the runs.
         images: the images that all runs have in common.
         judge: evaluates a classifier on validation images that no run was trained on.
+
+    Returns:
+        A record of each run, in the order in which the runs were tried.
     """
     alone = [judge(run.classifier).accuracy for run in runs]
     order = sorted(range(len(runs)), key=lambda i: -alone[i])

@@ -1,8 +1,9 @@
-"""The state of a training, its checkpoint (last.ckpt), and the files that are written after each epoch.
+"""The state of a training, its checkpoint file (last.ckpt), and the other files that are written after each epoch.
 
 Callbacks receive the `TrainingState`, and a run resumes from it. Its `Clock` implements time budgets. `RunWriter`
 writes the figures of each epoch, the best model and the checkpoints. A checkpoint ends with a checksum, which zip
-readers ignore. It contains the identity of its run. A damaged file or the file of another run is therefore refused.
+readers ignore, and contains the identity of its run. A file that is damaged or belongs to another run is therefore
+recognised and refused.
 """
 
 from __future__ import annotations
@@ -46,15 +47,17 @@ from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 class Clock:
     """The time spent in a training, including the time before it was resumed.
 
-    With a time budget, all processes use the clock of the main process, because they must agree on learning rates.
+    If there is a time budget, all processes use the clock of the main process, so that they compute the same learning
+    rates.
 
     Args:
         budget: seconds for the whole training; None for no limit.
         team: the processes that train together.
 
     Attributes:
-        spent: the seconds spent before the clock was started.
-        ahead: the seconds before the first step, as for fitting a head. The schedule of a time budget ignores them.
+        spent: the seconds of the training that were spent before the clock was started.
+        ahead: the seconds spent before the first step, for example on fitting a head. They count towards the budget,
+            but the learning-rate schedule ignores them.
     """
 
     def __init__(self, budget: float | None = None, team: ProcessGroup = ALONE) -> None:
@@ -67,11 +70,11 @@ class Clock:
         self._started = self._now = self._team.broadcast_from_main(time.monotonic)
 
     def look(self) -> None:
-        """Read the clock. All properties use this reading until the next one, so that they agree."""
+        """Read the clock. Until the next call, all properties use this reading, so that they are consistent."""
         self._now = self._team.broadcast_from_main(time.monotonic) if self._budget else time.monotonic()
 
     def set(self, now: float) -> None:
-        """Set the time to a reading of the main process's clock."""
+        """Set the time to `now`, a reading of the main process's clock."""
         self._now = now
 
     @property
@@ -81,7 +84,10 @@ class Clock:
 
     @property
     def part(self) -> float:
-        """Return the passed fraction of the time budget without the time before the first step; 0 without a budget."""
+        """Return the fraction of the time budget that has passed, in [0, 1]; 0 without a budget.
+
+        The time before the first step (`ahead`) counts neither as passed nor as part of the budget.
+        """
         if not self._budget:
             return 0.0
         left = max(self._budget - self.ahead, 1e-9)  # one step is taken even if no time is left
@@ -89,7 +95,7 @@ class Clock:
 
     @property
     def is_up(self) -> bool:
-        """Return whether the budget is used up."""
+        """Return whether the time budget is used up; False without a budget."""
         return bool(self._budget) and self.elapsed >= float(self._budget or 0)
 
 
@@ -102,8 +108,8 @@ class TrainingState:
     """The state of a training between two steps.
 
     The learning rate is a function of the progress: the fraction of the steps or of the time budget, whichever is
-    larger. The time before the first step, as for fitting a head, does not count. Apart from that time, the schedule
-    has no state to restore.
+    larger. The time before the first step, for example for fitting a head, does not count. It is the only state of the
+    schedule that a checkpoint must store.
 
     Attributes:
         model: the model in training.
@@ -112,8 +118,8 @@ class TrainingState:
         total_steps: the number of steps of the whole training.
         clock: the time spent.
         guard: detects and reports instability.
-        pieces: the number of images that are computed at a time.
-        average: the average of the weights, if the recipe requests one.
+        pieces: the division of batches into pieces that fit into memory.
+        average: the average of the weights; None unless the recipe requests one.
         safe_point: the weights of the last good epoch.
         scaler: scales losses so that gradients in float16 neither vanish nor overflow; disabled in other precisions.
         epoch: the current epoch, from 0.
@@ -121,13 +127,13 @@ class TrainingState:
         step: the number of steps that the optimiser has taken.
         metrics: the figures of this epoch so far: lr, train_loss, train_acc, val_loss, val_acc, and waiting, the
             fraction of the time spent waiting for images. Callbacks may add figures, which are passed to the loggers.
-        sums: the sums of this epoch's losses and correct answers, in this process.
-        is_trained: whether the steps of this epoch are over, so that only its validation is left.
+        sums: the sums of the losses and of the correct predictions of this epoch, for this process only.
+        is_trained: whether all steps of this epoch have been taken, so that only the validation is left.
         should_stop: a callback may set it to end the training after this step. With several processes, the training
             ends within the next steps (`loop.Interruption`).
-        should_save: a callback may set it to request a checkpoint after this step, or with several processes within the
-            next steps.
-        went_back: whether the weights of this epoch were discarded.
+        should_save: a callback may set it to request a checkpoint after this step. With several processes, the
+            checkpoint is written within the next steps.
+        went_back: whether the weights of this epoch were discarded and those of an earlier epoch restored.
     """
 
     model: Trained
@@ -209,7 +215,7 @@ class TrainingState:
 
     @property
     def kept(self) -> Trained:
-        """Return the model that is validated and saved: the average if there is one."""
+        """Return the model that is validated and saved: the weight average if there is one, else the trained model."""
         return cast(Trained, self.average.model) if self.average is not None and self.average.has_begun else self.model
 
     def next_epoch(self) -> None:
@@ -217,13 +223,17 @@ class TrainingState:
         self.epoch, self.batch, self.is_trained = self.epoch + 1, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs after this epoch. All processes must call it together."""
+        """Return the state from which a resumed run continues after this epoch.
+
+        All processes must call this method together.
+        """
         return {**self._state_dict(), "epoch": self.epoch + 1, "before": self.safe_point.state_dict()}
 
     def state_within_epoch(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs after this step. All processes must call it together.
+        """Return the state from which a resumed run continues after this step.
 
-        The tensors of `model`, `optimizer` and `average` change in the next step of the optimiser.
+        All processes must call this method together. The tensors in `model`, `optimizer` and `average` are not copies,
+        so the next step of the optimiser changes them.
         """
         state = self._state_dict()
         learning = {name for name, _ in self.model.named_parameters()}
@@ -312,8 +322,8 @@ def identity(
     Args:
         recipe: the recipe of the run.
         table: its split images.
-        contents: the known digests of the images, by path. Digests identify images that have moved.
-        teacher: the digest of the teacher.
+        contents: the known digests of the images, by path. Images that have moved are identified by their digests.
+        teacher: the digest of the teacher's weights; None without a teacher.
     """
     fields = {name: value for name, value in vars(recipe).items() if name not in MAY_CHANGE}
     if recipe.swa:
@@ -342,7 +352,7 @@ def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[di
     Args:
         folder: the folder of the run.
         identity: the `identity` of the run that will be continued.
-        say: called with a line if the newest checkpoint is damaged or missing, so that the previous one is used.
+        say: called with a message if the previous checkpoint is used because the newest is damaged or missing.
 
     Raises:
         VitkitError: all checkpoints are damaged, or the newest belongs to another run.
@@ -400,13 +410,14 @@ class RunWriter:
     """A callback that writes a row of metrics.csv, the best model so far, and last.ckpt after each epoch.
 
     Within an epoch, `last.ckpt` is written as often as the recipe requests (`save_every`), and when a signal ends the
-    training. At the end of an epoch, `last.ckpt` is the last file. If the process is killed before it is written, the
-    resumed run repeats the end of the epoch with the same result. `last.ckpt` also records whether the run ended early.
+    training. At the end of an epoch, `last.ckpt` is written after all other files. If the process is killed before
+    that, the resumed run repeats the end of the epoch with the same result. `last.ckpt` also records whether the run
+    ended early.
 
     Args:
         folder: the folder of the run.
         classifier: the classifier whose model is in training.
-        recipe: the recipe, with the rules for keeping epochs and for early stopping.
+        recipe: the recipe, which says which epochs are kept and when the training stops early.
         say: called with a line for each epoch.
         team: the processes that train together; the main process writes.
         identity: the identity of the run, which its checkpoints contain (`checkpoint.identity`).
@@ -435,7 +446,7 @@ class RunWriter:
         self._every, self._saved = parse_duration(recipe.save_every or SAVE_EVERY), time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of earlier epochs that a resumed run needs."""
+        """Return the information about earlier epochs that a resumed run needs, such as the best figure so far."""
         return {name: getattr(self, name) for name in self._STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -447,7 +458,11 @@ class RunWriter:
         self.limits = limits
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Remove the rows of epochs that will be repeated, and make the optimiser wait for copies of the state."""
+        """Prepare the files and the optimiser for the training.
+
+        Rows of metrics.csv are removed if their epochs will be repeated. Each step of the optimiser waits until the
+        tensors of a checkpoint have been copied (`BackgroundSave`).
+        """
         self._saved = time.monotonic()
         if self.team.is_main:
             truncate_metrics(self.folder / METRICS, state.epoch)
@@ -460,14 +475,17 @@ class RunWriter:
             state.should_save |= time.monotonic() - self._saved >= self._every
 
     def on_save(self, state: TrainingState) -> None:
-        """Begin to write a checkpoint within the epoch, while the training goes on."""
+        """Start writing a checkpoint within the epoch. The training continues meanwhile."""
         self._saved, content = time.monotonic(), self._content(state.state_within_epoch())
         if self.team.is_main:
             changing = () if is_sharded(state.model) else ("model", "optimizer")  # else they are copies already
             self._background.begin({name: content.pop(name) for name in (*changing, "average")}, content)
 
     def on_trained(self, state: TrainingState) -> None:  # a hook
-        """Wait for the checkpoint: validation may start processes or replace the weights."""
+        """Wait until the checkpoint within the epoch is written.
+
+        The validation that follows may start processes or replace the weights.
+        """
         self._background.finish()
 
     def on_interrupt(self, state: TrainingState) -> None:
@@ -481,14 +499,14 @@ class RunWriter:
         self.say(f"saved after step {state.step}, batch {state.batch} of epoch {state.epoch + 1}")
 
     def close(self) -> None:
-        """Wait for the thread that writes checkpoints."""
+        """Wait until the thread that writes checkpoints has ended."""
         self._background.close()
 
     def _content(self, state: dict[str, Any]) -> dict[str, Any]:
         return {"run": self.identity, "writer": self.state_dict(), **state}
 
     def keep_start(self, state: TrainingState) -> None:
-        """Record the figures of the zero-shot model: epoch 0 in the log, and epoch -1 in metrics.csv."""
+        """Record the figures of the zero-shot model, as epoch 0 in the log and as epoch -1 in metrics.csv."""
         metrics = self._figures(state)
         if self.team.is_main:
             truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # from an interrupted start
@@ -503,7 +521,7 @@ class RunWriter:
         self.say("  ".join([f"epoch   0/{self.recipe.epochs}", *shown, "zero-shot"]) + ("  *" if is_best else ""))
 
     def on_epoch_end(self, state: TrainingState) -> None:
-        """Write the files of the epoch, and stop the training if `patience` or the time is used up."""
+        """Write the files of the epoch, and stop the training if `patience` or the time budget is used up."""
         epoch, metrics = state.epoch, self._figures(state)
         if self.team.is_main:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
@@ -528,7 +546,7 @@ class RunWriter:
             self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")
 
     def _figures(self, state: TrainingState) -> dict[str, float]:
-        """Return the figures that the loop has computed, without those of callbacks."""
+        """Return the figures that the loop has computed, without the figures that callbacks have added."""
         columns = ("train_loss", "train_acc", "val_loss", "val_acc", "lr")
         names = (*columns, "val_map") if self.classifier.thresholds is not None else columns
         return {name: state.metrics[name] for name in names if name in state.metrics}
@@ -536,8 +554,8 @@ class RunWriter:
     def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
         """Return whether this epoch is the best so far, and update the best value.
 
-        Among equal epochs the latest is best, because it has seen more images. Without validation images, every epoch
-        is best. An epoch whose loss is not finite is never best.
+        Of several epochs with the same value, the latest is the best, because it has seen more images. Without
+        validation images, every epoch counts as the best. An epoch whose loss is not finite is never the best.
         """
         value = metrics.get(self.recipe.monitor)
         if value is None:
@@ -563,9 +581,10 @@ class RunWriter:
             self.has_kept, self.keeps_start = True, False
 
     def save(self, folder: Path, trained: Trained) -> None:
-        """Write a model folder with these weights, merging those of LoRA. All processes must call it together.
+        """Write a model folder with these weights. All processes must call this method together.
 
-        For a pre-training, the model is the encoder. The weights of its task are written to another file in the folder.
+        The low-rank changes of LoRA are added to the weight matrices. For a pre-training, the saved model is the
+        encoder. The weights of the pre-training task are written to another file in the folder.
         """
         model = merge_low_rank(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
         if not self.team.is_main:
@@ -612,7 +631,7 @@ _CHECKSUM = 64  # length of the checksum, which is the comment of the zip archiv
 
 
 def save(state: Mapping[str, Any], path: Path) -> None:
-    """Write the state of a training, completely or not at all. The previous file is kept as `before.ckpt`.
+    """Write the state of a training atomically. The previous file is kept as `before.ckpt`.
 
     Raises:
         OSError: the file cannot be written; the error names `path`.
@@ -632,7 +651,7 @@ def save(state: Mapping[str, Any], path: Path) -> None:
 
 
 def _keep_before(last: Path) -> None:
-    """Keep the last checkpoint as `before.ckpt`, because `last.ckpt` will be replaced."""
+    """Keep the current `last.ckpt` as `before.ckpt`, because `last.ckpt` will be replaced."""
     if not last.is_file():
         return
     before = last.with_name(BEFORE.name)
@@ -692,11 +711,12 @@ class BackgroundSave:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, changing: Mapping[str, Any], constant: Mapping[str, Any]) -> None:
-        """Start to write a state in a thread.
+        """Start writing a state in a thread.
 
         Args:
-            changing: the part of the state that is copied. Its tensors may change again after `wait_for_copy`.
-            constant: the part of the state whose tensors never change.
+            changing: the part of the state whose tensors must be copied, because training changes them. They must not
+                change before `wait_for_copy` has returned.
+            constant: the part of the state whose tensors never change, so that no copy is needed.
 
         Raises:
             OSError: the previous checkpoint could not be written.
@@ -707,7 +727,7 @@ class BackgroundSave:
         self._thread.start()
 
     def wait_for_copy(self, *_: object) -> None:
-        """Wait until the tensors of the state have been copied."""
+        """Wait until the changing tensors of the state have been copied. The arguments are ignored."""
         self._copied.wait()
 
     def finish(self) -> None:
@@ -724,7 +744,7 @@ class BackgroundSave:
             raise error
 
     def close(self) -> None:
-        """Wait until the thread has ended, without raising its error."""
+        """Wait until the thread has ended. An error in the thread is not raised."""
         if self._thread is not None:
             self._thread.join()
 
@@ -740,7 +760,7 @@ class BackgroundSave:
 
 
 def _copy_tensors(value: Any) -> Any:
-    """Copy nested dictionaries and lists, and the tensors in them, to main memory."""
+    """Copy nested dictionaries and lists. The tensors in them are copied to main memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

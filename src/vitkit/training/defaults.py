@@ -1,4 +1,4 @@
-"""Choose the fields that the user has not set: the initial weights, what is trained, and for how long.
+"""Choose the values of fields that the user has not set: the initial weights, what is trained, and for how long.
 
 A table lists the conditions under which fields of a recipe have an effect. Setting a field without effect is an error.
 A field that is not in the table has an effect in every training.
@@ -59,7 +59,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def complete(request: Request, table: ImageTable) -> tuple[Recipe, list[str]]:
-    """Return the recipe with every unset field chosen, and the reasons, one line each.
+    """Choose a value for every unset field. Return the complete recipe, and the reasons for the choices, one line each.
 
     Args:
         request: the requested fields.
@@ -79,13 +79,13 @@ def complete(request: Request, table: ImageTable) -> tuple[Recipe, list[str]]:
 def choose(
     request: Request, each: float, task: Task = SINGLE_LABEL, *, comes_split: bool = False
 ) -> tuple[Recipe, list[str]]:
-    """Complete a recipe as `complete` does, if only the number of training images per class is known.
+    """Complete a recipe as `complete` does, but from the number of training images per class instead of the images.
 
     Args:
         request: the requested fields.
         each: the number of training images per class.
         task: the task of the images.
-        comes_split: whether the images are split already.
+        comes_split: whether the data is already divided into splits.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
@@ -125,10 +125,10 @@ def choose(
 
 
 def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> Recipe:
-    """Enable patch dropout if the whole model is fine-tuned and supports it.
+    """Enable patch dropout if the whole model is fine-tuned, the model supports it, and the user has not set it.
 
     Args:
-        recipe: the otherwise complete recipe.
+        recipe: the recipe, which is complete except for patch dropout.
         fields: the requested fields by name.
         config: the configuration of the model.
     """
@@ -249,10 +249,10 @@ def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[
 
     Args:
         recipe: the complete recipe.
-        fields: the requested fields. A field at its default, or switched off, does not count as requested, because
-            recipe files list every field.
-        named: the fields that the user set for this training alone. They count at any value that does not switch them
-            off.
+        fields: the requested fields. A field that is at its default or switched off does not count as requested,
+            because recipe files list every field.
+        named: the fields that the user set for this training alone. They count as requested even at their default,
+            unless they are switched off.
 
     Returns:
         The reason for each such field, such as "needs a teacher (--teacher)".
@@ -271,7 +271,7 @@ def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[
 def check_effects(
     recipe: Recipe, fields: Mapping[str, Any], named: Collection[str] = (), table: ImageTable | None = None
 ) -> list[str]:
-    """Refuse a field that has no effect.
+    """Refuse fields in `named` that have no effect, and describe the other requested fields that have no effect.
 
     Args:
         recipe: the complete recipe.
@@ -280,11 +280,11 @@ def check_effects(
         table: the images, if they are known.
 
     Returns:
-        Lines about the other fields without effect, one for each reason, and about a time limit that `auto` does not
-            need.
+        Messages about the other fields without effect, one for each reason. A time limit is also only reported if
+        `auto` chose a method that does not need it.
 
     Raises:
-        VitkitError: a field of `named` has no effect; the message names it and the reason.
+        VitkitError: a field in `named` has no effect; the message names the field and the reason.
     """
     if table is not None and recipe.folds is None and "val" in table.splits:
         for name in ("split", "split_seed"):
