@@ -1,8 +1,8 @@
 """Train one model with several processes.
 
-Under torchrun or SLURM the processes exist already. Otherwise Lightning Fabric starts the other processes on this
-machine, with the same command. `ProcessGroup` coordinates the processes. Weights can be sharded over the processes
-(FSDP2, arXiv 2304.11277) and gathered again. `GradientSums` sums the gradients of all processes.
+Under torchrun or SLURM, the launcher has already started all processes. Otherwise Lightning Fabric starts the other
+processes on this machine with the same command. `ProcessGroup` coordinates the processes. Weights can be sharded over
+the processes (FSDP2, arXiv 2304.11277) and gathered again. `GradientSums` sums the gradients of all processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def share_out(model: VisionTransformer, device: torch.device, processes: int) -> None:
-    """Shard the weights of every block, and those outside the blocks, over the processes."""
+    """Shard the weights of every block, and the weights outside the blocks, over the processes (FSDP)."""
     mesh = init_device_mesh(device.type, (processes,))
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh)
@@ -57,12 +57,15 @@ def share_out(model: VisionTransformer, device: torch.device, processes: int) ->
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether each process has only a part of the weights."""
+    """Return whether the weights are sharded, so that each process has only a part of them."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def full_weights(model: nn.Module) -> dict[str, Any]:
-    """Return all weights of a sharded model in the main process, and an empty mapping in others. All must call it."""
+    """Return all weights of a sharded model in the main process, and an empty mapping in the other processes.
+
+    All processes must call this function together.
+    """
     return get_model_state_dict(model, options=_FULL)
 
 
@@ -72,7 +75,10 @@ def set_full_weights(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def full_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weights and the optimiser's state by name. For a sharded model, only the main process gets them."""
+    """Return the weights of a model, and the state of its optimiser by parameter name.
+
+    For a sharded model, only the main process gets them.
+    """
     if is_sharded(model):
         moments: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FULL)
         return full_weights(model), moments.get("state", {})
@@ -115,7 +121,7 @@ class ProcessGroup:
     """The processes that train one model together. A single process is a group of size 1.
 
     Attributes:
-        rank: the number of this process, 0 to size - 1.
+        rank: the number of this process, from 0 to size - 1. Process 0 is the main process.
         size: the number of processes on all machines.
         machines: the number of machines.
         group: torch's process group; None for one process.
@@ -128,11 +134,14 @@ class ProcessGroup:
 
     @cached_property
     def is_main(self) -> bool:
-        """Return whether this is the process that writes and reports."""
+        """Return whether this is the main process, which writes files and reports to the user."""
         return self.rank == 0
 
     def broadcast_from_main(self, work: Callable[[], T]) -> T:
-        """Do some work in the main process, and return its result in all. If it fails, the others exit silently."""
+        """Call a function in the main process, and return its result in all processes.
+
+        If the function raises an exception in the main process, the other processes exit silently.
+        """
         if self.size == 1:
             return work()
         outcome: list[Any] = [False, None]
@@ -146,7 +155,10 @@ class ProcessGroup:
         return outcome[1]
 
     def main_first(self, work: Callable[[], T]) -> T:
-        """Do some work in every process, but first in the main process, which may download files for the others."""
+        """Call a function in every process, first in the main process.
+
+        The other processes wait, because the main process may download files that they need, too.
+        """
         result = work() if self.is_main else None
         self.broadcast_from_main(lambda: None)
         return work() if result is None else result
@@ -164,7 +176,12 @@ class ProcessGroup:
         return self._reduced(numbers, dist.ReduceOp.SUM)
 
     def mean_of(self, mean: float, count: int) -> float:
-        """Return the mean over all processes, given the mean of this process and its number of items, maybe 0."""
+        """Return the mean over the items of all processes.
+
+        Args:
+            mean: the mean over the items of this process; ignored if it has no items.
+            count: the number of items of this process, which may be 0.
+        """
         if self.size == 1:
             return mean
         total, everyone = self.sum_of((mean * count if count else 0.0, count))
@@ -175,7 +192,10 @@ class ProcessGroup:
         return self._reduced(numbers, dist.ReduceOp.MAX)
 
     def sum_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sum of each tensor over all processes. The tensors are in main memory, and of one type."""
+        """Return the sum of each tensor over all processes.
+
+        The tensors must be in main memory and have the same type.
+        """
         together = torch.cat([tensor.flatten() for tensor in tensors])
         if self.size > 1:
             dist.all_reduce(together, group=self.group)
@@ -183,7 +203,10 @@ class ProcessGroup:
         return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
     def gather_rows(self, rows: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes, by rank. They are in main memory, and differ only in length."""
+        """Return the tensors of all processes, by rank.
+
+        The tensors must be in main memory, and may differ only in the length of their first dimension.
+        """
         if self.size == 1:
             return [rows]
         counts = torch.eye(self.size, dtype=torch.float64)[self.rank] * len(rows)
@@ -202,12 +225,14 @@ class ProcessGroup:
         return values.tolist()
 
     def before(self, values: Tensor, length: int) -> Tensor:
-        """Return the predecessor, in the whole batch, of each image of this process's share. The batch is circular.
+        """Return, for each image of this process's share, the values of the image before it in the whole batch.
+
+        The image before the first one is the last one. All processes must call this method together.
 
         Args:
-            values: this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on. A placeholder
-                for an empty share is returned unchanged.
-            length: the length of the whole batch.
+            values: the values of this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on
+                of the whole batch. If the share is empty, `values` is a placeholder and is returned unchanged.
+            length: the number of images in the whole batch.
         """
         if self.size == 1:
             return values.roll(1, dims=0)
@@ -236,7 +261,7 @@ class ProcessGroup:
                 dist.broadcast(tensor, src=0)
 
     def whole(self, model: Model) -> Model:
-        """Return the model itself, or for a sharded model a complete copy in the main process."""
+        """Return the model itself. For a sharded model, return a complete copy in the main process."""
         if not is_sharded(model):
             return model
         state = full_weights(model)
@@ -254,12 +279,13 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     """Find or start the other processes of this run.
 
     Args:
-        devices: the number of devices on each machine; None for what torchrun or SLURM started, else one.
-        nodes: the number of machines; None for what torchrun or SLURM started, else one.
+        devices: the number of devices on each machine. None is the number that torchrun or SLURM started, or one
+            without such a launcher.
+        nodes: the number of machines; for None see `devices`.
         accelerator: auto, cpu, cuda or mps.
 
     Raises:
-        VitkitError: the machine has fewer devices, or a launcher started another number of processes.
+        VitkitError: the machine has fewer devices, or a launcher started a different number of processes or machines.
     """
     started = _started()
     if started is not None:
@@ -288,9 +314,9 @@ def _connect_again(backend: str) -> None:
     """Connect processes that torchrun has restarted on one machine.
 
     Processes publish their addresses in a store, which torchrun keeps after a restart. A process may therefore find the
-    address of a process that has ended, and wait for it (https://github.com/pytorch/pytorch/issues/135712). A prefix
-    for each attempt separates the addresses. With several machines, the numbers of attempts may differ, so a restart
-    needs a new store instead (docs/guide/scale.md).
+    address of a process that has ended, and wait for it (https://github.com/pytorch/pytorch/issues/135712). To avoid
+    this, each attempt stores its addresses under a prefix of its own. With several machines, the numbers of attempts
+    may differ, so a restart needs a new store instead (docs/guide/scale.md).
     """
     attempt, machines = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"))
     if attempt == "0" or machines != "1" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -303,12 +329,12 @@ def _connect_again(backend: str) -> None:
 
 
 def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = ALONE) -> Fabric:
-    """Return the Fabric of a training: this process's device and its precision.
+    """Return the Lightning Fabric of a training, which sets the device of this process and the precision.
 
     Args:
         precision: float32, bfloat16 or float16.
         accelerator: auto, cpu, cuda or mps.
-        team: the processes that train together; with `ALONE`, the Fabric ignores other processes.
+        team: the processes that train together; with `ALONE`, the Fabric is for this process only.
     """
     _import_fabric()
     from lightning_fabric import Fabric
@@ -333,8 +359,8 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
 def _import_fabric() -> None:
     """Import lightning_fabric without torchmetrics, which takes three seconds if transformers is installed.
 
-    lightning_fabric imports torchmetrics only to compare its version. A module with nothing but the version takes its
-    place for that time.
+    lightning_fabric imports torchmetrics only to compare its version. During this import, a substitute module that has
+    nothing but the version replaces torchmetrics.
     """
     name = "torchmetrics"
     if "lightning_fabric" in sys.modules or name in sys.modules:
@@ -362,14 +388,17 @@ def _quiet_fabric() -> Iterator[None]:
 
 
 def _part() -> None:
-    """End the communication threads, because a remaining thread would abort the process at its exit."""
+    """End the communication threads, because a thread that is still running would abort the process at exit."""
     if dist.is_initialized():
         dist.destroy_process_group()
         gc.collect()  # frees process groups in reference cycles
 
 
 def _started() -> tuple[int, int] | None:
-    """Return the number of processes per machine and the number of machines of a launcher; None without launcher."""
+    """Return the number of processes per machine and the number of machines that a launcher has started.
+
+    Return None if there is no launcher.
+    """
     _import_fabric()
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -384,7 +413,7 @@ def _started() -> tuple[int, int] | None:
 
 
 def check_team(recipe: Recipe, team: ProcessGroup) -> None:
-    """Refuse settings that several processes do not support.
+    """Refuse settings that are not supported with several processes.
 
     Raises:
         VitkitError: the batch is too small to be divided, or FSDP does not support a field.
@@ -403,7 +432,7 @@ def check_team(recipe: Recipe, team: ProcessGroup) -> None:
 
 
 def describe_team(recipe: Recipe, team: ProcessGroup) -> list[str]:
-    """Describe the process group for the user; empty if there is only one process."""
+    """Describe the process group for the user, in lines. The list is empty if there is only one process."""
     if team.size == 1:
         return []
     if recipe.method == "probe":
@@ -428,7 +457,10 @@ _BUCKET = 25 * 2**20  # bytes, as in DistributedDataParallel
 
 
 def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
-    """Add the gradient of a loss to the parameters' gradients, or nothing if memory runs out."""
+    """Add the gradient of a loss to the gradients of the parameters.
+
+    If memory runs out, raise the error and leave the parameters' gradients unchanged.
+    """
     trained = list(parameters)
     gradients = _gradients_of(loss, trained)
     for parameter, gradient in zip(trained, gradients, strict=True):
@@ -442,9 +474,10 @@ def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor 
 
 
 def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    """Return the gradient with the strides of its parameter, which the optimiser needs and `backward` produces.
+    """Return the gradient with the same strides as its parameter.
 
-    Convolutions return gradients in channels-last order if the images have this order.
+    The optimiser needs these strides, and `backward` would produce them. Convolutions return gradients in channels-last
+    order if the images have this order.
     """
     if gradient.stride() == parameter.stride():
         return gradient
@@ -459,8 +492,8 @@ class GradientSums:
         team: the processes that train together.
 
     Attributes:
-        bad_losses: the number of losses that were not finite, (); after `finish`, the number in all processes. With a
-            single process it stays 0.
+        bad_losses: the number of losses of the step that were not finite, (). Before `finish`, it is the number in this
+            process, and afterwards the number in all processes. With a single process it is always 0.
     """
 
     def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
@@ -472,16 +505,16 @@ class GradientSums:
         self.bad_losses = torch.zeros((), device=self._parameters[0].device if self._parameters else None)
 
     def begin(self) -> None:
-        """Begin a step, whose parameters have no gradients yet."""
+        """Begin a step. The parameters must not have gradients yet."""
         self._sent, self.bad_losses = 0, torch.zeros_like(self.bad_losses)
         for bucket in self._buckets:
             bucket.begin()
 
     def add(self, loss: Tensor, *, is_last: bool) -> None:
-        """Add the gradient of a loss, or nothing if memory runs out.
+        """Add the gradient of a loss. If memory runs out, add nothing and raise the error.
 
         Args:
-            loss: the loss of a piece, weighted by its part of all images of the step.
+            loss: the loss of a piece, multiplied by the fraction of the images of the step that are in the piece.
             is_last: whether it is the last piece of the step in this process.
         """
         if self._team.size > 1:
@@ -509,7 +542,7 @@ class GradientSums:
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
-        """Send buckets while a backward pass computes gradients. If the pass fails, reset the unsent buckets."""
+        """Send full buckets while a backward pass computes gradients. If the pass fails, reset the unsent buckets."""
         hooks = [
             parameter.register_hook(partial(self._take, bucket, number))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
@@ -537,7 +570,7 @@ class GradientSums:
 
 
 class _Bucket:
-    """The gradients of some parameters and one additional number, in one flat tensor.
+    """The gradients of some parameters in one flat tensor, which also has room for one additional number.
 
     Args:
         parameters: the parameters, which have the same type and device.
@@ -592,19 +625,25 @@ class _Bucket:
 
     @torch.no_grad()
     def send(self, extra: Tensor) -> None:
-        """Begin the sum over all processes; `extra`, (), is summed with the gradients."""
+        """Start summing over all processes, without waiting for the result. `extra`, (), is summed, too."""
         self.extra.copy_(extra)
         self._work = dist.all_reduce(self._flat, async_op=True)
 
     def receive(self) -> None:
-        """Wait for the sums, on a GPU without blocking the CPU, and assign them to the parameters' gradients."""
+        """Wait for the sums, and assign them to the gradients of the parameters.
+
+        On a GPU, the CPU does not wait.
+        """
         self._work.wait()
         for number, (parameter, summed) in enumerate(zip(self.parameters, self._parts, strict=True)):
             parameter.grad = None if number in self._without else _laid_as(parameter, summed)
 
 
 def _in_buckets(parameters: Iterable[nn.Parameter]) -> list[_Bucket]:
-    """Divide parameters into buckets of one type and device. They are in the order of the backward pass."""
+    """Divide parameters into buckets, each of one type and one device.
+
+    The parameters must be in the order of the backward pass, from the last layer to the first.
+    """
     buckets: list[list[nn.Parameter]] = []
     size = _BUCKET
     for parameter in parameters:

@@ -3,7 +3,8 @@
 This model has no validation images, so its settings come from the folds. The number of epochs is the median of the best
 epochs of the folds, with the same schedule. The learning rate of `--find-lr` is the median as well. The temperature,
 the thresholds and the promises are based on the predictions of the folds' models (`finalize.OutOfFold`). A head on
-frozen features does not need the folds, because a cross-validation of its own chooses the penalty (`probe`).
+frozen features does not need the folds for this, because its penalty is chosen by a separate cross-validation
+(`probe`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class FinalPlan:
 
     Attributes:
         recipe: the recipe of the final model.
-        best: the number of epochs of the best model of each fold, which is 0 for the zero-shot model; empty for a head
-            on frozen features, which has no epochs.
-        alphas: with `wise_ft`, the fraction of fine-tuned weights that each fold has chosen.
+        best: for each fold, the number of epochs after which the model was best; 0 if the zero-shot model was best.
+            Empty for a head on frozen features, which has no epochs.
+        alphas: with `wise_ft`, the fraction of fine-tuned weights that each fold has chosen; otherwise empty.
     """
 
     recipe: Recipe
@@ -51,7 +52,7 @@ class FinalPlan:
         return int(median(self.best) + 0.5) if self.best else None
 
     def words(self, images: int) -> str:
-        """Describe the training in a line."""
+        """Describe in one line the training on this number of images."""
         how = ""
         if self.epochs is not None:
             each = ", ".join(map(str, self.best))
@@ -60,7 +61,7 @@ class FinalPlan:
 
 
 def plan_of_final(recipe: Recipe, folders: Sequence[Path]) -> FinalPlan:
-    """Return the plan for the final model, from the choices of the finished folds.
+    """Return the plan for the final model, which is based on the choices of the finished folds.
 
     Args:
         recipe: the recipe of the cross-validation.
@@ -91,7 +92,7 @@ def settle_final(run: Run, plan: FinalPlan, table: ImageTable) -> dict[str, Any]
 
     Args:
         run: the run, whose folder contains the final model.
-        plan: the plan by which the final model was trained.
+        plan: the plan that the training of the final model followed.
         table: the images of the run.
     """
     recipe, classifier = plan.recipe, load(run.folder)

@@ -1,14 +1,14 @@
 """Calibration of a trained model on validation images or by cross-validation, and correction of its class priors.
 
 Calibration is the last change of a trained model. It fits the temperature, the strength of the prior correction, and
-the thresholds. It also records the predictions for the validation images, on which the promises of
-`vitkit predict --coverage` and `--accuracy` are based (docs/decisions/0039-promises.md).
+the thresholds. It also records the predictions for the validation images. The promises of `vitkit predict --coverage`
+and `--accuracy` about new images are based on these predictions (docs/decisions/0039-promises.md).
 
-A model whose training gave rare classes more weight predicts as if all classes were equally frequent. Its log-odds of
-class k are too high by the logarithm of the weight of an image of class k. Subtracting this logarithm gives the
-probabilities for the class frequencies of the data (Saerens, Latinne & Decaestecker 2002, eq. 2.4; Menon et al. 2021,
-arXiv 2007.07314, sec. 4.1). The logarithm is subtracted from the biases of the heads, so that every export of the model
-includes the correction.
+A model whose training gave rare classes more weight predicts as if all classes were equally frequent. The log-odds that
+it predicts for class k are too high by the logarithm of the weight of an image of class k. After subtracting this
+logarithm, the probabilities match the class frequencies of the data (Saerens, Latinne & Decaestecker 2002, eq. 2.4;
+Menon et al. 2021, arXiv 2007.07314, sec. 4.1). The logarithm is subtracted from the biases of the heads, so that every
+export of the model includes the correction.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def resolve_balance(
         counts: the number of training images of each class. Classes without images are ignored.
 
     Returns:
-        The balance, and a message for the user if `auto` has chosen to balance.
+        The balance, and a message for the user if `auto` has chosen to balance; otherwise None.
     """
     if balance != "auto":
         return balance, None
@@ -73,7 +73,7 @@ def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
 
     Args:
         counts: the number of training images of each class. A class without images has weight 0.
-        task: the task. If images may have several classes, no weight is below 1.
+        task: the task. If images may have several classes, weights below 1 are raised to 1.
     """
     images = torch.tensor(counts, dtype=torch.float64)
     inverse = torch.where(images > 0, images.sum() / images.clamp(min=1), 0.0)
@@ -83,19 +83,20 @@ def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
 
 @dataclass(frozen=True)
 class PriorCorrection:
-    """The class prior of a model's predictions, and the shift of the head biases that produces this prior.
+    """The class prior that a model's predictions assume, and the shift of the head biases that produces this prior.
 
     Attributes:
         balance: how the training balanced the classes.
         prior: the prior of the predicted probabilities: the class frequencies of the training images, or uniform.
         counts: the number of training images of each class.
         shift: the full correction (K,), to be added to calibrated logits.
-        heads: the names of the corrected heads, which are those that learned from labels. A head that learned only from
-            a teacher imitates the teacher's outputs, which do not depend on the weights of the images.
-        strength: the fraction of `shift` that fits the validation images. In theory it is 1 for a model that has
+        heads: the names of the corrected heads. These are the heads that learned from labels. A head that learned only
+            from a teacher imitates the teacher's outputs, which do not depend on the weights of the images.
+        strength: the fraction of `shift` that fits the validation images best. In theory it is 1 for a model that has
             learned the true probabilities. The weights have less effect on a model that has memorised its training
             images (Byrd & Lipton 2019, arXiv 1812.03372).
-        in_head: the shift (K,) that the biases of `heads` include, for the current temperature.
+        in_head: the shift (K,) that has been added to the biases of `heads`. It depends on the temperature and on
+            `strength`.
     """
 
     balance: Balance
@@ -116,7 +117,7 @@ class PriorCorrection:
         return cls(**typed)
 
     def at(self, temperature: float, strength: float) -> PriorCorrection:
-        """Return the correction for a model with this temperature, applied at this strength."""
+        """Return the correction with this strength, for a model whose logits are divided by this temperature."""
         return replace(self, strength=strength, in_head=tuple(temperature * strength * value for value in self.shift))
 
 
@@ -129,7 +130,7 @@ def prior_correction(
     task: Task = SINGLE_LABEL,
     has_teacher: bool = False,
 ) -> PriorCorrection:
-    """Return the correction that gives a model this prior after a training with this balance.
+    """Return the correction that a model needs to predict with this prior after a training with this balance.
 
     Args:
         counts: the number of training images of each class.
@@ -150,7 +151,8 @@ def prior_correction(
 def log_weights(counts: Sequence[int], balance: Balance, task: Task = SINGLE_LABEL) -> Tensor:
     """Return the logarithms (K,) of the relative weight of an image of each class in training.
 
-    The weight results from the loss or from the sampler. A class without images is treated as if it had one image.
+    The weight is due to the loss or to the sampler, depending on `balance`. A class without images is treated as if it
+    had one image.
     """
     if balance == "none":
         return torch.zeros(len(counts))
@@ -158,7 +160,7 @@ def log_weights(counts: Sequence[int], balance: Balance, task: Task = SINGLE_LAB
 
 
 def logit_shift(model: Model, correction: PriorCorrection) -> Tensor:
-    """Return the shift (K,) that the correction adds to the model's logits, which are the mean over its heads."""
+    """Return the shift (K,) by which the correction changes the logits of the model, the mean over all heads."""
     heads = sum(getattr(model, name) is not None for name in ("head", "head_dist"))
     return torch.tensor(correction.in_head) * (len(correction.heads) / max(heads, 1))
 
@@ -173,7 +175,7 @@ def shift_head_bias(model: Model, correction: PriorCorrection, amount: Sequence[
 
 @contextmanager
 def with_correction(model: Model, correction: PriorCorrection) -> Iterator[None]:
-    """Apply the correction to the model inside the context, and restore the biases bit for bit afterwards."""
+    """Apply the correction to the model inside the context, and restore exactly the same biases afterwards."""
     kept = {name: model.get_parameter(f"{name}.bias").detach().clone() for name in correction.heads}
     shift_head_bias(model, correction, correction.in_head)
     try:
@@ -204,10 +206,10 @@ class ValidationFacts:
 
     Attributes:
         chosen: what was chosen with the help of these images (`evaluation.figures.chosen_on`).
-        groups: the group number, by path, of each image that has copies or belongs to a group.
+        groups: the group number, by path, of each image that is not independent of others, such as a copy.
         seen: the images that the weights had been trained on before the run, by path.
-        folds: the number of folds if models that were trained without an image predicted it; 0 if the model itself
-            predicted the images.
+        folds: the number of folds if the predictions are out-of-fold predictions, each by a model that was trained
+            without the image; 0 if the model itself predicted the images.
     """
 
     chosen: tuple[str, ...] = ()
@@ -241,8 +243,8 @@ def calibrate_and_save(
         fit_unknown: fits the score for unknown images; None to omit the score.
 
     Returns:
-        The evaluation of the validation images after calibration; None if there are none that can be read. The
-        temperature is then 1.
+        The evaluation of the validation images after calibration. If no validation image can be read, the temperature
+        is 1 and the result is None.
     """
     if "val" not in table.splits:
         return calibrate_by(folder, classifier, None)
@@ -256,9 +258,9 @@ def calibrate_by(
     facts: ValidationFacts = NOTHING_KNOWN,
     fit_unknown: FitUnknown | None = None,
 ) -> Evaluation | None:
-    """Calibrate as `calibrate_and_save` does, with validation images that `evaluate_now` evaluates.
+    """Calibrate as `calibrate_and_save` does, but call `evaluate_now` to evaluate the validation images.
 
-    `evaluate_now` is None if there are no validation images.
+    `evaluate_now` is None if there are no validation images. The temperature is then 1.
     """
     before = classifier.temperature, classifier.thresholds, correction_of(classifier), classifier.trust
     classifier.temperature, classifier.trust = 1.0, None
@@ -292,9 +294,10 @@ def _calibrate(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
 def _trust(
     classifier: Classifier, seen: Evaluation, facts: ValidationFacts, fit_unknown: FitUnknown | None
 ) -> bytes | None:
-    """Return the record for promises, from validation images that are independent and that the weights had not seen.
+    """Return the stored record on which promises about new images are based.
 
-    Return None if images may have several classes, or if no image is left.
+    The record has the predictions for independent validation images that the weights had not seen. The result is None
+    if there are no such images, or if images may have several classes.
     """
     if isinstance(seen, MultiEvaluation):
         return None
@@ -308,7 +311,7 @@ def _trust(
 
 
 def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-    """Return the indices of at most `MOST` images that the weights had not seen, one of each group."""
+    """Return the indices of at most `MOST` images that the weights had not seen, with one image of each group."""
     is_new = np.array([path not in seen for path in evaluation.paths])
     chosen = np.flatnonzero(is_new & np.isfinite(evaluation.probabilities).all(axis=1))
     if evaluation.groups:
@@ -338,7 +341,11 @@ def record_tests(folder: Path, classifier: Classifier, tests: Evaluation, seen: 
 
 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:
-    """Return the shift that the classifier's logits include, and the full shift of calibrated logits; (K,) each."""
+    """Return the current shift and the full shift of the class prior, (K,) each.
+
+    The current shift is the one that the classifier's logits include. The full shift is the one for calibrated logits
+    at strength 1.
+    """
     if correction is None:
         return np.zeros(len(classifier.classes)), np.zeros(len(classifier.classes))
     whole = correction.at(1.0, 1.0)
@@ -347,7 +354,7 @@ def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple
 
 
 def _image_weights(correction: PriorCorrection | None, labels: Labels) -> Floats | None:
-    """Return image weights (n,) that give all classes the same total weight; None unless the prior is uniform."""
+    """Return weights of the images (n,) that give all classes equal total weight; None unless the prior is uniform."""
     if correction is None or correction.prior == "data" or labels.ndim > 1:
         return None
     weights: Floats = class_weights([max(count, 1) for count in correction.counts]).double().numpy()[labels]
@@ -387,8 +394,8 @@ class OutOfFold:
         logits: (n, K), before the temperature and without any correction of the class prior.
         folds: the number of folds, which is the number of models.
         fold: the fold of each image, (n,).
-        tested: logits (n, K) of the same images, each by a model that was neither fitted nor selected on the image;
-            None without a nested cross-validation.
+        tested: logits (n, K) of the same images from a nested cross-validation, each by a model that was neither fitted
+            nor selected on the image; None without a nested cross-validation.
         temperatures: the temperature of the model that predicted each fold in `tested`, (folds,).
     """
 
@@ -438,7 +445,7 @@ class OutOfFold:
         return MultiEvaluation(**{**vars(plain), "thresholds": classifier.thresholds})
 
     def tests(self, *, is_calibrated: bool = True) -> Evaluation | None:
-        """Return the evaluation of the unbiased predictions `tested`; None if there are none.
+        """Return the evaluation of the predictions `tested`, which no selection has biased; None if there are none.
 
         Args:
             is_calibrated: whether the temperature of each model is applied.

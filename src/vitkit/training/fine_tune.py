@@ -1,9 +1,9 @@
-"""Train by gradient descent: every method except fitting a head to frozen features (`probe`).
+"""Train by gradient descent, as every method does except fitting a head to frozen features (`probe`).
 
-With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. Their loss on a
-sample of validation images chooses the rate. A short run takes the same steps as the run itself (`loop`), with the same
-teacher, mixing, class weights and precision. Its schedule is a short warm-up followed by a constant rate. A single
-process computes all short runs, with whole batches.
+With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. The rate with the
+lowest loss on a sample of validation images is chosen. A short run takes the same steps as the run itself (`loop`),
+with the same teacher, mixing, class weights and precision. Its schedule is a short warm-up followed by a constant rate.
+A single process computes all short runs, even if several processes train the model.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _JUDGED = 512  # images
 
 
 def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
-    """Return the recipe with the best learning rate of several short runs, and store it for a resumed run."""
+    """Find the best learning rate by several short runs. Return the recipe with this rate, and store it in the run."""
     assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     report_step = partial(progress, "trying learning rates")
@@ -99,7 +99,7 @@ def find_lr(
     progress: Callable[[int, int], None],
     make_optimizer: MakeOptimizer | None = None,
 ) -> dict[float, float]:
-    """Return the validation loss of each learning rate after a few steps; infinite if the training diverges.
+    """Return the validation loss after a few steps, by learning rate. The loss is infinite if the training diverges.
 
     Args:
         model: the model that every short run starts from. Neither the model nor the random state is changed.
@@ -179,10 +179,11 @@ def learn(
         recipe: the complete recipe.
         table: the images with their splits.
         classifier: the classifier to train.
-        teacher: the teacher for distillation, if any.
+        teacher: the teacher for distillation; None without distillation.
         data: the images in batches; None to read the table's files.
         contents: with `data`, the known digests of the images.
-        of_head: with `data`, the images to which the head is fitted first, if the recipe requests it.
+        of_head: with `data`, the images to which the head is fitted before the training, if the recipe requests this
+            (`lp_ft`).
     """
     in_train = list(table.of_split("train").counts().values())
     balance, why = resolve_balance(recipe.balance, in_train)
@@ -230,7 +231,7 @@ def learn(
 
 
 def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages) -> Fabric:
-    """Prepare device, precision and model for a run, and report the memory that cached pictures occupy."""
+    """Prepare the device, the precision and the model for a run, and report how much memory cached pictures occupy."""
     if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
         place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
         run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
@@ -245,10 +246,12 @@ def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages)
 def _start_head(
     run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor, images: HeadImages | None
 ) -> float:
-    """Fit the head first if the recipe requests it and the run is new, and return the seconds that this took.
+    """Fit the head before the training if the recipe requests it and the run is new.
 
-    The fitted head assumes the class frequencies of the data. `learned` (K,) is added to its bias to match the training
-    objective.
+    The fitted head assumes the class frequencies of the data, but the training objective may give classes other
+    weights. `learned`, the logarithms of these weights (K,), is therefore added to the bias of the head.
+
+    Return the seconds that the fit took; 0 without a fit.
     """
     model = classifier.model
     if not recipe.lp_ft or model.head is None or model.head_dist is not None or has_state(run.folder):
@@ -273,7 +276,10 @@ def data_of(
     *,
     is_balanced: bool = False,
 ) -> ImageData:
-    """Return the images of a split table in batches, as the recipe specifies."""
+    """Return the images of a split table in batches, as the recipe specifies.
+
+    With `is_balanced`, training images of rare classes are drawn more often.
+    """
     is_on_gpu = normalises_on_gpu(recipe)
     return ImageData(
         table,
@@ -307,18 +313,18 @@ def run_training(
     identity: dict[str, Any],
     trained: Trained | None = None,
 ) -> None:
-    """Train with the training loop, starting from the newest checkpoint if there is one, and report the end.
+    """Run the training loop, from the newest checkpoint if there is one, and report how the training ended.
 
     Args:
         run: the run.
         recipe: the complete recipe.
         data: the images in batches.
         classifier: the classifier that is saved.
-        objective: the objective.
+        objective: the objective, which computes the loss and the validation figures.
         fabric: the device and the precision of the computation.
-        spent: the seconds of the time budget that have passed already.
+        spent: the seconds that were spent before the first step. They count towards the time budget.
         identity: the identity of the run, which a resumed run must match.
-        trained: the module that is trained; None for the classifier's model.
+        trained: the module that is trained, if it is not the classifier's model; otherwise None.
     """
     trained = classifier.model if trained is None else trained
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
@@ -364,7 +370,7 @@ def run_training(
 
 
 class _EndAfter:
-    """A callback that ends the training after a number of epochs of its schedule."""
+    """A callback that ends the training after a number of epochs, although the schedule may have more."""
 
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs
@@ -375,7 +381,10 @@ class _EndAfter:
 
 @contextmanager
 def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
-    """If the training ends early, report the saved model, and the remedy for lost worker processes."""
+    """If the training in this context ends early, report which model is saved.
+
+    If a worker process has died, the error message also says what to do.
+    """
     try:
         yield
     except Interrupted:

@@ -1,6 +1,6 @@
 """Determine which images the initial weights of a run have seen, and split the images accordingly.
 
-An image that the initial weights were trained on cannot test the model, because the weights know its label
+The model cannot be tested on an image that the initial weights were trained on, because the weights know its label
 (docs/decisions/0013-what-weights-have-seen.md). `divide` assigns the splits.
 """
 
@@ -50,7 +50,7 @@ class RunImages:
 
     @classmethod
     def of(cls, diagnosis: Diagnosis, groups: Sequence[int] | None = None) -> RunImages:
-        """Build the images from a diagnosis; without `groups`, copies of a picture form the groups."""
+        """Build the images from the result of the data check. Without `groups`, copies of one picture form a group."""
         twins = diagnosis.twins
         return cls(diagnosis.table, diagnosis.facts, twins, twins if groups is None else tuple(groups))
 
@@ -68,7 +68,7 @@ class SplitImages:
         images: the images; their table has the splits.
         overlap: the overlap with the images that the initial weights had seen.
         findings: notes on the split for the user.
-        proposals: the changes of labels, and the removals of images, that models proposed.
+        proposals: the label changes and the removals of images that models of earlier runs proposed.
     """
 
     images: RunImages
@@ -82,8 +82,8 @@ def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) ->
 
     Args:
         recipe: the resolved recipe.
-        weights: the stored record of the weights, if there is one.
-        teacher: the stored record of the teacher, if there is one.
+        weights: the stored record of the weights; None if there is none.
+        teacher: the stored record of the teacher; None if there is none.
     """
     whole = make_record([], [], [], is_whole=True)
     if recipe.weights != "none":
@@ -98,7 +98,7 @@ def _decode(pictures: bytes | None, source: str) -> PictureRecord:
 
 
 def record_of_run(run: str) -> PictureRecord:
-    """Read the picture record of the run or model whose split is kept (`split_from`).
+    """Read the picture record of the run or model whose split a new run keeps (`split_from`).
 
     Raises:
         VitkitError: there is no such run, it is a cross-validation, or it has no record.
@@ -122,18 +122,25 @@ def divide(
 ) -> SplitImages:
     """Assign a split to every image.
 
-    Known images keep an earlier split: that of the run `recipe.split_from`, or else that of the runs that proposed
-    labels, or else that of the run whose weights are used. All other images get a new split.
+    Images that an earlier run has used keep the split that they had there. The earlier run is the first of these that
+    exists:
+
+    - the run `recipe.split_from`
+    - the runs that proposed labels, together with the runs that trained the initial weights
+    - the runs that trained the initial weights
+
+    All other images get a new split.
 
     Args:
         images: the readable images.
         recipe: the resolved recipe.
         before: the record of the images that the weights were trained on.
         proposers: the merged record of the runs that proposed labels, and the names of these runs. Their split is kept,
-            because the labels contain what the runs have learned.
+            because the proposed labels depend on the images that these runs were trained on. (None, ()) if there are no
+            such runs.
 
     Raises:
-        VitkitError: `split_from` is not a run, or no training image is left.
+        VitkitError: `split_from` is not a run, or there is no image left to train on.
     """
     overlap = _compare(images, before, "weights")
     kept_of, source = None, ""
@@ -170,14 +177,16 @@ def divide(
 
 
 def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
-    """Group the images again after some were removed: two images may have been linked only by a removed one."""
+    """Group the images again after some were removed, because a removed image may have linked two others."""
     twins = find_twins(images.table, images.facts)
     groups = twins if recipe.group_by is None else tuple(scenes(images.table, recipe.group_by, twins))
     return replace(images, twins=twins, groups=groups)
 
 
 def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord) -> Overlap:
-    """Compare the images with those that the weights have seen, and refuse to cross-validate on seen images.
+    """Refuse a cross-validation if the initial weights have seen some of the images.
+
+    Return the overlap of the images with those that the weights have seen, which is empty.
 
     Raises:
         VitkitError: the weights were trained on some of the images.
@@ -196,7 +205,10 @@ def _compare(images: RunImages, record: PictureRecord, whose: str) -> Overlap:
 
 
 def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
-    """Add the images of a run to a picture record; `has_labels` says whether the run has learned their labels."""
+    """Return a picture record to which the images of a run have been added.
+
+    `has_labels` says whether the run has learned the labels of the images.
+    """
     images = split_images.images
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
     roles = exposures(images.table, images.twins, split_images.overlap)
@@ -204,7 +216,10 @@ def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels
 
 
 def contents_of(images: RunImages) -> dict[str, str]:
-    """Return the first bytes of each file's SHA-256 in hexadecimal, by path. Moved files are recognised by them."""
+    """Return the first bytes of each file's SHA-256 digest in hexadecimal, by path.
+
+    These digests identify files that have moved.
+    """
     digests = images.facts.column("digest")
     return {path: digest[:DIGEST].hex() for path, digest in zip(images.table.paths, digests, strict=True)}
 
@@ -218,7 +233,7 @@ def _source(recipe: Recipe) -> str:
 
 
 def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding]:
-    """Report the images that the weights had seen, and whether these invalidate the test."""
+    """Report which held-out images the initial weights had seen, and whether copies of seen images may be missed."""
     table, overlap = split_images.images.table, split_images.overlap
     source, all_seen, findings = _source(recipe), overlap.seen(), list[Finding]()
     for name in ("test", "val"):
@@ -300,9 +315,9 @@ def _moved_findings(table: ImageTable, overlap: Overlap, kept: Sequence[str | No
 
 
 def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str | None:
-    """Return a note if this run trains on test images of earlier runs, else None.
+    """Return a note if this run trains on images that were test images of earlier runs, else None.
 
-    Only the latest runs next to this run are searched.
+    Only the latest runs in the same parent folder are considered.
 
     Args:
         out: the run folder; None for the default folder.

@@ -33,7 +33,7 @@ class Logger(Protocol):
 class LogEpochs:
     """A callback that passes the recipe and the figures of each epoch to loggers.
 
-    A logger that raises an exception is reported once and not called again, so it cannot end the training.
+    If a logger raises an exception, the error is reported and the logger is not called again. The training continues.
     """
 
     def __init__(self, loggers: Sequence[Logger], recipe: Recipe, say: Say) -> None:
@@ -75,12 +75,14 @@ def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[A
     """Refuse callbacks and loggers that would never be called.
 
     Args:
-        recipe: the recipe as requested or resolved.
-        callbacks: the caller's callbacks. Those with a true `is_optional` need not be called.
+        recipe: the recipe, which need not be complete.
+        callbacks: the caller's callbacks. A callback whose attribute `is_optional` is true is accepted even if it will
+            never be called.
         loggers: the caller's loggers.
 
     Raises:
-        VitkitError: an object has no hook, a package is not installed, or the method takes no steps.
+        VitkitError: a callback has no hook, a logger has no `log_metrics`, a package is not installed, the method takes
+            no steps, or loggers are given for a cross-validation.
     """
     if recipe.logger in LOGGERS:
         package = LOGGERS[recipe.logger][0]
@@ -131,7 +133,7 @@ def _csv(folder: Path, epoch: int) -> Logger:
 
 
 def _saved_id(folder: Path, logger: str, epoch: int) -> str | None:
-    """Return the identifier under which a logging service knows this run; None for a new run."""
+    """Return the identifier of this run in a logging service; None for a new run, or if no identifier is stored."""
     if epoch == 0:
         return None
     try:

@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 
 class StoppedBetweenSteps(Interrupted):
-    """A signal stopped the training after a step, which is the same step in all processes."""
+    """A signal stopped the training between two steps. All processes stopped after the same step."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The decision of all processes after a step.
+    """The common decision of all processes after a step.
 
     Attributes:
         should_stop: whether the training ends.
@@ -68,11 +68,11 @@ _SECONDS_APART = 1.0  # approximate maximum of the seconds between two agreement
 class Interruption:
     """Let the processes agree after a step whether to stop or to save a checkpoint.
 
-    A single process decides after every step. Several processes agree by one reduction of a few numbers, after at most
-    16 steps or about a second, whichever is sooner. No process stops between two agreements.
+    A single process decides after every step. Several processes agree by one reduction of a few numbers. They do so
+    after at most 16 steps or about a second, whichever is sooner, and no process stops in between.
 
     Args:
-        stop: records the signal.
+        stop: records whether this process has received a signal.
         team: the processes that train together.
     """
 
@@ -84,16 +84,21 @@ class Interruption:
     def after_step(
         self, *, should_stop: bool = False, should_save: bool = False, clock: Clock | None = None, at_once: bool = False
     ) -> Agreement:
-        """Raise `StoppedBetweenSteps` if a process has received a signal. All processes must call this.
+        """Decide together with the other processes whether to stop or to save. All processes must call this method.
 
         Args:
             should_stop: whether this process wants to end the training for another reason.
             should_save: whether this process wants a checkpoint to be written.
-            clock: the clock of the training, which this call sets. The training ends when the time budget is used up.
+            clock: the clock of the training. It is set to the time of the main process. The training ends when the time
+                budget is used up.
             at_once: whether to agree now even if the last agreement was a short time ago.
 
         Returns:
-            The decision: an action is taken if any process wants it.
+            The decision. The training ends, or a checkpoint is written, if any process wants this. Between two
+            agreements, nothing is decided and both are False.
+
+        Raises:
+            StoppedBetweenSteps: a process has received a signal.
         """
         self._steps += 1
         if self._team.size > 1 and self._steps < self._apart and not at_once:
@@ -113,7 +118,7 @@ class Interruption:
     def in_validation(self) -> None:
         """Raise `StoppedBetweenSteps` if this is the only process and has received a signal.
 
-        Several processes cannot agree here, because they may have different numbers of batches.
+        Several processes cannot agree during the validation, because they may have different numbers of batches.
         """
         if self._team.size == 1:
             self.after_step()
@@ -123,16 +128,16 @@ class Interruption:
 class MicroBatch:
     """This process's share of one of the batches of a step, on its device.
 
-    It is computed in pieces, which are ranges of rows, if memory is short.
+    If memory is short, the images are computed in pieces, which are ranges of rows of the tensors.
 
     Attributes:
-        images: (B, C, height, width), mixed if the recipe requests it.
+        images: (B, C, height, width), already mixed (mixup or cutmix) if the recipe requests it.
         targets: labels (B,), or weights of the classes (B, K).
         training_images: the number of training images; 0 if the images are placeholders for an empty share.
         batch: the images and labels of the data loader.
         index: the position of the batch in the training.
         is_last: whether this is the last batch of the step.
-        draws: returns a context in which dropout uses the random numbers of some rows.
+        draws: takes a range of rows, and returns a context in which dropout uses the random numbers of these rows.
         losses: for each computed piece, the sum of the loss over its images, ().
         hits: for each computed piece, whether each image was classified correctly.
     """
@@ -156,7 +161,7 @@ class MicroBatch:
         return self.size(rows) if self.training_images else 0
 
     def ends_with(self, rows: slice) -> bool:
-        """Return whether the step ends with these rows."""
+        """Return whether these rows are the last ones of the step."""
         return self.is_last and rows.stop >= len(self.targets)
 
     def note(self, loss: Tensor, hits: Tensor) -> None:
@@ -168,7 +173,7 @@ class MicroBatch:
 class AwaitedBatches:
     """Iterate over the batches of a data loader, and measure the time spent waiting for them.
 
-    On a GPU the result is an upper bound: the CPU runs ahead of the GPU, so the GPU continues during a short wait.
+    On a GPU the measured time is an upper bound, because the GPU may still be busy while the CPU waits for a batch.
     """
 
     def __init__(self, batches: Iterator[Batch]) -> None:
@@ -186,7 +191,7 @@ class AwaitedBatches:
 
     @property
     def waiting(self) -> float:
-        """The fraction of the time since the creation of this object that was spent waiting, in [0, 1]."""
+        """The fraction of the time that was spent waiting since this object was created, in [0, 1]."""
         return self._waited / max(time.perf_counter() - self._began, 1e-9)
 
 
@@ -195,7 +200,7 @@ HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the met
 
 
 class Loop:
-    """Train a model on data towards an objective.
+    """The training loop: train a model on data with an objective.
 
     Args:
         state: the state of the training, which the loop updates.
@@ -233,8 +238,8 @@ class Loop:
     def compile_steps(self) -> None:
         """Compile the forward and backward pass with torch.compile, for batches of the usual size.
 
-        Each size takes up to a minute to compile, and code for any size would be slower for all batches. The last batch
-        of an epoch, which may be smaller, is therefore computed without compiled code.
+        Compiling takes up to a minute for each batch size, and code that works for any size would be slower. The last
+        batch of an epoch, which may be smaller, is therefore computed without compiled code.
         """
         plain, compiled = self._forward, torch.compile(self.state.model.forward_heads, dynamic=False)
         whole, _ = self.data.images_in(0, 0)
@@ -274,14 +279,14 @@ class Loop:
         self._tell("on_fit_end")
 
     def start(self) -> None:
-        """Start the clock, and store the weights to which an unusable first epoch is rolled back."""
+        """Start the clock, and store the weights that are restored if the first epoch makes the model unusable."""
         self.state.clock.start()
         self._statistics.start()
         if not self.state.safe_point.weights:
             self.state.safe_point.remember()
 
     def train_epoch(self) -> None:
-        """Take the steps of an epoch, or the rest of them if the run is resumed within it."""
+        """Take the steps of an epoch. If the run was resumed within the epoch, take only the remaining steps."""
         state, accumulated = self.state, self.state.recipe.grad_accum
         self.begin_epoch()
         self.interruption.after_step(at_once=True)  # the end of the previous epoch may have taken long
@@ -312,7 +317,7 @@ class Loop:
         return agreed.should_stop
 
     def begin_epoch(self) -> None:
-        """Reset the sums of an epoch, unless the run is resumed within it."""
+        """Reset the sums of the epoch, unless the run was resumed within the epoch."""
         state = self.state
         if not state.batch:
             state.sums, state.went_back, state.metrics = EpochSums(), False, {}
@@ -323,7 +328,7 @@ class Loop:
                 module.train()
 
     def end_epoch(self) -> None:
-        """Update the average of the weights, and compute the training figures of the epoch."""
+        """Compute the training figures of the epoch, and with stochastic weight averaging update the average."""
         self.check.settle()
         state, start = self.state, swa_start(self.state.recipe)
         if state.average is not None and start is not None and state.epoch >= start:
@@ -338,7 +343,7 @@ class Loop:
         """Move the weights along the mean gradient of some batches, unless it is not finite.
 
         Args:
-            first: the number of the first batch in its epoch.
+            first: the number of the first of these batches in the epoch, from 0.
             batches: the micro-batches of the step.
         """
         state, model, optimizer = self.state, self.state.model, self.state.optimizer
@@ -403,7 +408,7 @@ class Loop:
         )
 
     def _note(self, micro: MicroBatch) -> None:
-        """Add a batch to the sums of the epoch, and pass its loss to the check."""
+        """Add a batch to the sums of the epoch, and pass its loss to the check for values that are not finite."""
         loss = torch.stack(micro.losses).sum()
         self.state.sums.add(loss, micro.training_images, micro.hits)
         self.check.note_loss(loss, micro.batch, micro.index)
@@ -415,7 +420,7 @@ class Loop:
             images: (B, C, height, width).
             labels: (B,).
             number: the number of the batch in its step.
-            whole: the number of images of the batch over all processes.
+            whole: the number of images in the batch of all processes together.
         """
         if not self._mixing and self.objective.takes_labels:
             return images, labels
@@ -428,7 +433,11 @@ class Loop:
     # --- Validation -------------------------------------------------------------------------------
 
     def validate(self) -> ValidationOutcome | None:
-        """Evaluate the model on the validation images. Return None if there are none, or if there is no outcome."""
+        """Evaluate the model on the validation images, and store the figures in the state.
+
+        Return the sums by which a collapsed model is recognised. Return None if there are no validation images, or if
+        the objective does not compute such sums.
+        """
         if not self.data.has_val:
             return None
         outputs: list[tuple[Tensor, Tensor]] = []
@@ -445,7 +454,7 @@ class Loop:
         return outcome
 
     def judge(self, outcome: ValidationOutcome | None) -> None:
-        """Discard the epoch's weights if they are unusable, and continue from the last weights that were usable."""
+        """If the weights of the epoch are unusable, restore the last usable weights."""
         state = self.state
         state.clock.look()
         is_warm = state.progress >= state.recipe.warmup
@@ -454,7 +463,7 @@ class Loop:
             state.optimizer.state.clear()
 
     def _tell_settled(self, hook: str) -> None:
-        """Query which steps were skipped, and then call a hook that writes a checkpoint."""
+        """Find out which steps were skipped, and then call a hook that writes a checkpoint."""
         self.check.settle()
         self._tell(hook)
 

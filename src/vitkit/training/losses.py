@@ -48,10 +48,10 @@ def distillation_loss(
 
     Args:
         heads: the logits (B, K) of the class head and, if the model has one, of the distillation head.
-        labels: true classes (B,), or targets (B, K). The sum of a row of targets is the weight of the image, which
-            also applies to the teacher's term.
+        labels: true classes (B,), or targets (B, K). The sum of a row of targets is the weight of the image. This
+            weight also applies to the teacher's term.
         teacher: the teacher's logits (B, K), in the student's order of classes.
-        kind: which of the three losses.
+        kind: which of the three losses to compute.
         alpha: lambda in the paper's soft loss.
         temperature: tau in the paper's soft loss.
         label_smoothing: the smoothing of the true labels. The teacher's decisions are not smoothed.
@@ -74,7 +74,7 @@ def distillation_loss(
 
 
 def label_loss(heads: Sequence[Tensor], labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Compute the mean cross-entropy of all heads (B, K) with the labels, (B,) or (B, K); a scalar."""
+    """Compute the cross-entropy with labels (B,) or targets (B, K), averaged over heads and images; a scalar."""
     return torch.stack([_cross_entropy(logits, labels, label_smoothing) for logits in heads]).mean()
 
 
@@ -104,7 +104,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 
 def _mean(losses: Tensor, labels: Tensor) -> Tensor:
-    """Average the losses (B,), each multiplied by the sum of the targets of its image."""
+    """Multiply the loss of each image (B,) by the sum of the image's targets, and return the mean over the images."""
     return losses.mean() if labels.ndim == 1 else (losses * labels.sum(dim=1)).mean()
 
 
@@ -114,21 +114,21 @@ T = TypeVar("T")
 class Learning(Protocol):
     """The interface that the training loop requires of an objective.
 
-    Labels (B,) are the values that the data set returns together with the images.
+    The labels (B,) are whatever the data set returns with the images, such as classes.
     """
 
     def to(self, device: torch.device) -> Self:
-        """Return a copy whose tensors for training steps are on this device."""
+        """Return a copy of the objective. The tensors that it needs in training steps are on this device."""
 
     @property
     def takes_labels(self) -> bool:
-        """Return whether `loss` accepts the labels themselves as targets when images are not mixed."""
+        """Return whether `loss` accepts labels (B,) in place of targets, if images are not mixed."""
 
     def targets(self, labels: Tensor) -> Tensor:
         """Convert labels (B,) into targets (B, K), which can be mixed."""
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
-        """Call the network on a batch; during training it returns a tensor for each head."""
+        """Call the network on a batch, and return its output. In training, the output has one tensor for each head."""
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
         """Compute the mean loss of a batch, a scalar."""
@@ -138,18 +138,22 @@ class Learning(Protocol):
 
     @property
     def judges_shares(self) -> bool:
-        """Return whether `judge` receives the process's share of the answers; otherwise it receives all answers."""
+        """Return whether `judge` gets the outputs for this process's share of the images, or else for all images."""
 
     def judge(
         self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures, and the sums by which `stability` recognises a collapsed model (or None).
+        """Compute the validation figures from the outputs of the model.
 
         Args:
             answers: the model's output for this process's share of the validation images, or for all of them (see
                 `judges_shares`), (n, ...).
             labels: the labels of these images, (n,).
-            team: the processes that have a share of the images.
+            team: the processes among which the images are shared.
+
+        Returns:
+            The figures by name, and the sums by which `stability` recognises a collapsed model. The sums are None if
+            the objective has none.
         """
 
 
@@ -160,11 +164,12 @@ class Objective:
     Attributes:
         recipe: the recipe, for label smoothing and distillation.
         classes: the number of classes, K.
-        imitate: computes the teacher's logits from images; None without a teacher.
+        imitate: computes the teacher's logits (B, K) from the student's images; None without a teacher.
         class_weights: the weight (K,) of an image of each class; None for equal weights.
-        shift: the shift (K,) that is added to the logits in validation, as in the saved model.
-        custom: the caller's loss, which replaces the others. It receives logits (B, K), and labels (B,) or targets
-            (B, K), and returns a scalar.
+        shift: the correction of the class prior (K,), which is added to the logits in validation, as in the saved
+            model; None for no correction.
+        custom: the caller's loss, which replaces the built-in loss; None if there is none. It receives logits (B, K),
+            and labels (B,) or targets (B, K), and returns a scalar.
     """
 
     recipe: Recipe
@@ -175,7 +180,7 @@ class Objective:
     custom: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def to(self, device: torch.device) -> Self:
-        """Return a copy whose tensors for training steps are on this device."""
+        """Return a copy of the objective. The tensors that it needs in training steps are on this device."""
         return replace(self, class_weights=None if self.class_weights is None else self.class_weights.to(device))
 
     def targets(self, labels: Tensor) -> Tensor:
@@ -186,7 +191,7 @@ class Objective:
 
     @property
     def takes_labels(self) -> bool:
-        """Return whether `loss` accepts labels (B,) instead of targets (B, K), which is True without class weights."""
+        """Return whether `loss` accepts labels (B,) instead of targets (B, K). This is True without class weights."""
         return self.class_weights is None
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
@@ -235,7 +240,7 @@ class Objective:
 
     @property
     def judges_shares(self) -> bool:
-        """Return whether `judge` receives the process's share of the answers; otherwise it receives all answers."""
+        """Return whether `judge` gets the outputs for this process's share of the images, or else for all images."""
         return True
 
     def judge(
@@ -246,7 +251,7 @@ class Objective:
         Args:
             logits: the logits (n, K) of this process's share of the validation images.
             labels: the labels of these images, (n,).
-            team: the processes that have a share of the images.
+            team: the processes among which the images are shared.
         """
         shifted = logits if self.shift is None else logits + self.shift
         outcome = ValidationOutcome.of(shifted, labels, self.shift).over(team)
@@ -352,7 +357,7 @@ class EpochSums:
         return {"losses": torch.cat(losses), "images": [n for part in images for n in part], "hits": torch.cat(hits)}
 
     def load_state_dict(self, state: dict[str, Any], team: ProcessGroup) -> None:
-        """Load the result of `state_dict`. The main process includes it in its sums."""
+        """Load the result of `state_dict`. The main process adds these sums of all processes to its own sums."""
         self._earlier = dict(state) if team.is_main else None
 
     def _in_memory(self) -> tuple[Tensor, list[int], Tensor]:

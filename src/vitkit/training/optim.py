@@ -1,9 +1,9 @@
 """Parameter groups, optimisers, the learning-rate schedule, and averages of the weights.
 
-The final model can have averaged weights: an exponential moving average over all steps (EMA), or an equal mean over
-the last epochs (SWA). The first update of an average copies the current weights, so the initial weights do not count.
-The decay of the EMA rises over the first updates, because otherwise the first steps would dominate the average of a
-short run. The running statistics of batch norms are averaged like the weights.
+The final model can have averaged weights: an exponential moving average over all steps (EMA), or an equal mean over the
+last epochs (SWA). The first update of an average copies the current weights, so the weights before the training do not
+count. The decay of the EMA rises over the first updates, because otherwise the first steps would dominate the average
+of a short run. The running statistics of batch norms are averaged like the weights.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parameter_groups(
         weight_decay: the weight decay of the matrices.
         layer_decay: the ratio of the `lr_scale` of a layer to the `lr_scale` of the next layer (BEiT, arXiv 2106.08254,
             app. D). The `lr_scale` of the head is 1. Position embeddings belong to the lowest layer if all layers share
-            them, or if one tensor stores them for all layers.
+            them, or if a single tensor holds those of all layers.
         decay_all: whether weight decay applies to all parameters.
     """
     depth = _depth(model)
@@ -57,7 +57,7 @@ def parameter_groups(
 def layer_of(name: str, model: nn.Module) -> int:
     """Return the layer of a parameter: 0 for the embeddings, 1 to depth for the blocks, and depth + 1 after them.
 
-    The numbering follows BEiT's and MAE's code. timm differs: the last LayerNorm belongs to the last block.
+    The numbering follows the code of BEiT and MAE. In timm, by contrast, the last LayerNorm belongs to the last block.
     """
     depth, match = _depth(model), _BLOCK_PARAMETER.match(name)
     # A table of relative positions belongs to its block, unless all blocks share one table.
@@ -131,12 +131,12 @@ def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
 
 
 def swa_start(recipe: Recipe) -> int | None:
-    """Return the first epoch, counted from 0, that stochastic weight averaging includes; None if it is off."""
+    """Return the first epoch, from 0, whose weights are averaged (stochastic weight averaging); None if this is off."""
     return recipe.epochs - max(round(recipe.swa * recipe.epochs), 1) if recipe.swa else None
 
 
 def swa_factor(epoch: int, recipe: Recipe) -> float | None:
-    """Return the learning rate in an averaged epoch as a fraction of `lr`; None before the averaging starts.
+    """Return the learning rate of an epoch whose weights are averaged, as a fraction of `lr`; None for earlier epochs.
 
     The rate anneals along a cosine from the schedule's value to `swa_lr` over ten epochs, as in Lightning's
     StochasticWeightAveraging, or over fewer epochs if the training ends earlier.
@@ -151,12 +151,12 @@ def swa_factor(epoch: int, recipe: Recipe) -> float | None:
 
 
 def ema_decay(updates: int, limit: float) -> float:
-    """Return the decay of the EMA after n updates: (1 + n) / (10 + n), but at most `limit`."""
+    """Return the decay of the EMA after n = `updates` updates: (1 + n) / (10 + n), but at most `limit`."""
     return min(limit, (1 + updates) / (10 + updates))
 
 
 def has_batch_norms(model: nn.Module) -> bool:
-    """Return whether a model has batch norms, whose running statistics are only valid for the current weights."""
+    """Return whether a model has batch norms. Their running statistics are only valid for the current weights."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
@@ -165,7 +165,8 @@ class WeightAverage(nn.Module):
 
     Args:
         model: the model whose weights are averaged; it is copied.
-        recipe: sets the decay `ema`. If `ema` is 0, all updates count equally, as in stochastic weight averaging.
+        recipe: sets the decay `ema`. If `ema` is 0, all updates have the same weight, as in stochastic weight
+            averaging.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
