@@ -1,11 +1,11 @@
 """Fit a head to the features of a frozen backbone, which are computed once (`--method probe`).
 
-The head is a regularised multinomial logistic regression on the class token and the mean of the patches. Together they
-are more informative than either of them (docs/log.md).
+The head is a regularised multinomial logistic regression on the class token and the mean of the patches. Both together
+are more informative than either alone (docs/log.md).
 
-The penalty is chosen on the validation images. Without validation images, a cross-validation of the training images
-chooses the penalty, and the out-of-fold predictions calibrate the model. If there are no test images either, a nested
-cross-validation tests the head: each training image is predicted by a head that was fitted, selected and calibrated
+The penalty is chosen on the validation images. Without validation images, it is chosen by a cross-validation of the
+training images, whose out-of-fold predictions also calibrate the model. If there are no test images either, the head is
+tested by a nested cross-validation: each training image is predicted by a head that was fitted, selected and calibrated
 without the image (`nested_cross_validation`).
 """
 
@@ -61,10 +61,10 @@ class Fit:
 
     Attributes:
         weight, bias: (K, D) and (K,), for unnormalised features.
-        penalty: the penalty, from PENALTIES; infinite for a head that was not fitted.
+        penalty: the penalty, one of PENALTIES; infinite for an initial head that was not fitted.
         train_loss: the log loss on the training images.
         val_loss, val_accuracy: the log loss and the accuracy on the validation images; None if there are none.
-        val_map: the mean average precision on the validation images; None unless the data are multi-label.
+        val_map: the mean average precision on the validation images; None unless the data is multi-label.
     """
 
     weight: Tensor
@@ -77,7 +77,7 @@ class Fit:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Return the known figures by their names in metrics.csv."""
+        """Return the figures that are not None, by their names in metrics.csv."""
         values = (self.train_loss, self.val_loss, self.val_accuracy, self.val_map)
         named = zip(("train_loss", "val_loss", "val_acc", "val_map"), values, strict=True)
         return {name: value for name, value in named if value is not None}
@@ -90,9 +90,9 @@ _BEGAN_FROM = (
 
 
 def frozen(recipe: Recipe) -> Recipe:
-    """Return a recipe for computing frozen features with the initial weights of a run.
+    """Return the recipe of a model that computes frozen features with the initial weights of a run.
 
-    `new_classifier` creates the model. Its features are the class token and the mean of the patches.
+    `new_classifier` creates this model. Its features are the class token and the mean of the patches.
     """
     return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
 
@@ -116,7 +116,7 @@ class HeadImages:
 
     Attributes:
         train: the training images without augmentation.
-        augmented: the augmented training images, indexed by (view, index).
+        augmented: the augmented training images, indexed by (number of the view, index of the image).
         val: the validation images.
     """
 
@@ -130,7 +130,7 @@ def head_images(
 ) -> HeadImages:
     """Return the data sets of a table's images for fitting a head.
 
-    The caller's function `change` is applied to training pictures before their augmentation.
+    `change` is a function of the caller that is applied to training pictures before their augmentation; None for none.
     """
     train, preprocess = table.of_split("train"), classifier.preprocess
     augmented = TrainingImages(train, preprocess, augment_of(recipe, change), recipe.seed)
@@ -182,9 +182,10 @@ def _groups_of(run: Run) -> Mapping[str, int]:
 
 
 def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> float:
-    """Fit the new head before the rest of the model is trained, because an unfitted head would distort the backbone.
+    """Fit the new head before the whole model is trained.
 
-    This is linear probing followed by fine-tuning (Kumar et al. 2022, arXiv 2202.10054).
+    Training the model with an unfitted head would distort the backbone. The method is called LP-FT, linear probing
+    followed by fine-tuning (Kumar et al. 2022, arXiv 2202.10054).
 
     Returns:
         The seconds that the fit took.
@@ -203,7 +204,7 @@ class CrossFit:
 
     Attributes:
         loss, accuracy: figures of the out-of-fold predictions with the best penalty. They are optimistic, because the
-            same predictions have chosen the penalty.
+            same predictions were used to choose the penalty.
         parts: the number of folds.
         predictions: the out-of-fold predictions for the images that the initial weights had not seen; None if these
             weights had seen all images.
@@ -226,7 +227,7 @@ class _BestHead:
     """The result of fitting a head.
 
     Attributes:
-        begun: the head of the class names; None if the fit did not start from it.
+        begun: the head made from the class names, if the fit started from it; otherwise None.
         fitted: the best head.
         features: the features of training and validation images without augmentation.
         cross: the result of the cross-validation that chose the penalty; None if there was no cross-validation.
@@ -248,7 +249,7 @@ def _put_best_head(
     *,
     is_tested: bool = False,
 ) -> _BestHead:
-    """Fit a head to the features of the training images and their views, and copy the head into the model.
+    """Fit a head to the features of the training images and of their augmented views, and copy it into the model.
 
     With `is_tested`, a nested cross-validation also tests the head, if the conditions of `_cross_fit` are met.
     """
@@ -358,9 +359,10 @@ def choose_head(
         y: the labels of these images, (n,), or class indicators, (n, K).
         held_out: features and labels of validation images; None if there are none.
         classes: the number of classes, K.
-        penalty: the penalty without held-out images. Only one head is fitted then.
-        begun: an initial head, such as that of the class names; None for zeros. The penalty applies to the distance
-            from the initial head. If no fitted head is better on the held-out images, the initial head is returned.
+        penalty: the penalty that is used without held-out images. Only one head is fitted in this case.
+        begun: an initial head, such as one made from the class names; None for zeros. The penalty applies to the
+            distance from the initial head. If no fitted head is better on the held-out images, the initial head is
+            returned.
     """
     mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
     standard = (x - mean) / scale
@@ -385,12 +387,13 @@ def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor 
 
     Args:
         train: n training images.
-        groups: the group number of each image that belongs to a group, by path. All images of a group get one fold.
+        groups: the group number of each image that belongs to a group, by path. All images of a group get the same
+            fold.
         seed: the seed of the folds.
 
     Returns:
-        The fold of each image, (n,); None if no class has two groups. At most `_MOST` images get a fold. The others are
-        left out and have -1.
+        The fold of each image, (n,). At most `_MOST` images get a fold, and all others get -1. The result is None if no
+        class has images of at least two groups, so that no cross-validation is possible.
     """
     count = len(train)
     rows = np.sort(np.random.default_rng(seed).permutation(count)[:_MOST]).tolist()
@@ -411,12 +414,13 @@ def cross_validate_head(
     """Return the penalty with the lowest cross-validated log loss, and the out-of-fold logits for this penalty, (n, K).
 
     Args:
-        x: features of n training images, followed by those of each view of the images, ((views + 1) * n, D).
+        x: ((views + 1) * n, D), the features of n training images, followed by those of each augmented view of all n
+            images.
         y: the labels of the rows of `x`, ((views + 1) * n,), or class indicators, ((views + 1) * n, K).
         fold_of: the fold of each image, (n,); -1 for images that are neither trained on nor predicted.
         classes: the number of classes, K.
-        is_judge: whether each image counts in the loss that chooses the penalty, (n,). If it is None, or if no such
-            image is predicted, all predicted images count.
+        is_judge: whether each image counts in the loss by which the penalty is chosen, (n,). If it is None, or if none
+            of these images is predicted, all predicted images count.
         begun: the initial head (see `choose_head`). The returned penalty is infinite if the initial head is the best.
     """
     n, parts = len(fold_of), int(fold_of.max()) + 1
@@ -448,10 +452,11 @@ def nested_cross_validation(
     """Predict each fold with a head that was selected, fitted and calibrated on the other folds.
 
     An inner cross-validation of the other folds chooses the penalty and the temperature (Varma & Simon 2006, doi
-    10.1186/1471-2105-7-91). The selection therefore does not bias figures of these predictions.
+    10.1186/1471-2105-7-91). Figures that are computed from these predictions are therefore not biased by the selection.
 
     Args:
-        x: features of n training images, followed by those of each view of the images, ((views + 1) * n, D).
+        x: ((views + 1) * n, D), the features of n training images, followed by those of each augmented view of all n
+            images.
         y: the labels of the rows of `x`, ((views + 1) * n,).
         fold_of: the fold of each image, (n,); at least three folds.
         classes: the number of classes, K.
@@ -481,7 +486,7 @@ def nested_cross_validation(
 
 @dataclass
 class _Standardised:
-    """A head on standardised features that can be fitted repeatedly. Each fit starts from the previous solution."""
+    """A head on standardised features that can be fitted several times. Each fit starts from the previous solution."""
 
     x: Tensor
     mean: Tensor
@@ -515,7 +520,7 @@ def _cross_fit(
     *,
     is_tested: bool,
 ) -> tuple[Fit, CrossFit]:
-    """Choose the penalty by cross-validation, and fit a head to all images.
+    """Choose the penalty by cross-validation, and fit a head with this penalty to all images.
 
     With `is_tested`, a nested cross-validation also tests the head. This requires a single-label task, at least three
     folds, and no initial head `begun`. Also, every image must be in a fold, and the initial weights must not have seen

@@ -1,8 +1,8 @@
 """The settings of a training run, as a dataclass.
 
-The flags of `vitkit train` are the fields of `Recipe`, and recipe files contain the fields as TOML. A field gets its
-value from the first of these sources that sets it: the flag, the recipe file, a choice for the data, the default. The
-complete recipe is stored in the run folder.
+The flags of `vitkit train` are the fields of `Recipe`, and recipe files contain the fields as TOML. The value of a
+field comes from the first of these sources that sets it: the flag, the recipe file, an automatic choice for the data,
+the default. The complete recipe is stored in the run folder.
 
 The `[model]` table of a recipe, and `--set model.FIELD=VALUE`, change fields of a named model's `ViTConfig`. If the
 recipe has a field of the same name (`dropout`, `image_size`, ...), the value is moved to the recipe, so that each
@@ -31,10 +31,10 @@ _OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
 
 
 def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert changed fields of a model to the types of the fields. `none` becomes None if the field allows it.
+    """Convert the changed fields of a model to the right types. `none` becomes None if the field can be None.
 
     Args:
-        changes: the keyword arguments of `create_model`.
+        changes: the changed fields, as for the keyword arguments of `create_model`.
 
     Raises:
         VitkitError: a field is unknown (similar names are suggested), or a value has the wrong type.
@@ -43,7 +43,7 @@ def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_change(name: str, text: str) -> dict[str, Any]:
-    """Parse a changed field of a model from text, such as a flag. Commas separate the numbers of a tuple.
+    """Parse the new value of a field of a model from text, such as a flag. Commas separate the numbers of a tuple.
 
     Raises:
         VitkitError: see `settle_changes`.
@@ -78,7 +78,7 @@ _PREFIX = "model."
 
 
 def read_sets(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse the arguments of `--set` to fields of `ViTConfig`. The additional field `name` names the model.
+    """Parse the arguments of `--set` into fields of `ViTConfig`. The additional field `name` is the name of the model.
 
     Raises:
         VitkitError: a text is not `model.FIELD=VALUE`, or a field is unknown, given twice, or of the wrong type.
@@ -102,7 +102,7 @@ def read_sets(texts: Iterable[str]) -> dict[str, Any]:
 def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the fields of a recipe: `model` becomes a name, and the changes of the model become `model_fields`.
 
-    If a changed field of the model is also a field of the recipe, the value is moved to the recipe.
+    If a changed field of the model is also a field of the recipe, such as `dropout`, its value is moved to the recipe.
 
     Args:
         fields: the fields; `model` may be a table, as in TOML, and `model_fields` may have any field of the model.
@@ -139,7 +139,10 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Override the fields of a recipe and of its model by flags. Both arguments are results of `unfold`."""
+    """Return the fields of a recipe and of its model after overriding them by flags.
+
+    Both arguments must be results of `unfold`.
+    """
     below = {name: value for name, value in (fields.get("model_fields") or {}).items() if name not in flags}
     above = flags.get("model_fields") or {}
     merged = {**fields, **flags, "model_fields": {**below, **above}}
@@ -149,10 +152,11 @@ def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, An
 
 
 def check_model_fields(changes: Any) -> dict[str, Any] | None:
-    """Check changed fields of a model, and convert them to the types of the fields. Return None if there are none.
+    """Check the changed fields of a model, and convert them to the right types. Return None if there are none.
 
     Raises:
-        VitkitError: a change is not a field of a model, or the recipe or the data determine the field.
+        VitkitError: a change is not a field of a model, has the wrong type, or concerns a field that the recipe or the
+            data determines.
     """
     if changes is None or (isinstance(changes, Mapping) and not changes):
         return None
@@ -168,13 +172,13 @@ def check_model_fields(changes: Any) -> dict[str, Any] | None:
 
 
 def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert changed fields of a model to the `[model]` table of TOML. None becomes `none`, as TOML has no null."""
+    """Convert the changed fields of a model to a `[model]` table. None becomes `none`, because TOML has no null."""
     plain = {key: "none" if v is None else list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
     return plain if name is None else {"name": name, **plain}
 
 
 def in_words(changes: Mapping[str, Any]) -> str:
-    """Describe changed fields of a model, such as `position none, layers 6`."""
+    """Describe the changed fields of a model in words, as in `position none, layers 6`."""
     return ", ".join(
         f"{name} {','.join(map(str, value)) if isinstance(value, tuple) else str(value).lower()}"
         for name, value in changes.items()
@@ -216,7 +220,7 @@ def join_weights(weights: Any) -> Any:
 
 
 def candidates(recipe: Any) -> tuple[str, ...]:
-    """Return the names of the weights that a recipe compares. Without `select_time`, there is only one name.
+    """Return the names of the weights that a recipe compares. Without `select_time`, return only the recipe's weights.
 
     Raises:
         VitkitError: the recipe sets `select_time`, but names fewer than two weights, a name twice, `auto`, or `none`.
@@ -278,7 +282,7 @@ def check_values(recipe: Any) -> None:
 
 
 def check_together(recipe: Any) -> None:
-    """Refuse fields that contradict one another. Fields without any effect are handled in `training.defaults`."""
+    """Refuse fields that contradict one another. Fields without any effect are refused in `training.defaults`."""
     if recipe.image_size is not None and "image_size" in (recipe.model_fields or {}):
         raise VitkitError("image_size is given twice, as image_size and as model.image_size: leave out one of them")
     if recipe.ema and recipe.swa:
@@ -613,7 +617,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any], source: str | None) 
 
 @contextmanager
 def naming(source: str | None) -> Iterator[None]:
-    """Prefix the messages of errors in this context with the source of the fields."""
+    """Prefix error messages in this context with the source of the fields, if it is not None."""
     try:
         yield
     except VitkitError as error:
@@ -635,10 +639,10 @@ def _check_names(fields: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a training. Fields that are not set are chosen for the data.
+    """A request for a training, in which only some fields are set. The other fields will be chosen for the data.
 
     Attributes:
-        fields: the fields that are set, by the names of `Recipe`.
+        fields: the fields that are set, by their names in `Recipe`.
         recipe: the recipe with these fields, and with the defaults of all other fields.
     """
 
@@ -661,12 +665,12 @@ class Request:
 
 
 def without_places(recipe: Recipe) -> Recipe:
-    """Return the recipe for publication. Only the last part of an absolute path is kept."""
+    """Return a copy of the recipe that can be published: of each absolute path, only the last part is kept."""
     return Recipe(**fields_without_places(recipe))
 
 
 def fields_without_places(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of a recipe for publication. Only the last part of an absolute path is kept."""
+    """Return the fields of a recipe for publication: of each absolute path, only the last part is kept."""
     teacher = recipe.teacher
     if teacher is not None:
         model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
@@ -677,7 +681,10 @@ def fields_without_places(recipe: Recipe) -> dict[str, Any]:
 
 
 def name_of(recipe: Recipe) -> str:
-    """Return the name of a recipe's model, or else of its initial weights, and the changed fields of the model."""
+    """Return the name of a recipe's model, or of its initial weights if it names no model.
+
+    Changed fields of the model are appended to the name.
+    """
     name = recipe.model or Path(recipe.weights).name
     return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"
 

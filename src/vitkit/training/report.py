@@ -1,4 +1,4 @@
-"""Evaluate a finished run, search for label errors, and write the report.
+"""Calibrate and evaluate the model of a finished run, search for label errors, and write the report.
 
 The saved model is loaded with the same backend and precision as in `vitkit eval RUN`, so that the figures of the run
 and of the command are identical. The temperature and the thresholds are fitted on predictions of the same backend.
@@ -117,7 +117,7 @@ def settle(
 
     Args:
         folder: the run folder, whose model folder is changed.
-        classifier: the classifier of that folder.
+        classifier: the classifier of that folder, not yet calibrated.
         recipe: the recipe of the run, which determines the device and precision.
         table: the split images of the run.
         say: called with each line of output.
@@ -136,7 +136,7 @@ def settle(
     before = correction_of(calibrated_classifier)
 
     def updated(classifier: Classifier) -> Classifier:
-        """Create a new backend if the head has changed, because a backend contains a copy of the head."""
+        """Return the classifier, with a new backend if its head has changed: a backend contains a copy of the head."""
         if correction_of(classifier) == before:
             return classifier
         return classifier.use(images=images, device=choose_device(recipe), features=is_single)
@@ -171,7 +171,10 @@ def _fit_unknown(
     seed: int,
     say: Say,
 ) -> Unknown | None:
-    """Fit the score for unknown images, and report which ones it misses. Return None if no image can be read."""
+    """Fit the score that recognises unknown images, and report which unknown images it misses.
+
+    Return None if no training image or no held-out image can be read.
+    """
     started = time.monotonic()
     row_of = {} if frozen is None else {path: i for i, path in enumerate(frozen.paths)}
     number_of, place = align(table, classifier), {path: i for i, path in enumerate(table.paths)}
@@ -205,9 +208,10 @@ def _fit_unknown_by_folds(
     recipe: Recipe,
     say: Say,
 ) -> Unknown | None:
-    """Fit the score for unknown images to the training images, comparing each with the images of other folds.
+    """Fit the score that recognises unknown images to the training images. Compare each with those of other folds.
 
-    Return None if the training changed the backbone, because the backbone was then trained on every image.
+    Return None if the backbone was trained, because it was then trained on every image. Return None, too, if no image
+    can be read.
     """
     if recipe.method != "probe":
         say("unknown images cannot be recognised: no image has features of the final model that it was not trained on")
@@ -251,7 +255,7 @@ def _tell_of_thresholds(classifier: Classifier, seen: Evaluation | None, say: Sa
 
 
 def _kind(seen: Evaluation) -> str:
-    """Return the name of the images that the calibration used, for messages."""
+    """Return what the images that the calibration used are called in messages, such as `validation images`."""
     return VALIDATION if seen.split == "val" else CROSS_VALIDATED
 
 
@@ -260,7 +264,7 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
 
     Args:
         numbers: the figures of an evaluation (`evaluation.figures`).
-        seen: the evaluation of the images that the temperature was fitted on.
+        seen: the evaluation of the images to which the temperature was fitted.
         evaluation: the evaluation that `numbers` belongs to.
     """
     rise, rose = calibration_rise(evaluation, numbers), ""
@@ -277,7 +281,7 @@ _EXPLAINED = 12  # maximum number of explained mistakes
 
 
 def draw_data(folder: Path, table: ImageTable, images: TrainingImages | TrainingOf, seed: int) -> None:
-    """Draw the number of images per class (classes.png) and some augmented training images (train_batch.png).
+    """Write two figures: the number of images per class (classes.png), and some augmented images (train_batch.png).
 
     Args:
         folder: the folder of the run.
@@ -297,7 +301,7 @@ def draw_data(folder: Path, table: ImageTable, images: TrainingImages | Training
 
 
 class Reported(NamedTuple):
-    """The figures and findings of a run.
+    """The results of a run.
 
     Attributes:
         numbers: the content of evaluation.json.
@@ -324,8 +328,8 @@ def report(
         recipe: the recipe of the run.
         table: the split images of the run.
         say: called with each line of output.
-        doubts: the likely label errors in all images (see `doubt_labels`). If it is None, only the held-out images are
-            searched for label errors, with the model's own predictions.
+        doubts: the likely label errors in all images (see `doubt_labels`). If it is None, label errors are searched for
+            only in the held-out images, with the predictions of the trained model.
         frozen: features of the images, computed with initial weights that had not seen the images; None if there are
             none.
     """
@@ -412,7 +416,8 @@ def _test_by_folds(
 ) -> ProposalEvaluation:
     """Evaluate each training image with the head that was fitted without its fold.
 
-    Images that were left out of the training because of a proposal have no fold. The final head predicts them.
+    Images that were left out of the training because of a proposal (`start.Proposed`) have no fold. For these images,
+    the predictions of the final head are used.
     """
     plain = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
     rows = evaluated_images(table, "all", proposals)
@@ -428,7 +433,7 @@ def _test_by_folds(
 def _figures_by_folds(
     numbers: Mapping[str, Any], predictions: OutOfFold, evaluation: Evaluation, classifier: Classifier
 ) -> dict[str, Any]:
-    """Return the figures with the confidence intervals and calibration figures of the cross-validation."""
+    """Return the figures, in which the confidence intervals and the calibration are those of the cross-validation."""
     untempered = predictions.tests(is_calibrated=False)
     assert untempered is not None
     fold_of = dict(zip(predictions.paths, predictions.fold.tolist(), strict=True))
@@ -452,15 +457,15 @@ def pictures_for_page(folder: Path, captions: Iterable[str], rows: Sequence[Mapp
 
     Args:
         folder: the run's folder.
-        captions: some keys of `PICTURES`; pictures that do not exist are left out.
-        rows: the rows of metrics.csv. Curves with a single point are left out.
+        captions: some of the keys of `PICTURES`. Pictures that do not exist are left out of the result.
+        rows: the rows of metrics.csv. With a single row, the picture of the curves is left out.
     """
     files = {caption: folder / PICTURES[caption] for caption in captions if caption != "Curves" or len(rows) > 1}
     return {caption: file.read_bytes() for caption, file in files.items() if file.is_file()}
 
 
 def _judge(classifier: Classifier, *, table: ImageTable, recipe: Recipe, facts: ValidationFacts) -> Evaluation | None:
-    """Evaluate a classifier on the validation images that its weights had not seen. Return None if there are none."""
+    """Evaluate a classifier on the validation images that the initial weights had not seen; None if there are none."""
     if "val" not in table.splits:
         return None
     classifier = classifier.use(images=len(table.of_split("val")), device=choose_device(recipe), features=False)
@@ -481,7 +486,10 @@ def _tried(path: Path) -> Tried | None:
 
 
 def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:
-    """Explain the worst mistakes of the model, except on multi-label data and in tests by cross-validation."""
+    """Explain the worst mistakes of the model.
+
+    The result is empty for multi-label data, after a test by cross-validation, and for models that cannot be explained.
+    """
     is_unexplained = isinstance(evaluation, MultiEvaluation) or evaluation.split == BY_FOLDS
     chosen = [] if is_unexplained else evaluation.mistakes(_EXPLAINED)
     chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
@@ -498,13 +506,13 @@ def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Plac
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
-    """Return the evaluations of validation and test images, one for each split."""
+    """Return those of the two evaluations that are of validation or test images, at most one for each split."""
     both = {part.split: part for part in (seen, evaluation) if part is not None}
     return [part for split, part in both.items() if split in ("val", "test")]
 
 
 def _kept(recipe: Recipe, table: ImageTable, epoch: int, *, is_calibrated: bool) -> str:
-    """Describe which weights became the model, and how they were chosen."""
+    """Describe which weights were saved as the model, and how they were chosen."""
     has_val = "val" in table.splits
     if epoch == ZERO_SHOT:
         return "zero-shot: no epoch was better on the val images"
@@ -536,7 +544,10 @@ def _spent(rows: list[dict[str, float]]) -> str:
 
 
 def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
-    """Describe the validation figures before any training, if the head was initialised from the class names."""
+    """Describe the validation figures before any training, for a head that was initialised from the class names.
+
+    The result is empty if there are no such figures.
+    """
     lines = [
         f"{name} {row[name]:.4f}"
         for row in rows
@@ -547,7 +558,10 @@ def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
 
 
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
-    """State whether there is a complete record of the images that the weights had seen before the run."""
+    """Describe whether the record of the images that the weights have ever been trained on is complete.
+
+    The result is empty without a record.
+    """
     if record is None:
         return {}
     if record.is_whole:
@@ -600,8 +614,8 @@ def doubt_labels(
         run: the run, for messages.
         recipe: the recipe of the run.
         table: all images.
-        known: the features that `probe.fit_head` has computed; None if there are none.
-        weights: the weights that the run started from, if they have been opened already.
+        known: the features that `probe.fit_head` has already computed; None if there are none.
+        weights: the weights that the run started from, if they have been opened already; otherwise None.
 
     Returns:
         The label errors, and the features of all images. Both are None if there are no suitable weights, if there are
@@ -648,7 +662,7 @@ def _features(
     precision: str,
     progress: Callable[[int, int], None],
 ) -> Tensor:
-    """Return the features of all images, (n, D). Features in `known` are not computed again."""
+    """Return the features of all images, (n, D), reusing those in `known`."""
 
     def compute(images: ImageTable) -> Tensor:
         plain_images = EvaluationImages(images, begun.preprocess)
@@ -673,7 +687,7 @@ def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource |
     on. Weights without a picture record, such as published weights, are assumed to have seen none of the images.
 
     Returns:
-        The name or path of the weights; None if there are no such weights or they can no longer be found.
+        The name or path of the weights; None if there are no such weights, or if they are no longer available.
     """
     source, passed = weights_of(recipe), set[str]()
     while source not in passed:

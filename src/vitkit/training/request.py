@@ -1,11 +1,11 @@
 """Read what a caller requests: recipes from files and flags, and functions that replace parts of a training.
 
 `load_fields` reads a file or a bundled recipe. `request_of` combines a recipe with the flags of a command.
-`add_recipe_fields` adds the fields of a recipe to the signature of a function as keyword arguments. Type checkers and
-editors read the same fields from the `TypedDict`s next to the dataclasses. A test checks that both agree.
+`add_recipe_fields` adds the fields of a recipe to the signature of a function as keyword arguments. For type checkers
+and editors, the same fields are declared in the `TypedDict`s next to the dataclasses. A test checks that both agree.
 
-`Extensions` holds the caller's loss, change of training pictures, and optimiser. The run folder contains their names,
-so that the run cannot be resumed without them.
+`Extensions` holds functions of the caller: a loss, a change of training pictures, and an optimiser. The run folder
+stores the names of these functions, so that a run is not resumed without them by mistake.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load_of_run(path: Path) -> Recipe:
     the run was started with.
 
     Raises:
-        VitkitError: the file lacks a field, because it is damaged or an earlier version of vitkit wrote it.
+        VitkitError: the file lacks a field, because it is damaged or was written by an earlier version of vitkit.
     """
     fields = load_fields(path)
     recipe = build(fields, str(path))
@@ -72,7 +72,7 @@ def load_of_run(path: Path) -> Recipe:
 
 
 def _without(path: Path, missing: list[str]) -> str:
-    """Explain why a run's recipe lacks fields, based on the copy of the original recipe in model.json."""
+    """Explain why the recipe file of a run lacks fields, by comparing it with the copy of the recipe in model.json."""
     begun, fields = f"{path} lacks {', '.join(missing)}", {}
     with suppress(OSError, ValueError):
         model = from_json((path.parent / DESCRIPTION).read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def _without(path: Path, missing: list[str]) -> str:
 
 
 def bundled() -> dict[str, str]:
-    """Return the text of each recipe in the package, by name."""
+    """Return the text of each recipe that comes with the package, by name."""
     from importlib import resources  # 20 ms that `vitkit --help` need not wait for
 
     folder = resources.files("vitkit.recipes")
@@ -103,7 +103,7 @@ def bundled() -> dict[str, str]:
 def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Request:
     """Return the request of a command: the fields of a recipe file, overridden by the flags.
 
-    If no recipe is named, the bundled recipe of the data is used if there is one, as for `digits`.
+    If no recipe is named, the bundled recipe for the data is used if there is one, as is the case for `digits`.
 
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
@@ -122,7 +122,10 @@ def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Reque
 
 
 def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
-    """Return the name of the bundled recipe that a command requests by name or by its data, or None."""
+    """Return the name of the bundled recipe that a command uses; None if it uses none.
+
+    A command names the recipe, or names data for which there is a bundled recipe.
+    """
     if recipe is not None:
         return None if Path(recipe).is_file() or str(recipe) not in bundled() else str(recipe)
     data = flags.get("data")
@@ -132,7 +135,7 @@ def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | 
 
 
 def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[str]:
-    """Return at most one line, which lists the fields of a bundled recipe that the flags change."""
+    """Return a line that lists the fields of a bundled recipe that the flags change, or no line if there are none."""
     name = published(flags, recipe)
     if name is None:
         return []
@@ -155,7 +158,7 @@ def add_recipe_fields(
     owners: Sequence[type[Any]] = (Recipe,),
     heading: str = "Fields of the recipe",
 ) -> None:
-    """Replace the `**fields` in the signature and docstring of a function by the fields of dataclasses.
+    """Replace `**fields` in the signature of a function by the fields of dataclasses, and document these fields.
 
     Args:
         function: the function; it is changed in place.
@@ -189,14 +192,14 @@ MakeOptimizer: TypeAlias = "Callable[[list[dict[str, Any]]], torch.optim.Optimiz
 
 @dataclass(frozen=True)
 class Extensions:
-    """Functions of the caller that replace or extend parts of the training. None leaves the part to vitkit.
+    """Functions of the caller that replace or extend parts of the training. For None, vitkit's own part is used.
 
     Attributes:
         loss: takes logits (B, K) and labels (B,), and returns the mean loss, a scalar. For mixed images, and for images
             with several classes, it receives targets (B, K) instead of labels.
         augment: takes a training picture and returns a changed one, before vitkit's random changes.
-        optimizer: takes the groups of parameters and returns the optimiser. The learning rate of each group is set
-            before each step, by the recipe's schedule.
+        optimizer: takes the parameter groups and returns the optimiser. Before each step, the learning rate of each
+            group is set according to the schedule of the recipe.
     """
 
     loss: Loss | None = None
@@ -218,10 +221,10 @@ class Extensions:
         return {name: _name_of(part) for name, part in parts.items() if part is not None}
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse functions that the training would never call, or that exclude a teacher.
+        """Refuse functions that the training would never call, and a loss together with a teacher.
 
         Raises:
-            VitkitError: there is such a function.
+            VitkitError: a function cannot be used with this recipe; the message names the function and the reason.
         """
         if recipe.method == "probe" and (self.loss or self.optimizer):
             name = "loss" if self.loss else "optimizer"
@@ -230,7 +233,7 @@ class Extensions:
             raise VitkitError("loss replaces the loss of a teacher: leave out one of them")
 
     def write(self, folder: Path) -> None:
-        """Write the names of the functions into a run's folder. Write nothing if there are none."""
+        """Write the names of the functions into the folder of a run. If there are none, write nothing."""
         if names := self.names():
             write_json(folder / EXTENSIONS, names)
 

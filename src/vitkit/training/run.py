@@ -1,12 +1,12 @@
-"""Carry out a run from beginning to end: resolve the request, train, evaluate and report.
+"""Carry out a run from beginning to end: resolve the request, train and evaluate the model, and write the report.
 
-`drive` starts the processes, writes the run folder, and lets all processes work. It carries out every kind of run:
-`train` on image files, `train_on` on datasets of the user, and pre-training. `cross_validate` tests each image once,
-with a model that was not trained on the image.
+`drive` starts the processes, has the main process write the run folder, and has all processes train. It carries out
+every kind of run: `train` on image files, `train_on` on datasets of the user, and pre-training. `cross_validate` tests
+each image once, with a model that was not trained on the image.
 
-A dataset of the user returns (image, label) by index. It has no files, so the files are not checked and the images are
-not split. All items are read once before the training to get the labels. Validation images that are also training
-images are not counted in the figures. The figures state that the model was selected on the validation images.
+A dataset of the user is a Python object that returns (image, label) by index. As it has no files, no files are checked
+and no images are split. All items are read once before the training to get the labels. Validation images that are also
+training images are excluded from the figures. The figures state that the model was selected on the validation images.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     """Train and evaluate one classifier, starting from the files in the run folder.
 
     Args:
-        run: the run, whose folder contains the split.
+        run: the run, whose folder contains the recipe and the split.
         recipe: the complete recipe.
-        blueprint: the blueprint of the model; None if this process has not created it yet.
+        blueprint: the description of the model (`start.Blueprint`); None if this process has not created it yet.
 
     Returns:
         The evaluation of the held-out images that the weights had not seen; None if the weights had seen all of them.
@@ -162,7 +162,11 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
 def _fit(
     run: Run, recipe: Recipe, blueprint: Blueprint | None
 ) -> tuple[ImageTable, Features | None, WeightsSource | None]:
-    """Train, and return the images, the frozen features if a head was fitted to them, and the initial weights."""
+    """Train a model, and return its images, its frozen features and its initial weights.
+
+    The features are None unless a head was fitted to frozen features. The weights are None if the training starts from
+    random weights.
+    """
     table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes))
@@ -246,7 +250,7 @@ class FoldFigure:
 
     Attributes:
         mean: the figure, computed over the test images of all folds together; None if there are no images.
-        interval: the 95 % interval of `fold_intervals`; None if this figure has no interval.
+        interval: the 95 % confidence interval (see `fold_intervals`); None if the figure has no interval.
     """
 
     mean: float | None
@@ -265,7 +269,7 @@ class FoldFigure:
 
 
 def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]:
-    """Compute the figures of a cross-validation. Without evaluations, return only an accuracy of None."""
+    """Compute the figures of a cross-validation, by name. Without evaluations, return only an accuracy of None."""
     if not evaluations:
         return {"accuracy": FoldFigure(None, None)}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
@@ -274,14 +278,15 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
 
 
 def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> None:
-    """Train and test the unfinished folds, and train the final model on all images.
+    """Train and test all folds that are not finished yet, and train the final model on all images.
 
     The results of all folds are written to folds.json, and to report.html when the final model is finished.
 
     Args:
         run: the run, whose folder contains the folders of the folds.
         recipe: the complete recipe.
-        blueprint: the blueprint of the model, which all folds share; None if this process has not created it yet.
+        blueprint: the description of the model (`start.Blueprint`), which all folds share; None if this process has not
+            created it yet.
 
     Raises:
         VitkitError: the folder of a fold or the images of a finished fold are missing.
@@ -364,7 +369,7 @@ def _known(file: Path) -> dict[str, FoldFigure]:
 
 
 def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
-    """Repeat the evaluation of a finished fold on the images that the weights had not seen."""
+    """Repeat the evaluation of a finished fold, on the test images that the weights had not seen."""
     images = images_of_run(folder / SPLIT)
     split = held_out_split(images)
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
@@ -419,7 +424,7 @@ def _write_report(
 
 
 def _about_final(final: Mapping[str, Any]) -> str:
-    """Describe the final model in sentences."""
+    """Describe the final model of a cross-validation in sentences, from its entry in folds.json."""
     epochs = final.get("epochs")
     length = "" if epochs is None else f" for {plural(epochs, 'epoch', 'epochs')}, the median of the folds' best,"
     calibrated = (
@@ -442,13 +447,13 @@ def drive(
     work: Work,
     again: Callable[[Path], str],
 ) -> Path:
-    """Carry out a run: start its processes, let the main process prepare the folder, and let all processes work.
+    """Carry out a run: start its processes, prepare the folder in the main process, and train in all processes.
 
     Args:
         recipe: the recipe, which determines the processes and the device. It need not be complete.
         observers: the observers of the run.
-        prepare: locks and fills the run folder. It is called in the main process. The contexts that it enters on the
-            stack are closed at the end of the run.
+        prepare: locks and fills the run folder. It is called in the main process only, with the processes and a stack.
+            The contexts that it enters on the stack, such as the lock, are closed at the end of the run.
         work: trains and reports. It receives the run, the complete recipe, and the blueprint of the model, which is
             None if this process has not created it.
         again: returns the command that continues an interrupted run in a folder.
@@ -507,7 +512,7 @@ def drive_again(
 def prepare_restart(
     folder: Path, fields: Mapping[str, Any], team: ProcessGroup, observers: Observers, hold: ExitStack
 ) -> Prepared:
-    """Prepare a restart with `--resume-if-there`: lock the run, and apply the fields that the repeated command changes.
+    """Prepare a restart with `--resume-if-there`: lock the run, and apply the fields that the new command changes.
 
     Args:
         folder: the folder, which contains a run.
@@ -544,13 +549,14 @@ def train(
     """Train a classifier and report on it.
 
     Args:
-        recipe: the recipe; its `data` must be set. In a request or a mapping, the fields that are not set are chosen
-            for the data and the model (`training.defaults`). A `Recipe` is used unchanged.
+        recipe: the recipe; its `data` must be set. In a request or a mapping, values for the fields that are not set
+            are chosen for the data and the model (`training.defaults`). A `Recipe` is used unchanged.
         out: the run folder; by default the next free `runs/NAME-N`.
         force: overwrite the run in `out`.
         resume_if_there: continue the run in `out` if there is one.
         notes: lines about the recipe. They are printed before the reasons for the values that vitkit has chosen.
-        named: the fields that the user set for this training, as opposed to those of a recipe file.
+        named: the fields that the user set for this training, as opposed to fields of a recipe file. It is an error if
+            one of them has no effect.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, in addition to the recipe's.
         extensions: the caller's replacements for parts of the training.
@@ -594,7 +600,7 @@ def _prepare(
     observers: Observers,
     hold: ExitStack,
 ) -> Prepared:
-    """Resolve a request, lock the run folder, and write everything that the run starts from into the folder."""
+    """Resolve a request, lock the run folder, and write the recipe, the split and other inputs of the run into it."""
 
     idle, reserved = list[str](), list[bool]()
 
@@ -681,7 +687,7 @@ def resume(
     extensions: Extensions = NONE,
     say: Say = print,
 ) -> Path:
-    """Continue an interrupted run from its last checkpoint. The interruption does not change the final weights.
+    """Continue an interrupted run from its last checkpoint. The final weights are the same as without the interruption.
 
     Args:
         folder: the folder of the run.
@@ -711,7 +717,7 @@ def _refuse_pretraining(folder: Path) -> None:
 
 
 def _tidy(folder: Path, data_root: Path | None, hold: ExitStack, wait: float = 0.0) -> None:
-    """Lock a run that will be continued, record where its images have moved, and refuse changed images."""
+    """Lock a run that will be continued, record the new place of its images, and refuse images that have changed."""
     lock_run(folder, hold, wait)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
@@ -737,7 +743,7 @@ def write_start(
     *,
     has_labels: bool = True,
 ) -> None:
-    """Write everything that a training starts from into its folder, so that the training can be resumed.
+    """Write all inputs of a training into its folder, so that the training can be resumed.
 
     Args:
         folder: the folder of the run.
@@ -773,11 +779,11 @@ def train_on(
     named: Collection[str] = (),
     resume_if_there: bool = False,
 ) -> Path:
-    """Train on the user's datasets, and write a run folder with recipe, metrics.csv, model, figures and report.
+    """Train on the user's datasets, and write a run folder with the recipe, metrics.csv, the model and the report.
 
     Args:
         datasets: the datasets for training and validation.
-        fields: the fields of the recipe; those that apply to files are refused.
+        fields: the fields of the recipe. Fields that only apply to image files are refused.
         out: the run folder; by default the next free `runs/datasets-N`.
         force: overwrite the run in `out`.
         observers: the observers of the run.
@@ -836,7 +842,7 @@ def resume_on(datasets: Datasets, folder: Path, observers: Observers) -> None:
     """Continue a run on the user's datasets, with the recipe in its folder.
 
     Raises:
-        VitkitError: the folder contains no such run, or the datasets are different.
+        VitkitError: the folder contains no run on datasets, or the datasets differ from those of the run.
     """
     check_run_folder(folder)
     recipe = load_of_run(folder / RECIPE)
@@ -862,7 +868,7 @@ def _refuse(fields: dict[str, Any]) -> None:
 def _preprocess_of(
     datasets: Datasets, data_survey: Survey, preprocess_before: Preprocess
 ) -> tuple[Preprocess, list[str]]:
-    """Return the preprocessing of the saved model, and lines to print about the preprocessing.
+    """Return the preprocessing that is saved with the model, and lines to print about it.
 
     Raises:
         VitkitError: the caller's preprocessing is invalid, or is for another image size than the model's.
@@ -900,11 +906,12 @@ def _work_on_datasets(
 
 @dataclass(frozen=True)
 class _SeenImages:
-    """The validation images that the weights have seen, in this run or before it. Seeing a copy counts.
+    """The validation images that the weights have been trained on, in this run or before it. Copies count as well.
 
     Attributes:
-        roles: the role that each of these images or its copy had, by the name that replaces the image's path.
-        doubt: the reason why the weights may have seen more images; empty if there is no such reason.
+        roles: the role of each of these images, or of its copy, in the training. The keys are the names that stand for
+            the paths of the images in a dataset without files.
+        doubt: the reason why the weights may have seen further images; empty if there is no such reason.
     """
 
     roles: dict[str, str]
@@ -954,7 +961,7 @@ def _data_of(
 
 
 def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _SeenImages) -> None:
-    """Calibrate the saved model, and write its figures on the validation images."""
+    """Calibrate the saved model, and evaluate it on the validation images if there are any."""
     if not len(val):
         predictions = OutOfFold.read(run.folder)
         how = "not calibrated"

@@ -1,4 +1,4 @@
-"""Create, lock and clean the folder of a run, write its log and metrics.csv, and recognise it at a restart."""
+"""Create, lock and clean up run folders, write the log and metrics.csv of a run, and prepare restarts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, TRUST, *FILES)
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder with its log and the processes that work on it.
+    """A run: its folder, its log, and the processes that work on it.
 
     Attributes:
         folder: the run folder.
@@ -58,7 +58,7 @@ class Run:
         whole: the folder of the cross-validation if the run is a fold; otherwise None.
         team: the processes that work on the run.
         callbacks, loggers, extensions: the caller's objects (see `Observers`).
-        until: the number of epochs after which the training ends; None for the whole schedule.
+        until: the number of epochs after which the training ends, even if the schedule has more; None for all epochs.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Observers:
-    """Objects that a caller passes to a run in addition to the recipe.
+    """Objects that the caller passes to a run in addition to the recipe.
 
     Attributes:
         say: called with each line of output.
@@ -103,7 +103,7 @@ class Observers:
 
 
 def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:
-    """Refuse a run folder that is among the photographs, is a file, or contains the teacher or the initial weights."""
+    """Refuse a run folder that lies among the images, is a file, or contains the teacher or the initial weights."""
     folder = Path("runs" if out is None else out)
     if table.lies_among(folder):
         raise VitkitError(
@@ -126,7 +126,10 @@ def check_overwritten(out: str | Path | None, teacher: str | None, weights: str)
 
 
 def check_free(folder: Path, *, force: bool) -> None:
-    """Refuse a locked folder that is not empty, unless it contains a run and `force` is set."""
+    """Check that a run may be written into a folder, which this process has locked.
+
+    The folder must be empty. With `force`, it may also contain a run.
+    """
     if is_empty(folder):
         return
     if not force:
@@ -180,7 +183,7 @@ def lock_run(folder: Path, hold: ExitStack, wait: float = 0.0) -> None:
 
 @contextmanager
 def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
-    """Print how to resume after an interruption, and remove the run's files after a failure that leaves no model.
+    """After an interruption, print how to resume. After a failure without a saved model, remove the run's files.
 
     Args:
         run: the run.
@@ -201,7 +204,7 @@ def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
 
 @contextmanager
 def reporting(run: Run) -> Iterator[None]:
-    """If this context is interrupted, print that the model is saved but its report is not finished."""
+    """If the code in this context is interrupted, print that the model is saved but its report is not finished."""
     try:
         yield
     except Interrupted:
@@ -230,7 +233,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def discard_if_empty(folder: Path) -> None:
-    """Remove the files of a run that has saved no model, no checkpoint, and no bad batch."""
+    """Remove the files of a run, unless it has saved a model, a checkpoint or a bad batch."""
     runs = (folder, *folds_in(folder))
     if not any((member / name).exists() for member in runs for name in (WEIGHTS, LAST, BEFORE)) and not any(
         folder.rglob(BAD_BATCH)
@@ -239,7 +242,7 @@ def discard_if_empty(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of a run from its folder, and no others."""
+    """Remove the files of a run from its folder. Other files are kept."""
     sweep(folder)
     for name in _FILES_OF_RUN:
         (folder / name).unlink(missing_ok=True)
@@ -268,7 +271,7 @@ COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "l
 
 
 def append_metrics(path: Path, row: dict[str, Any]) -> None:
-    """Append a row to metrics.csv, without the figures of callbacks. A new file gets a header first."""
+    """Append a row to metrics.csv, without figures that callbacks have added. A new file starts with a header."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _columns([row]), lineterminator="\n", extrasaction="ignore")
     if not path.exists():
@@ -358,7 +361,8 @@ def holds_run(out: str | Path | None) -> bool:
 def start_over(out: str | Path | None, *, force: bool, resume_if_there: bool) -> tuple[bool, float]:
     """Return whether a new run may overwrite the content of its folder, and the seconds to wait for the folder's lock.
 
-    With `--resume-if-there`, a new run may only overwrite a start that was interrupted before its recipe was written.
+    Without `resume_if_there`, only `force` matters, and there is no waiting. With `resume_if_there`, a new run may only
+    overwrite the remains of a start that was interrupted before its recipe was written.
     """
     if out is None or not resume_if_there:
         return force, 0.0
@@ -366,12 +370,12 @@ def start_over(out: str | Path | None, *, force: bool, resume_if_there: bool) ->
 
 
 def write_request(folder: Path, fields: Mapping[str, Any]) -> None:
-    """Write the fields that the command of a run has set."""
+    """Write the fields that the command of a run has set into the run folder."""
     write_json(folder / REQUEST, _plain(fields))
 
 
 def recipe_of_restart(folder: Path, fields: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
-    """Apply a repeated command to the recipe of its run, and return the recipe and a line for each change.
+    """Apply the changes of a repeated command to the recipe of its run. Return the recipe and a line for each change.
 
     Args:
         folder: the folder of the run.
@@ -398,7 +402,7 @@ def recipe_of_restart(folder: Path, fields: Mapping[str, Any]) -> tuple[Recipe, 
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert fields to the types of JSON, and omit fields that are None."""
+    """Convert the values of fields to JSON types, and omit fields that are None."""
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
     stored: dict[str, Any] = from_json(to_json({name: value for name, value in plain.items() if value is not None}))
     return stored

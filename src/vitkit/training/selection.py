@@ -1,9 +1,9 @@
-"""Choose pretrained weights, and between a linear probe and fine-tuning, by trials on the images.
+"""Choose between several pretrained weights, or between a linear probe and fine-tuning, by trials on the images.
 
-The trials are linear probes. Each candidate for the weights is evaluated by a linear probe on frozen features, with
-cross-validation on training images only. The validation and test images therefore still give an unbiased result for the
-chosen weights. All candidates are evaluated on the same images. The number of images depends on the available time. The
-penalty of a probe is chosen on images that do not test the probe. Copies of a picture and images of one scene stay in
+In a trial, candidate weights are evaluated by a linear probe on frozen features, which is cross-validated on the
+training images. The validation and test images are not used, so they still give an unbiased result for the chosen
+weights. All candidates are evaluated on the same images, whose number depends on the available time. The penalty of
+each probe is chosen on images other than those that test the probe. Copies of a picture and images of one scene stay in
 one fold.
 """
 
@@ -46,17 +46,18 @@ _ALIKE = 0.05  # the p-value above which two candidates are not distinguished
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate, with the result of a linear probe on its frozen features.
+    """Candidate weights, with the result of a linear probe on their frozen features.
 
     The figures of a candidate that was not measured are None.
 
     Attributes:
-        weights: the requested name of the weights.
+        weights: the name of the weights, as requested.
         pixels: height and width of the images.
-        seconds: the seconds per image for decoding and computing on this machine.
+        seconds: the seconds per image for decoding the image and computing its features on this machine.
         accuracy: the cross-validated accuracy; for multi-label data, the fraction of exact matches.
         interval: the 95 % interval of the accuracy.
-        alike: the p-value of the difference from the chosen candidate; None for the chosen candidate itself.
+        alike: the p-value of the difference in accuracy from the chosen candidate; None for the chosen candidate
+            itself.
         reason: the reason why the candidate was not measured; None if it was measured.
     """
 
@@ -69,7 +70,7 @@ class Trial:
     reason: str | None = None
 
     def cells(self) -> list[str]:
-        """Return the figures of a measured candidate, as cells of a table."""
+        """Return the figures of a measured candidate as the cells of a table row."""
         assert self.accuracy is not None and self.interval is not None and self.pixels is not None
         pixels = "x".join(map(str, self.pixels))
         return [f"{self.accuracy:.4f}", interval_text(self.interval), f"{self.seconds:.3f}", pixels]
@@ -81,12 +82,12 @@ class Selection:
 
     Attributes:
         trials: the candidates, in the requested order.
-        chosen: the weights with the highest accuracy. Of several with equal accuracy, the fastest are chosen.
+        chosen: the weights with the highest accuracy; of several with equal accuracy, the fastest.
         images: the number of images that each candidate was tested on.
         of: the number of training images.
-        parts, tested: the number of folds, and the number of folds for which there was time.
+        parts, tested: the number of folds, and the number of folds that were tested in the available time.
         budget, seconds: the allowed time, and the time that the selection took.
-        figure: the name of the accuracy: `accuracy`, or `exact match` for multi-label data.
+        figure: what the accuracy is called: `accuracy`, or `exact match` for multi-label data.
     """
 
     trials: tuple[Trial, ...]
@@ -134,7 +135,7 @@ class Selection:
         )
 
     def table(self, name: Callable[[str], str] = str) -> list[list[str]]:
-        """Return a table: a heading, the measured candidates from best to worst, and the unmeasured candidates.
+        """Return the rows of a table: a heading, the measured candidates from best to worst, and the other candidates.
 
         Args:
             name: returns the text that is shown for weights.
@@ -148,7 +149,7 @@ class Selection:
         ]
 
     def remarks(self, name: Callable[[str], str] = str) -> list[str]:
-        """Describe the chosen weights, the bias of their figure, and candidates that are not significantly worse."""
+        """Return sentences about the chosen weights, and about candidates that are not significantly worse."""
         best = next(trial for trial in self.trials if trial.weights == self.chosen)
         alike = [trial for trial in self.trials if trial.alike is not None and trial.alike > _ALIKE]
         lines = [
@@ -175,7 +176,7 @@ def no_difference(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], g
     Args:
         first: which images the first model classifies correctly, (n,).
         second: the same for the second model.
-        groups: a number for each image; images with the same number count as one.
+        groups: a number for each image. All images with the same number together count as one observation.
     """
     from scipy.stats import binomtest
 
@@ -194,9 +195,10 @@ class SelectionImages:
     """The training images that the candidates are measured on.
 
     Attributes:
-        table: the training images. For any n, the first n have about the same class proportions as all images.
+        table: the training images, in an order in which the first n images have about the same class proportions as all
+            images, for any n.
         groups: a number for each image; images with the same number stay in the same cross-validation fold.
-        seed: the seed of the order and of the folds.
+        seed: the seed that determines the order and the folds.
     """
 
     table: ImageTable
@@ -205,10 +207,10 @@ class SelectionImages:
 
     @classmethod
     def of(cls, table: ImageTable, groups: Sequence[int], seed: int) -> SelectionImages:
-        """Select at most `_MOST` of these training images.
+        """Select at most `_MOST` of the training images in a table.
 
         Raises:
-            VitkitError: there are too few training images.
+            VitkitError: there are too few training images to compare weights.
         """
         trained = [i for i, split in enumerate(table.splits) if split == "train"]
         drawn = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
@@ -223,11 +225,14 @@ class SelectionImages:
 
     @property
     def least(self) -> int:
-        """Return the minimum number of images for which a candidate counts as measured."""
+        """Return the number of images on which a candidate must at least be measured."""
         return min(len(self.table), max(LEAST, 2 * len(self.table.classes)))
 
     def parts(self, count: int) -> int:
-        """Return the number of folds for the first `count` images: `PARTS`, or fewer if no class has `PARTS` groups."""
+        """Return the number of folds for the first `count` images.
+
+        This is `PARTS`, or less if no class has images of `PARTS` groups.
+        """
         pairs = {(label, self.groups[i]) for i in range(count) for label in self.table.classes_of(i)}
         return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
 
@@ -247,10 +252,10 @@ _CHUNKS = 8  # number of chunks of images; the time is checked after each chunk
 
 @dataclass(frozen=True)
 class Cost:
-    """The time that measuring one candidate takes.
+    """The time that it takes to measure one candidate.
 
     Attributes:
-        fixed: seconds that do not depend on the number of images, as for opening the candidate.
+        fixed: seconds that do not depend on the number of images, such as those for opening the weights.
         each: seconds per image for computing features and fitting probes.
     """
 
@@ -258,7 +263,7 @@ class Cost:
     each: float
 
     def of(self, images: int) -> float:
-        """Return the seconds for this many images."""
+        """Return the seconds that it takes to measure the candidate on this number of images."""
         return self.fixed + self.each * images
 
 
@@ -284,7 +289,7 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
         tried: the blueprint of each candidate.
         table: the split images. No candidate may have seen any of them.
         groups: a number for each image; images with the same number are not independent.
-        seconds: the time for the whole selection.
+        seconds: the time that the whole selection may take.
 
     Raises:
         VitkitError: there are too few training images, or the time is too short to measure two candidates.
@@ -339,7 +344,7 @@ class ProbeAccuracy:
 def probe_accuracy(candidate: Blueprint, table: ImageTable, groups: Sequence[int]) -> ProbeAccuracy:
     """Return the cross-validated accuracy of a linear probe on the training images.
 
-    The penalty of each probe is chosen on images that do not test the probe.
+    The penalty of each probe is chosen on images other than those that test the probe.
 
     Args:
         candidate: the blueprint of a model whose weights have not seen the images.
@@ -362,9 +367,10 @@ def probe_accuracy(candidate: Blueprint, table: ImageTable, groups: Sequence[int
 
 
 def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> tuple[int, list[int]]:
-    """Return the number of images and the indices of the candidates that can be measured in the given time.
+    """Decide how many images and which candidates can be measured in the given time.
 
-    The slowest candidates are left out until the time suffices to measure the others on `least` images.
+    The slowest candidates are left out, until the time suffices to measure the others on at least `least` images.
+    Return the number of images, at most `most`, and the indices of the candidates.
     """
     kept = sorted(range(len(costs)), key=lambda i: costs[i].of(least))
     while kept and sum(costs[i].of(least) for i in kept) > seconds:
@@ -401,7 +407,7 @@ def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
 
 
 def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
-    """Estimate the cost of the fits in a cross-validation from two fits to random features."""
+    """Estimate the cost of all fits of a cross-validation from two fits to random features of this width."""
     K, seconds = len(judges.table.classes), []
     counts = [min(count, len(judges.table)) for count in _FITTED]
     for count in counts:
@@ -414,7 +420,7 @@ def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
 
 
 def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float) -> CandidateFeatures:
-    """Compute the features of the first images, as many as the time allows."""
+    """Compute the features of the first `count` images, or of fewer if the time is up earlier."""
     recipe = candidate.recipe
     classifier = _frozen_encoder(candidate, judges.table)
     precision = choose_precision(recipe.precision, recipe.device)
@@ -439,10 +445,10 @@ class CrossValidation:
     """The result of cross-validating the probes of all candidates.
 
     Attributes:
-        right: for each candidate, whether each image is classified correctly by the probe that was fitted without the
-            fold of the image, (n,).
+        right: by the index of the candidate, whether each image is classified correctly by the probe that was fitted
+            without the fold of the image, (n,).
         tested: whether each image was tested, (n,).
-        parts, done: the number of folds, and the number of folds for which there was time.
+        parts, done: the number of folds, and the number of folds that were tested in the available time.
     """
 
     right: dict[int, Tensor]
@@ -471,7 +477,7 @@ def _cross_validate(
 
 
 def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: int) -> Tensor:
-    """Return which images of a fold are classified correctly by a probe that is fitted to the other folds, (n,)."""
+    """Return whether each image of fold `part` is classified correctly by a probe fitted to the other folds."""
     tested = fold_of == part
     judging = fold_of == (part + 1) % int(fold_of.max() + 1)
     fitted = ~(tested | judging)
@@ -527,13 +533,14 @@ def choose_and_resolve(
     reserve: Callable[[ImageTable, Sequence[Recipe]], None],
     runs: Sequence[Path] = (Path("runs"),),
 ) -> tuple[Start, Selection]:
-    """Choose the best of the weights that a request names, and resolve the request for the chosen weights.
+    """Choose the best of the weights that a request names, and resolve the request with the chosen weights.
 
     The request is resolved as if it had named only the chosen weights. All candidates lead to the same split.
 
     Args:
         fields: the requested fields; `data` must be set.
-        reserve: see `resolve`. Here it receives the recipes of all candidates.
+        reserve: called with the table and the recipes of all candidates before the images are read, because reading may
+            take long.
         runs: see `resolve`.
 
     Returns:
@@ -564,7 +571,7 @@ def choose_and_resolve(
 
 
 def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
-    """Return the blueprint of each candidate, so that impossible candidates fail before images are read."""
+    """Return the blueprint of each candidate. A candidate that cannot be used fails here, before images are read."""
     recipe_first = requests[0].recipe
     assert recipe_first.data is not None
     table = read_corrected(recipe_first.data, recipe_first.labels, recipe_first.layout)
@@ -579,7 +586,7 @@ def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
 
 
 def _refuse_known(images: RunImages, candidate: Blueprint) -> None:
-    """Refuse a candidate that has seen some of these images, because these images cannot test it."""
+    """Refuse a candidate whose weights have seen some of these images, because seen images cannot test it."""
     weights = candidate.recipe.weights
     record = ancestry_of(candidate.recipe.replace(teacher=None), candidate.pictures, None)
     report_step = partial(progress, f"comparing with {weights}")
@@ -619,7 +626,7 @@ def resolve_method(
 
     Args:
         request: the requested fields; `data` must be set.
-        reserve: see `resolve`; called with the first recipe, and again if another recipe replaces it.
+        reserve: see `resolve`. It is called again if a recipe with another method replaces the first recipe.
         runs: see `resolve`.
         named: the fields that the user set for this training.
 
@@ -659,10 +666,13 @@ def _in_words(reached: ProbeAccuracy) -> str:
 
 
 def _can_train_on_all(request: Request, start: Start, named: Collection[str]) -> bool:
-    """Return whether no image needs to be set aside, because each can test a head that is fitted without it.
+    """Return whether all images can be training images, because each can test a head that is fitted without it.
 
-    This requires few images, a probe that `auto` has chosen, and no request about the split. No image may be split
-    already, have been seen by the weights, or have a label that a model proposed.
+    The conditions are:
+
+    - `auto` has chosen a probe, and there are few images, of a single-label task.
+    - The user has requested nothing about the split, and the data is not split already.
+    - The weights have not seen any of the images, and no label was proposed by a model.
     """
     recipe = start.recipe
     is_few = request.recipe.method == "auto" and recipe.method == "probe" and recipe.folds is None
@@ -678,10 +688,10 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
 
 
 def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
-    """Return whether a probe could replace the fine-tuning that `auto` has chosen.
+    """Return whether a linear probe may replace the fine-tuning that `auto` has chosen.
 
-    It could not in a cross-validation, for multi-label images, or for many images. Neither could it if the weights had
-    seen some of the images, or if the user has set a field that has no effect on a probe.
+    The result is False for a cross-validation, for multi-label data, for many images, and if the weights have seen some
+    of the images. It is also False if the user has set a field that has no effect on a probe.
     """
     if request.recipe.method != "auto" or start.recipe.method != "full" or start.recipe.folds is not None:
         return False
@@ -694,7 +704,7 @@ def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
 
 
 def _resolve_probe(request: Request, start: Start, runs: Sequence[Path]) -> Start:
-    """Resolve the user's request with `method="probe"`, and with the test images of `start`."""
+    """Resolve the request with `method="probe"`, but with the same test images as `start`."""
     fields = {**request.fields, "method": "probe"}
     probe = resolve(fields, runs=runs)
     if _tested(probe) != _tested(start):  # without validation images, large groups may be divided in another way

@@ -6,7 +6,7 @@ incidents:
 - The loss or the gradient of a step is not finite. `FiniteCheck` (on a GPU `DeferredFiniteCheck`) skips the step.
 - The model predicts one class for all images, or its weights are not finite. `SafePoint` restores the weights of the
   last good epoch, and the training continues with a lower learning rate.
-- A batch does not fit into memory. `Pieces` divides the batch into parts, which give the same gradient.
+- A batch does not fit into memory. `Pieces` divides the batch into parts, whose gradients have the same sum.
 
 `RunningStatistics` maintains the running statistics of batch normalisation layers. Skipped steps and attempts that run
 out of memory do not change the statistics. Each process normalises its own share of a batch. After each step the
@@ -14,10 +14,10 @@ processes average their statistics, weighted by the number of images, so that al
 single process, which normalises whole batches, gets different statistics.
 
 New batch normalisation layers start with mean 0 and variance 1. In the usual exponential average, a fraction of 0.9^n
-of this initial variance remains after n steps. The remainder exceeds the true variance for about a hundred steps. In
-evaluation, the network would therefore give the same output for all images, although it learns well. To avoid this, the
-statistics begin as the arithmetic mean over all batches. The exponential average takes over as soon as it gives old
-batches less weight than the mean does.
+of this initial variance remains after n steps. For about a hundred steps, this remainder exceeds the true variance of
+the activations. In evaluation, the network would therefore give almost the same output for all images, although it
+learns well. To avoid this, the statistics are at first the arithmetic mean over all batches. They become the
+exponential average as soon as this gives the newest batch more weight than the mean does.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class DivergedError(VitkitError):
 class ValidationOutcome:
     """The result of a validation, as sums over images. The sums of several processes can be added.
 
-    The fixed shift is an offset of the logits that is not learned. Relative logits are the logits of an image without
-    the fixed shift, minus their mean over the classes.
+    The fixed shift is an offset of the logits that is not learned, such as the correction of the class prior. Relative
+    logits are the logits of an image without the fixed shift, minus their mean over the classes.
 
     Attributes:
         images: the number of images.
         correct: the number of images that were classified correctly.
         infinite: the number of images whose logits are not all finite.
-        losses: the sums of the cross-entropy with the logits, and with the logits without the fixed shift, (2,).
+        losses: two sums of the cross-entropy, (2,): one for the logits with the fixed shift, one for those without it.
         predicted: the number of images for which each class was predicted, (K,).
         labelled: the number of images of each class, (K,).
         relative: the sum of the relative logits, (K,).
@@ -85,7 +85,7 @@ class ValidationOutcome:
         Args:
             logits: the logits, (n, K).
             labels: the true classes, (n,).
-            shift: the fixed shift that `logits` includes, (K,); None if there is none.
+            shift: the fixed shift (K,) that is included in `logits`; None if there is none.
         """
         logits, K = logits.double(), logits.shape[1]
         learned = logits if shift is None else logits - shift
@@ -118,15 +118,15 @@ class ValidationOutcome:
 
     @property
     def largest_class(self) -> float:
-        """Return the fraction of images in the largest true class."""
+        """Return the fraction of the images that belong to the most frequent class."""
         return self.labelled.max().item() / self.images
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return two standard deviations of the relative logits.
+        """Return two standard deviations of the relative logits: over images and over classes.
 
-        The first is taken over images, for the class for which it is largest. The second is taken over classes, of the
-        means over images.
+        The first is the largest, over all classes, of the standard deviation over images. The second is the standard
+        deviation over classes of the mean over images.
         """
         means = self.relative / self.images
         variances = (self.squared - self.images * means.square()).clamp(min=0) / (self.images - 1)
@@ -134,12 +134,17 @@ class ValidationOutcome:
 
 
 def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_before: bool = False) -> bool:
-    """Return whether a model predicts (almost) one class for all images although it should do better.
+    """Return whether a model predicts one class for (almost) all images, although it should do better.
 
     The result is False for fewer than ten images, or if a class has more than 90 % of the images. Otherwise it is True
-    if any logit is not finite. It is also True if at least 99 % of the predictions are one class, the accuracy does not
-    exceed that of always predicting the most frequent class, and there is a sign of harm. A sign is required because a
-    model at the beginning of its training meets the other conditions, too. The signs are:
+    if any logit is not finite. It is also True if all of these conditions hold:
+
+    - At least 99 % of the predictions are the same class.
+    - The accuracy does not exceed that of always predicting the most frequent class.
+    - There is a sign of harm. This is required because a model at the beginning of its training meets the other
+      conditions, too.
+
+    The signs of harm are:
 
     - The loss exceeds both 1.5 times the entropy of the true classes and 1.05 times the loss of a uniform prediction.
     - The logits (almost) do not depend on the image.
@@ -197,7 +202,7 @@ class StabilityGuard:
         self._bad_in_a_row = state["bad_in_a_row"]
 
     def pass_step(self) -> None:
-        """Record a step without incident."""
+        """Record that a step had no incident."""
         self._bad_in_a_row = 0
 
     def skip_step(self, what: str, batch: Mapping[str, Any]) -> None:
@@ -208,7 +213,7 @@ class StabilityGuard:
             batch: the data to save, including `epoch`, from 0, and `step`.
 
         Raises:
-            DivergedError: it is the third skipped step in a row.
+            DivergedError: this is the third skipped step in a row.
         """
         self._bad_in_a_row += 1
         saved = self._save(batch)
@@ -230,7 +235,7 @@ class StabilityGuard:
         return path
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
-        """Return False if the model has collapsed in this epoch, else True. Without an outcome, return True."""
+        """Return whether the model has not collapsed in this epoch. Without an outcome, return True."""
         if outcome is None:
             return True
         if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
@@ -266,7 +271,7 @@ def all_finite(weights: Mapping[str, Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class StepIndex:
-    """The position of a batch: the epoch, the batch's number in the epoch, and the number of steps before the batch."""
+    """The position of a batch: its epoch, its number in the epoch, and the number of steps taken before it."""
 
     epoch: int
     batch: int
@@ -281,10 +286,10 @@ class FiniteCheck:
 
     Args:
         guard: counts the skipped steps.
-        describe: returns the data to save for a bad batch.
+        describe: returns the data that is saved about a bad batch.
         team: the processes that train together; they skip the same steps.
-        scaler: the gradient scaler. An overflowing gradient does not count as an incident while the scale can be
-            lowered.
+        scaler: the gradient scaler. A gradient that overflows does not count as an incident as long as the scale can
+            still be lowered.
     """
 
     def __init__(
@@ -300,24 +305,24 @@ class FiniteCheck:
         self._last: tuple[Batch, StepIndex]
 
     def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:
-        """Record the loss, (), of a batch of this step."""
+        """Record the loss of a batch of this step, (). If it is not finite, keep the batch for a report."""
         self._last = batch, index
         if self._bad is None and not loss.isfinite():
             self._bad, self._is_bad = self._describe(batch, index), True
 
     def note_team(self, bad_losses: Tensor) -> None:
-        """Record whether all processes have finite losses. If so, `bad_losses`, (), is 0."""
+        """Record whether the losses of all processes are finite, so that their number of bad losses, (), is 0."""
         self._is_bad = bool(bad_losses)
 
     def is_finite(self, norm: Tensor) -> Tensor:
-        """Return whether the losses of this step and the gradient's norm, (), are finite, ()."""
+        """Return whether the losses of this step and the norm of the gradient are finite, as a tensor, ()."""
         return norm.isfinite() & torch.tensor(not self._is_bad, device=norm.device)
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:  # the optimizer is unused
-        """Return whether the next step may be taken: the losses since the last step, and `norm`, must be finite.
+        """Return whether the optimiser may take the step, because its losses and the norm of the gradient are finite.
 
         Raises:
-            DivergedError: it is the third skipped step in a row.
+            DivergedError: this is the third skipped step in a row.
         """
         if self._is_bad:
             shares = self._team.gather(self._bad)
@@ -338,7 +343,7 @@ class FiniteCheck:
 
 
 def may_overflow(scaler: torch.amp.GradScaler | None) -> bool:
-    """Return whether non-finite gradients are expected occasionally, as in float16 while the loss scale exceeds 1."""
+    """Return whether gradients may occasionally overflow: in float16, as long as the loss scale exceeds 1."""
     return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
 
 
@@ -346,17 +351,17 @@ _DEFERRED = 50  # steps after which the device reports which of them it skipped
 
 
 class DeferredFiniteCheck:
-    """Let a fused optimiser skip steps that are not finite, and query only occasionally which steps it skipped.
+    """Let a fused optimiser skip steps whose loss or gradient is not finite, and find out later which it skipped.
 
-    A query after every step would make a GPU wait. The optimiser skips the steps through its support for gradient
-    scalers.
+    Asking the GPU after every step would make it wait, so it is asked only occasionally. The optimiser can skip steps
+    because it supports gradient scalers.
 
     Args:
         guard: counts the skipped steps.
-        describe_again: loads an earlier batch by its index, and returns the data to save for it.
+        describe_again: loads an earlier batch by its index, and returns the data that is saved about it.
         team: the processes that train together; they skip the same steps.
-        scaler: the gradient scaler. An overflowing gradient does not count as an incident while the scale can be
-            lowered.
+        scaler: the gradient scaler. A gradient that overflows does not count as an incident as long as the scale can
+            still be lowered.
     """
 
     def __init__(
@@ -378,7 +383,7 @@ class DeferredFiniteCheck:
         self._losses = self._local = finite if self._losses is None else self._losses & finite
 
     def note_team(self, bad_losses: Tensor) -> None:
-        """Record whether all processes have finite losses. If so, `bad_losses`, (), is 0."""
+        """Record whether the losses of all processes are finite, so that their number of bad losses, (), is 0."""
         self._losses = bad_losses == 0
 
     def is_finite(self, norm: Tensor) -> Tensor:
@@ -386,7 +391,9 @@ class DeferredFiniteCheck:
         return norm.isfinite() if self._losses is None else norm.isfinite() & self._losses
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
-        """Make the optimiser skip its next step if any loss since its last step is not finite, or the gradient's norm.
+        """Make the optimiser skip the step if one of its losses or the norm of the gradient is not finite.
+
+        Always return True, because the optimiser itself skips the step.
 
         Raises:
             DivergedError: three steps in a row were skipped.
@@ -401,7 +408,7 @@ class DeferredFiniteCheck:
         return True
 
     def settle(self) -> None:
-        """Query which steps were skipped since the last query, and report them. The loop calls this after each epoch.
+        """Find out which steps were skipped since the last call, and report them. The loop calls this after each epoch.
 
         Raises:
             DivergedError: three steps in a row were skipped.
@@ -416,7 +423,10 @@ class DeferredFiniteCheck:
                 self._guard.skip_step("loss or its gradient", self._describe_first(index, is_bad=not is_own_finite))
 
     def _describe_first(self, index: StepIndex, *, is_bad: bool) -> dict[str, Any]:
-        """Return the data of the bad batch of the first process that has one, or else of this process's batch."""
+        """Return the data that is saved about the bad batch of the first process that has one.
+
+        If no process has a bad batch, return the data about the batch of this process.
+        """
         if self._team.size == 1:
             return self._describe_again(index)
         shares = self._team.gather(self._describe_again(index) if is_bad else None)
@@ -427,14 +437,14 @@ Weights = dict[str, Tensor]
 
 
 class SafePoint:
-    """The weights of the last good epoch, or of the start of the training.
+    """The stored weights of the last good epoch, or of the start of the training before there is a good epoch.
 
     Args:
         model: the model in training. Frozen parameters are not stored.
         average: the average of the model's weights, if there is one.
 
     Attributes:
-        is_doubtful: whether the last epoch's weights may be bad, and are therefore not stored.
+        is_doubtful: whether the weights of the last epoch may be bad, so that they were not stored.
         weights: the stored weights of the model and of the average; empty before the first call of `remember`.
     """
 
@@ -468,8 +478,8 @@ class SafePoint:
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
         """Store the current weights if they are good, or restore the stored weights if they are unusable.
 
-        During the warm-up, the weights of a model that predicts one class for all images are neither stored nor
-        replaced.
+        During the warm-up, if the model predicts one class for all images, its weights are kept in the model, but not
+        stored.
 
         Args:
             guard: detects collapse, and lowers the learning rate.
@@ -481,7 +491,7 @@ class SafePoint:
             Whether the stored weights were restored.
 
         Raises:
-            DivergedError: the model was useless even with a much lower learning rate.
+            DivergedError: the model was unusable even after the learning rate had been lowered several times.
         """
         parts = (self._model,) if self._average is None else (self._model, self._average)
         is_finite, is_good = all(all_finite(part.state_dict()) for part in parts), guard.judge(outcome)
@@ -497,13 +507,15 @@ class SafePoint:
         return False
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the stored weights if the weights of the last epoch are doubtful, else None."""
+        """Return the stored weights if the current weights of the model are doubtful, else None."""
         return self.weights if self.is_doubtful else None
 
     def load_state_dict(self, state: dict[str, Any] | None, *, is_doubtful: bool | None = None) -> None:
-        """Load the result of `state_dict`, or with `is_doubtful` any stored weights.
+        """Load the result of `state_dict`, or other stored weights.
 
-        By default, the last epoch is doubtful if `state` is not None.
+        Args:
+            state: the stored weights; None if there are none.
+            is_doubtful: the value of the attribute; by default, it is True if `state` is not None.
         """
         self.is_doubtful = state is not None if is_doubtful is None else is_doubtful
         self.weights = state or {}
@@ -518,10 +530,10 @@ def _copied(module: nn.Module, names: set[str] | None = None) -> Weights:
 
 
 class Pieces:
-    """The division of batches into pieces that fit into memory. The piece size is halved when memory runs out.
+    """The division of batches into pieces that fit into memory. When memory runs out, the size is halved.
 
     Attributes:
-        size: the maximum number of images at a time; None while a batch fits as a whole.
+        size: the maximum number of images in a piece; None as long as whole batches fit.
     """
 
     def __init__(self, say: Say) -> None:
@@ -533,7 +545,7 @@ class Pieces:
 
         Args:
             images: the number of images in the batch.
-            compute: computes a slice of the batch. If it runs out of memory, it must not have any effect.
+            compute: computes a slice of the batch. If it runs out of memory, it must not have had any effect.
 
         Raises:
             VitkitError: memory is too small for a single image.
@@ -570,7 +582,10 @@ class Pieces:
 
 @contextmanager
 def optimizer_in_memory() -> Iterator[None]:
-    """Add advice to the error if an optimiser's step runs out of memory, as the first step allocates the moments."""
+    """Add advice to the error if a step of the optimiser runs out of memory.
+
+    This can happen in the first step, which allocates the moments.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -585,7 +600,9 @@ _MARGIN = 10  # times the memory of the average; generous, because skipped steps
 
 
 class RunningStatistics:
-    """The running means, variances and counters of a model's batch norms. Without batch norms, the methods do nothing.
+    """The running means, variances and batch counters of the batch norms of a model.
+
+    If the model has no batch norms, the methods do nothing.
 
     Args:
         model: the model in training.
@@ -602,10 +619,10 @@ class RunningStatistics:
         self._steps_to_correct = _MARGIN * memory  # after these steps the initial values no longer matter
 
     def start(self) -> None:
-        """Prepare for the first step, so that the training continues the statistics of a weights file.
+        """Prepare for the first step, so that the training updates the running statistics of pretrained weights.
 
-        A weights file may lack the counter of batches. With a counter of 0, the first steps would replace the
-        statistics. The counter is therefore set here.
+        A weights file may lack the counter of batches. If the counter were 0, the first steps would replace the
+        statistics instead of updating them. In this case, the counter is therefore set here.
         """
         for norm in self._norms:
             mean, variance, counter = norm.buffers()
@@ -622,8 +639,8 @@ class RunningStatistics:
 
         Args:
             images: the number of images of the step that this process has seen.
-            is_finite: returns whether loss and gradient are finite, (). The result stays on the device, so that the
-                CPU need not wait.
+            is_finite: returns whether loss and gradient are finite, as a tensor (). The tensor stays on the device, so
+                that the CPU need not wait for it.
         """
         if not self._buffers:
             return
@@ -660,7 +677,7 @@ class RunningStatistics:
 
     @contextmanager
     def attempt(self, images: int) -> Iterator[None]:
-        """Run a pass over this many images, and restore the statistics if the pass fails.
+        """Carry out a pass over this number of images in the context, and restore the statistics if the pass fails.
 
         A batch of one image is normalised by the running statistics, as in evaluation.
         """

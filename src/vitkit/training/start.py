@@ -1,14 +1,14 @@
-"""Resolve everything that a run starts from, before anything is written: `resolve` returns a `Start`.
+"""Determine everything that a run starts from, before anything is written: `resolve` returns a `Start`.
 
 A start contains the complete recipe, the configuration of the model, the plan for loading its weights, and the split
 images.
 
-A new head starts with zeros or with the text encoder's vectors of the class names. A head of class names makes the
-model a classifier before any training. The validation figures of this zero-shot classifier are reported as epoch 0
-(WiSE-FT, arXiv 2109.01903, sec. 3).
+A new head starts with zeros or with the text encoder's vectors of the class names. With a head made from the class
+names, the model is a classifier before any training. The validation figures of this zero-shot classifier are reported
+as epoch 0 (WiSE-FT, arXiv 2109.01903, sec. 3).
 
-A model of an earlier run may have proposed to change the label of a test image, or to remove the image. The image then
-stays in the test with its previous label, and is not used for training (docs/decisions/0028-label-files.md).
+A model of an earlier run may have proposed to change the label of a test image, or to remove the image. Such an image
+remains a test image with its previous label, and is not used for training (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class JudgeStart:
 
     Args:
         validate: evaluates the model on validation images, and stores the figures in the state.
-        writer: the writer of the run.
+        writer: the writer of the run, which records the figures.
     """
 
     def __init__(self, validate: Callable[[], Any], writer: RunWriter) -> None:
@@ -163,7 +163,8 @@ class Blueprint:
         recipe: the recipe.
         config: the architecture.
         preprocess: the preprocessing of images.
-        weights: the initial weights, of which only names and shapes have been read; None for random weights.
+        weights: the file of the initial weights, of which only names and shapes of tensors have been read; None for
+            random weights.
         plan: the plan for loading the initial weights without their head; None for random weights.
     """
 
@@ -175,7 +176,7 @@ class Blueprint:
 
     @property
     def pictures(self) -> bytes | None:
-        """Return the record of the images that the initial weights were trained on, if there is one."""
+        """Return the record of the images that the initial weights were trained on; None if there is none."""
         return None if self.plan is None else self.plan.pictures
 
 
@@ -185,7 +186,7 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
     Args:
         recipe: the complete recipe.
         classes: the classes of the model.
-        weights: the weights that the recipe starts from, if they have been opened already.
+        weights: the weights that the recipe starts from, if they have been opened already; otherwise None.
 
     Raises:
         VitkitError: the model cannot be built, or its weights cannot be obtained or understood.
@@ -203,7 +204,7 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
 
 @contextmanager
 def _offering_scratch(recipe: Recipe) -> Iterator[None]:
-    """Add the advice to train from scratch to an error about published weights."""
+    """If an error about published weights is raised in this context, add the advice to train from scratch."""
     try:
         yield
     except VitkitError as error:
@@ -224,7 +225,7 @@ def _check(config: Config, recipe: Recipe) -> None:
 
 
 def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> Classifier:
-    """Create the untrained classifier for the classes of a table. Equal seeds give equal weights.
+    """Create the classifier for the classes of a table, with its initial weights. Equal seeds give equal weights.
 
     With pretrained weights, the new head consists of zeros (paper, app. B.1.1) or is made from the class names.
     """
@@ -260,7 +261,7 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
 
 
 def digest_of_backbone(model: Model) -> str:
-    """Return a SHA-256 of the parameters and buffers of a model without its heads.
+    """Return the SHA-256 digest of the parameters and buffers of a model, except those of its heads.
 
     Runs whose initial models have the same digest have started from the same weights.
     """
@@ -274,7 +275,10 @@ def digest_of_backbone(model: Model) -> str:
 
 
 def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model without its heads. The heads are set to `first_head`, or to zeros if it is empty."""
+    """Copy weights into a model, except into its heads.
+
+    The heads are set to `first_head`, or to zeros if `first_head` is empty.
+    """
     target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
     head = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
     heads = {name for name in target.state_dict() if name.startswith(head)}
@@ -293,14 +297,14 @@ def _plain_pixels(config: Config) -> Preprocess:
 
 
 def _preprocess(recipe: Recipe, base: Preprocess) -> Preprocess:
-    """Return the preprocessing of the weights with the changes that the recipe makes."""
+    """Return the preprocessing `base` with the changes that the recipe makes."""
     named_fields = {name: getattr(recipe, name) for name in ("fit", "crop_pct", "interpolation")}
     changes = {name: value for name, value in named_fields.items() if value is not None}
     return replace(base, **changes) if changes else base
 
 
 def augment_of(recipe: Recipe, change: ChangePicture | None = None) -> Augment:
-    """Return the random augmentation of a recipe, preceded by the caller's change of pictures if there is one."""
+    """Return the random augmentation of a recipe. `change`, a function of the caller, is applied before it."""
     strengths: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augment)}
     strengths["crop_scale"] = None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale
     return Augment(**strengths) if change is None else CustomAugment(**strengths, change=change)
@@ -320,11 +324,12 @@ def choose_precision(precision: str, device: str = "auto") -> str:
     return best_precision(device) if precision == "auto" else precision
 
 
-_WORTH_COMPILING = 500_000  # training images; an H200 computes S/16 and B/16 60 to 70 us faster if compiled, after 25 s
+# Training images. An H200 computes S/16 and B/16 60 to 70 microseconds faster if they are compiled, which takes 25 s.
+_WORTH_COMPILING = 500_000
 
 
 def choose_compile(recipe: Recipe, images: int) -> bool:
-    """Return whether to use torch.compile: by default on GPUs for long trainings, if a compiler is installed.
+    """Return whether to use torch.compile. By default, it is used on GPUs for long trainings.
 
     Args:
         recipe: the recipe of the training.
@@ -339,16 +344,18 @@ def choose_compile(recipe: Recipe, images: int) -> bool:
 
 
 def normalises_on_gpu(recipe: Recipe) -> bool:
-    """Return whether a GPU normalises the pixels, so that workers send bytes instead of floats."""
+    """Return whether the pixels are normalised on a GPU, so that workers send them as bytes instead of floats."""
     return devices.choose_device(recipe.device) == "cuda" and not recipe.random_erasing
 
 
 def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: int = 12) -> int:
-    """Return the number of processes that prepare images: the recipe's, or as many as cores and shared memory allow.
+    """Return the number of processes that prepare images.
 
-    The training processes on this machine share its cores. If each has at most two cores, the default is 0 workers,
-    because the training step uses both cores. Each worker holds two batches in /dev/shm, which often has 64 MiB in
-    containers. The workers use at most half of the free space.
+    This is the number in the recipe, or by default as many as the cores and the shared memory allow.
+
+    The training processes on this machine share its cores. If there are at most two cores for each, the default is 0
+    workers, because the training steps need both cores. Each worker holds two batches in /dev/shm, which often has 64
+    MiB in containers. The workers use at most half of the free space.
     """
     if recipe.workers is not None:
         return recipe.workers
@@ -379,12 +386,12 @@ class Proposed:
     """The label changes that models of earlier runs proposed for a run's images.
 
     Attributes:
-        proposals: the proposals to change the label of an image, or to leave the image out.
-        facts: the file facts of each image that is left out, by its path.
+        proposals: the proposals, each to change the label of an image or to leave the image out.
+        facts: the digest and the fingerprints of each image that is left out, by its path.
         earlier: the earlier runs that may have made proposals.
-        digests: the beginning of each file's SHA-256, including images that are left out.
-        taught: the record of the images that the proposing runs were trained on; None if no record is available.
-        teachers: the names of the proposing runs that have a record.
+        digests: the first bytes of the SHA-256 digest of each image in hexadecimal, including images that are left out.
+        taught: the record of the images that the runs in `teachers` were trained on; None if there are no such runs.
+        teachers: the names of the runs that made proposals and have a record of their images.
         comes_split: whether the data is already split into training and test images.
     """
 
@@ -402,7 +409,7 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
 
     Args:
         images: the readable images.
-        table: the images as in the source, with the edits of their label file.
+        table: all images of the data, including unreadable ones, after the changes of the label file.
         recipe: the complete recipe. Its weights and its `split_from` may be earlier runs.
         places: folders that contain further earlier runs.
     """
@@ -426,7 +433,10 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
 
 
 def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
-    """Return whether this run proposed any of the labels: a proposal names the run, or the run suggested the label."""
+    """Return whether a run proposed any of the labels in `followed`.
+
+    This is the case if a proposal names the run, or if the run suggested the label that the image now has.
+    """
     return any(
         proposal.by == run.name or run.suggested.get(proposal.digest, ("", None))[1] == label
         for proposal, label in followed
@@ -434,7 +444,7 @@ def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
 
 
 def _record_of(run: Earlier) -> PictureRecord | None:
-    """Return a run's record of its pictures; None if it is missing or damaged."""
+    """Return the picture record of a run; None if it is missing or damaged."""
     try:
         return PictureRecord.from_bytes(read_bytes(run.folder / RECORD), run.folder)
     except (VitkitError, OSError):
@@ -442,7 +452,7 @@ def _record_of(run: Earlier) -> PictureRecord | None:
 
 
 def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Recipe) -> list[SplitImages]:
-    """Add the proposals, and findings about them, to the images of a run or of each fold."""
+    """Add the proposals, and findings about them, to the split images of a run or of each fold."""
     return [
         replace(
             part,
@@ -454,7 +464,7 @@ def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Re
 
 
 def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[Finding]:
-    """Report the earlier runs that proposed labels, and whether they were trained on held-out images of this run."""
+    """Return findings about the runs that proposed labels, such as that they were trained on held-out images."""
     if proposed.taught is None:
         return []
     names, role_of = listed(proposed.teachers), proposed.taught.role_of()
@@ -475,7 +485,10 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[
 
 
 def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
-    """Report held-out images that were deleted after an earlier run suspected their labels, which inflates figures."""
+    """Report held-out images of earlier runs that were deleted after the run had suspected their labels.
+
+    Deleting such images makes the figures too optimistic.
+    """
     held_out = held_out_split(part.images.table)
     for run in proposed.earlier:
         if run.is_ancestor and (gone := run.gone(proposed.digests, held_out)):
@@ -484,7 +497,10 @@ def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
 
 
 def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
-    """Set the split of each proposal: the held-out split if its image was left out but is still tested, else None."""
+    """Return the proposals with their splits.
+
+    The split is the held-out split if the image was left out but is still tested, otherwise None.
+    """
     proposals, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
     held_out = held_out_split(images.table)
     left = [
@@ -508,9 +524,9 @@ def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) ->
 def _split(proposal: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int, held_out: str) -> str | None:
     """Return the split to which the image of a proposal would belong if the image were not left out.
 
-    This is the image's split in an earlier run or in the data. If there is no such split, whether the image is held out
-    is drawn at random, in proportion to the split sizes. None means that the image is not held out, or not tested in
-    this fold.
+    This is the split that the image has in an earlier run or in the data. If there is none, a random draw decides
+    whether the image is held out, with the probability that the split sizes give. The result is None if the image is
+    not held out, or if it is not tested in this fold.
     """
     if recipe.folds is None:
         for run in earlier:
@@ -535,12 +551,13 @@ class Start:
     Attributes:
         blueprint: the description of the model.
         reasons: the reasons for the values of fields that the user did not set, one line each.
-        table: the images as in the source, with the edits of their label file.
-        parts: the split images; one item, or an item for each fold of a cross-validation.
-        whole: with a cross-validation, the images of the final model, which are all training images; None otherwise.
+        table: all images of the data, including unreadable ones, after the changes of the label file.
+        parts: the split images. There is one item, or one item for each fold of a cross-validation.
+        whole: for a cross-validation, the images of the final model, all of them as training images; otherwise None.
         before: the record of the images that the initial weights and the teacher were trained on.
         findings: problems of the data that do not depend on the split.
-        torn: findings about scenes whose images are in more than one of the data's original splits.
+        torn: findings about groups of related images (`group_by`) that are in more than one of the original splits of
+            the data.
     """
 
     blueprint: Blueprint
@@ -563,11 +580,11 @@ class Start:
         return self.blueprint.config
 
     def released(self) -> Start:
-        """Return a copy of the start without the weights, to free the memory of the weights."""
+        """Return a copy without the weights and the plan for loading them, so that their memory can be freed."""
         return replace(self, blueprint=replace(self.blueprint, weights=None, plan=None))
 
     def findings_of(self, part: SplitImages) -> list[Finding]:
-        """Return all findings for these split images."""
+        """Return all findings about the run or the fold that has these split images."""
         return [
             *ancestry_findings(part, self.recipe),
             *self.torn,
@@ -582,7 +599,7 @@ def resolve(
     reserve: Callable[[ImageTable, Recipe], None] | None = None,
     runs: Sequence[Path] = (Path("runs"),),
 ) -> Start:
-    """Resolve a request: read the data, open the weights, look for problems, and split the images.
+    """Resolve a request: read the data, open the weights, look for problems in the data, and split the images.
 
     Args:
         fields: the requested fields; `data` must be set.
@@ -653,7 +670,7 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
 
 
 def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed) -> list[SplitImages]:
-    """Split the images. With `folds`, return a split for each fold, in which the images of the fold are tested."""
+    """Split the images. With `folds`, return one split for each fold, in which the images of the fold are tested."""
     if recipe.folds is None:
         proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
         return [divide(images, recipe, before, proposers)]
@@ -678,7 +695,7 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
 def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
     """Return all images as training images, for the final model of a cross-validation.
 
-    The list of labels that models proposed is emptied, because it matters only where images are tested: in the folds.
+    The result has no proposals, because proposals only matter where images are tested, which is in the folds.
     """
     table = replace(images.table, splits=("train",) * len(images.table))
     return replace(fold, images=replace(images, table=table), findings=[], proposals=())

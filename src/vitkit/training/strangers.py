@@ -1,19 +1,20 @@
-"""Fit the score for unknown images at the end of a training, and measure which images it misses.
+"""Fit the score that recognises unknown images at the end of a training, and measure which images it misses.
 
-A data set contains no unknown images. Two sorts of images substitute for unknown images:
+An image is unknown if it belongs to none of the classes. A data set contains no unknown images, so two substitutes are
+used:
 
 - *Made pictures* are made from the validation images (`make_strangers`): noise, clouds, patterns, shuffled patches.
-  There are several sorts of patterns, and the interval is for one more sort.
+  There are several sorts of patterns, and the reported interval is for a sort that was not tried.
 - *Left-out classes* are classes of the data set that are treated as unknown, one class at a time. The trained weights
   have learned to distinguish these classes, which would make the task too easy. The features are therefore computed
   with the initial weights of the training, and the logits with a head that is fitted without the class. Without
   features of suitable initial weights, no figure for left-out classes is reported.
 
-An unknown image *passes* if the score accepts it as known. Half of the unknown images choose the method
-(`inference.unknown.METHODS`). The criterion is the fraction that passes, averaged over the two sorts of images. The
-default method combines two scores. Another method is chosen only if it is better by more than two standard errors. The
-other half of the unknown images measures the fraction that passes. The threshold for this accepts 95 % of the known
-images (fewer if there are few known images).
+An unknown image *passes* if the score accepts it as known. Half of the unknown images are used to choose the method
+(`inference.unknown.METHODS`) by the fraction that passes, averaged over made pictures and left-out classes. The default
+method combines two scores. Another method is chosen only if it is better by more than two standard errors. The other
+half is used to measure the fraction that passes, with a threshold that accepts 95 % of the known images (fewer if there
+are few known images).
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ Pixels = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images with one class each.
+    """Images, each of which has one class.
 
     Attributes:
         read: a function that reads an image by its index, (C, height, width).
         labels: the classes, (n,).
-        rows: the row of each image in the features from the initial weights, (n,), or -1 for an image without a row;
-            None if there are no such features.
+        rows: for each image, the index of its row in the features from the initial weights, (n,); -1 for an image
+            without a row. None if there are no such features.
     """
 
     read: Callable[[int], Pixels]
@@ -75,7 +76,7 @@ def fit_to_images(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Unknown | None:
-    """Fit the score for unknown images to the training and validation images of a run.
+    """Fit the score that recognises unknown images to the training and validation images of a run.
 
     Args:
         classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
@@ -83,7 +84,7 @@ def fit_to_images(
         held_out: the validation images that are independent and that the weights had not seen.
         frozen: the features of m images, computed with initial weights that had not seen the images, (m, D); None if
             there are none.
-        seed: the seed for the choice among many images, and for the made pictures.
+        seed: the seed for sampling from many images, and for the made pictures.
         progress: receives the number of computed images and their total.
 
     Returns:
@@ -119,7 +120,7 @@ def fit_out_of_fold(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Unknown | None:
-    """Fit the score for unknown images to the training images of a head on frozen features.
+    """Fit the score that recognises unknown images to the training images of a head on frozen features.
 
     Each image is compared with the images of the other folds.
 
@@ -128,7 +129,7 @@ def fit_out_of_fold(
         images: n training images without augmentation.
         logits: the out-of-fold logits of the images, before the temperature, (n, K).
         fold: the fold of each image, (n,).
-        seed: the seed for the choice among many images, and for the made pictures.
+        seed: the seed for sampling from many images, and for the made pictures.
         progress: receives the number of computed images and their total.
 
     Returns:
@@ -205,12 +206,12 @@ def _see(classifier: Classifier, pictures: Pixels) -> Seen:
 
 @dataclass(frozen=True)
 class _Detection:
-    """Whether each unknown image of one sort of made pictures, or of one left-out class, passes.
+    """Whether each image passes, for one sort of made pictures or one left-out class.
 
     Attributes:
         kind: the kind of made pictures, or `LEFT_OUT`.
-        choosing: whether each image passes, for the half of the images that choose the method.
-        measuring: the same for the other half, which measures the fraction that passes.
+        choosing: whether each image passes, for the half of the images that are used to choose the method.
+        measuring: the same for the other half, which is used to measure the fraction that passes.
     """
 
     kind: str
@@ -232,7 +233,7 @@ def fit_unknown(
     before: tuple[Seen, HeldOutImages] | None = None,
     seed: int = 0,
 ) -> Unknown:
-    """Choose the score by which the fewest unknown images pass as known, and measure the fraction that passes.
+    """Choose the score that accepts the fewest unknown images as known, and measure the fraction that it accepts.
 
     Args:
         train: the trained model's output for the training images without augmentation.
@@ -242,7 +243,7 @@ def fit_unknown(
         made: the model's output for pictures that belong to no class, by kind (see `make_strangers`). If a kind has
             several sorts, each has a key of its own, such as `patterns: rings`.
         before: the features of training and held-out images from the initial weights; logits are not used. If it is
-            None, `train` and `held_out` are used instead, and the limits say nothing about left-out classes.
+            None, `train` and `held_out` are used instead, and no figure for left-out classes is reported.
         seed: the seed for sampling the training images that are stored, and the unknown images that are used to choose
             the method.
 
@@ -277,7 +278,8 @@ def _without_each_class(
 ) -> Iterator[tuple[Seen, HeldOutImages, Seen]]:
     """Leave out some classes, one at a time.
 
-    Yield the training images of the other classes, the held-out images of the other classes, and images of the class.
+    For each left-out class, yield the training images of the other classes, the held-out images of the other classes,
+    and images of the left-out class.
     """
     labels = held_out.labels if isinstance(held_out, Seen) else np.concatenate([fold.labels for _, fold in held_out])
     for k in np.sort(np.random.default_rng(seed).permutation(np.unique(labels))[:_CLASSES]).tolist():
@@ -301,10 +303,10 @@ def _without_each_class(
 def _folds_without(
     train: Seen, folds: Sequence[tuple[Seen, Seen]], k: int
 ) -> tuple[Seen, list[tuple[Seen, Seen]], Seen]:
-    """Return the training images and the folds without a class, and the images of the class, with logits of new heads.
+    """Return the training images and the folds without class `k`, and the images of class `k`.
 
-    No head is fitted to the class. The head for a fold is fitted to the other folds. The head for the training images
-    and for the images of the class is fitted to all folds.
+    The logits are those of new heads, none of which is fitted to class `k`. The head for a fold is fitted to the other
+    folds. The head for the training images and for the images of class `k` is fitted to all folds.
     """
     rest = train.at(train.labels != k)
     read = _head_of(rest)
@@ -318,7 +320,7 @@ def _folds_without(
 
 
 def _head_of(train: Seen) -> Callable[[Floats], Floats]:
-    """Fit a head to features, and return a function from features to logits."""
+    """Fit a head to the features, and return a function that computes the logits of the head from features."""
     import torch
 
     from vitkit.evaluation.linear_models import regress
@@ -339,8 +341,8 @@ def _head_of(train: Seen) -> Callable[[Floats], Floats]:
 def _best(trials: Mapping[Method, list[_Detection]]) -> Method:
     """Return the method with the fewest passing images if it is clearly better than `joint`, else `joint`.
 
-    A method is clearly better if the mean paired difference, over kinds of pictures and classes, exceeds two standard
-    errors.
+    A method is clearly better if the mean of its paired differences from `joint`, over kinds of made pictures and
+    left-out classes, exceeds two standard errors.
     """
     clear: dict[Method, float] = {}
     for method in trials:
@@ -390,10 +392,10 @@ def _limits(trials: list[_Detection], *, has_classes: bool) -> Iterator[Limit]:
 
 
 def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 95 % prediction interval for the passing share of a new class, or of a new sort of pictures.
+    """Return the 95 % prediction interval for the fraction of images that passes in one more class or sort of pictures.
 
-    arcsin sqrt(share) is assumed to be normally distributed over classes or sorts. Its variance is at least the
-    variance by chance, which is 1 / 4n for a share of n images.
+    arcsin sqrt(fraction) is assumed to be normally distributed over classes or sorts. Its variance is taken to be at
+    least the sampling variance, which is 1 / 4n for a fraction of n images.
     """
     from scipy.special import stdtrit
 
@@ -437,10 +439,10 @@ def make_strangers(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
 
     Returns:
         Pictures (m, C, height, width) by kind; m is n, except for patterns. `noise` has the mean and spread of the
-        images' channels. `clouds` are smooth random fields with the same mean and spread, whose amplitudes fall with
-        frequency as in photographs. `shuffled patches` are images with their 4 x 4 tiles in random order. Each sort of
-        patterns, such as `patterns: rings`, has n / 4 pictures in two colours of an image, and each sort such as
-        `patterns: rings in any colours` has as many in two random colours.
+        images' channels. `clouds` are smooth random fields with the same mean and spread. Their amplitudes fall with
+        frequency, as in photographs. `shuffled patches` are images with their 4 x 4 tiles in random order. Patterns are
+        in several sorts of n / 4 pictures each. The sorts such as `patterns: rings` are in two colours of an image, and
+        the sorts such as `patterns: rings in any colours` in two random colours.
     """
     rng = np.random.default_rng(seed)
     mean, spread = images.mean(axis=(0, 2, 3), keepdims=True), images.std(axis=(0, 2, 3), keepdims=True)
@@ -478,7 +480,10 @@ def _two_pixels(image: Pixels, rng: np.random.Generator) -> Pixels:
 def _pattern(
     wave: Callable[[Plane, Plane], Plane], colours: Floats, size: tuple[int, ...], rng: np.random.Generator
 ) -> Floats:
-    """Draw a wave at a random angle and scale, with sharp or soft edges, in two colours (2, C): (C, height, width)."""
+    """Draw a wave at a random angle and scale, with sharp or soft edges, in two colours (2, C).
+
+    Return the picture, (C, height, width).
+    """
     y, x = (np.mgrid[: size[0], : size[1]] - np.array(size)[:, None, None] / 2) / max(size)
     angle = rng.uniform(0, np.pi)
     a, b = 2 * np.pi * _CYCLES[0] * (_CYCLES[1] / _CYCLES[0]) ** rng.random(2)
@@ -490,7 +495,7 @@ def _pattern(
 
 
 def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Filter white noise (n, C, height, width) so that amplitudes fall with frequency, as in photographs."""
+    """Filter white noise (n, C, height, width) so that its amplitudes fall with frequency, as in photographs."""
     height, width = noise.shape[-2:]
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     filtered = np.fft.irfft2(np.fft.rfft2(noise) / np.maximum(frequency, 1 / max(height, width)), (height, width))
@@ -500,7 +505,10 @@ def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _shuffled(image: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Return the image (C, height, width) with its tiles in another order. Pixels beyond whole tiles stay in place."""
+    """Return the image (C, height, width) with its tiles in another order.
+
+    Pixels at the edges that do not fill a whole tile stay in place.
+    """
     height, width = (size // _TILES for size in image.shape[1:])
     out, order = image.copy(), rng.permutation(_TILES**2)
     for place, source in enumerate(order.tolist()):

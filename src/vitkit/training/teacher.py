@@ -1,7 +1,7 @@
 """The teacher of a distillation: a classifier of vitkit, or a CNN of torchvision.
 
-A teacher receives the pictures of the student: the student's normalisation is undone, the picture is resized for the
-teacher, and the teacher's normalisation is applied. The teacher's logits are in the student's order of classes.
+A teacher receives the same pictures as the student: the student's normalisation is undone, the pictures are resized for
+the teacher, and the teacher's normalisation is applied. The teacher's logits are in the student's order of classes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Teacher:
         network: a network from images (B, C, h, w) to logits (B, K'), in evaluation mode.
         preprocess: the teacher's preprocessing.
         classes: the student's classes.
-        columns: the indices of the student's classes among the teacher's logits, in the student's order.
+        columns: for each class of the student, the index of the teacher's logit for this class, (K,).
         sha256: the digest of the teacher's weights. A resumed run uses it to recognise the teacher.
-        notes: the assumptions about the teacher, for the user.
+        notes: lines for the user about assumptions that were made about the teacher.
         pictures: the record of the images that the teacher was trained on (`data.seen`); None if there is none.
     """
 
@@ -77,7 +77,7 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
         name: a model folder or any checkpoint that `vitkit.load` accepts; a torchvision model, which gets its published
             weights; or NAME:FILE, a torchvision model and a file of weights with the student's order of classes.
         classes: the student's classes.
-        size: the student's image size (height, width). A teacher of the form NAME:FILE has the same image size.
+        size: the student's image size (height, width). It is also the image size of a teacher of the form NAME:FILE.
 
     Raises:
         VitkitError: the teacher does not exist, cannot be loaded, lacks a class of the student, cannot process the
@@ -194,7 +194,10 @@ def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Ten
 
 
 def _try(teacher: Teacher, size: tuple[int, int]) -> None:
-    """Check that the teacher's output for a grey picture is finite. Hard distillation would treat NaN as a class."""
+    """Check that the teacher's output for a grey picture is finite.
+
+    Hard distillation would treat NaN as a class.
+    """
     height, width = size
     try:
         logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))

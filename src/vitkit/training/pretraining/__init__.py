@@ -1,8 +1,8 @@
 """Pre-training without labels: a network learns to predict hidden parts of images, and its encoder is saved.
 
-Here are its options, in addition to the fields of a training recipe. Importing them does not import torch. Open
-`pretrain.py` first: it runs a pre-training from the data to the report. `objectives.py` has the network and the two
-objectives.
+This file defines the options that a pre-training has in addition to the fields of a training recipe. Importing it does
+not import torch. Open `pretrain.py` first: it carries out a pre-training from reading the data to writing the report.
+`objectives.py` defines the network and the two objectives.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Target = Literal["auto", "normalised", "pixels", "colour", "colour-4x4"]
 
 @dataclass(frozen=True)
 class ObjectiveDefaults:
-    """The defaults of an objective.
+    """The defaults of a pre-training objective.
 
     Attributes:
-        mask: the fraction of the patches that is hidden.
-        targets: the targets that the objective supports, the default first.
+        mask: the fraction of the patches that are hidden.
+        targets: what the objective can predict for a hidden patch. The first one is the default.
         recipe: the fields of the training recipe for which the objective has other defaults.
     """
 
@@ -52,7 +52,7 @@ OBJECTIVES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """The options of a pre-training. Fields that are None get the default of the objective."""
+    """The options of a pre-training. For fields that are None, the default of the objective is used."""
 
     objective: Annotated[
         Literal["mae", "masked-patch"],
@@ -92,7 +92,10 @@ class Pretraining:
             )
 
     def resolved(self) -> Pretraining:
-        """Return the options with the objective's default mask and target. Unset options of the decoder stay None."""
+        """Return the options with the default mask and target of the objective filled in.
+
+        Options of the decoder that are not set stay None.
+        """
         defaults = OBJECTIVES[self.objective]
         target = defaults.targets[0] if self.target == "auto" else self.target
         return dataclasses.replace(self, mask=defaults.mask if self.mask is None else self.mask, target=target)
@@ -104,7 +107,7 @@ class Pretraining:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherDefaults:
-    """Fields of a recipe whose defaults differ in pre-training."""
+    """Fields of a recipe that have other defaults in a pre-training than in a training with labels."""
 
     weights: Annotated[str, "Where to start: none, a model folder, a checkpoint, or a published name."] = "none"
     beta2: Annotated[float | None, "Second beta of adam and adamw; by default 0.95 (mae) or 0.999 (masked-patch)."] = (
@@ -119,7 +122,7 @@ def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 class PretrainingFields(SharedFields, total=False):
-    """The types of the fields that `vitkit.pretrain` accepts."""
+    """The keyword arguments of `vitkit.pretrain`, with their types."""
 
     model: str | None
     devices: int | None

@@ -1,13 +1,14 @@
 """The network of a pre-training and its objectives: predict the contents of hidden or corrupted patches.
 
-`SelfSupervised` is the encoder with a task, which hides patches and predicts them. The tasks are `MaskedAutoencoding`
-(arXiv 2111.06377), whose encoder sees only some patches and whose light decoder predicts the others, and
-`MaskedPatchPrediction` (arXiv 2010.11929, sec. 4.6 and app. B.1.2), in which half of the patch embeddings are corrupted
-and the outputs of the last layer predict the colours or pixels of these patches.
+`SelfSupervised` consists of the encoder and a task, which hides patches and predicts them. There are two tasks:
 
-Every image has a key, which alone determines the hidden patches. The hidden patches are therefore the same on every
-device and in every batch. `shuffled` and `corrupt` derive the patches from the key. `patchify`, `unpatchify`, `colours`
-and `painted` convert between images, patches and colours.
+- `MaskedAutoencoding` (arXiv 2111.06377): the encoder sees only some patches, and a light decoder predicts the others.
+- `MaskedPatchPrediction` (arXiv 2010.11929, sec. 4.6 and app. B.1.2): half of the patch embeddings are corrupted, and
+  the outputs of the last layer predict the colours or pixels of these patches.
+
+Every image has a key, a random number. The key alone determines which patches are hidden, so they do not depend on the
+device or on the batch. `shuffled` and `corrupt` derive the hidden patches from the key. `patchify`, `unpatchify`,
+`colours` and `painted` convert between images, patches and colours.
 
 Shapes: B images with C channels, N patches in the order of the grid's rows, P prefix tokens, n visible patches, D
 features of the encoder; W is the decoder's width.
@@ -48,14 +49,14 @@ class PretrainingTask(Protocol):
     A task is a module. Its weights are not part of the encoder.
 
     Attributes:
-        has_hits: whether a prediction is right or wrong, as for classes of colours. Predictions of pixels only have an
-            error.
+        has_hits: whether predictions can be right or wrong, as is the case for classes of colours. If the task predicts
+            pixels, predictions only have an error.
     """
 
     has_hits: bool
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss of each image, (B,), and with `has_hits` the fraction of right predictions, (B,)."""
+        """Return the loss of each image, (B,), and if `has_hits` is true the fraction of right predictions, (B,)."""
 
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
         """Return the images with their hidden patches replaced by the predictions."""
@@ -77,7 +78,7 @@ class SelfSupervised(nn.Module):
         self.encoder, self.task = encoder, task
 
     def forward_heads(self, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the figures of each image, (B,) each, the loss first.
+        """Return the loss of each image, (B,), and if the task has hits the fraction of right predictions, (B,).
 
         Args:
             images: (B, C, height, width).
@@ -87,7 +88,7 @@ class SelfSupervised(nn.Module):
         return figures
 
     def forward(self, images: Tensor, keys: Tensor) -> Tensor:
-        """Return the figures of `forward_heads` as columns: (B, 1) or (B, 2)."""
+        """Return the figures of `forward_heads` as the columns of one tensor, (B, 1) or (B, 2)."""
         return torch.stack(self.forward_heads(images, keys), dim=1)
 
     @torch.no_grad()
@@ -111,8 +112,8 @@ class Corruption(NamedTuple):
     Attributes:
         corrupted: (B, N) bool, the patches whose content is predicted.
         masked: (B, N) bool, the corrupted patches whose embedding is replaced by the [mask] embedding.
-        source: (B, N), the index of the patch whose embedding is used: another patch if the patch is replaced, else the
-            patch itself.
+        source: (B, N), the index of the patch whose embedding takes this place. It is another patch if the patch was
+            replaced, else the patch itself.
     """
 
     corrupted: Tensor
@@ -143,9 +144,9 @@ _LEVELS = 8  # of each channel: 3 bits
 
 
 def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Split images into patches: (B, C, height, width) -> (B, N, p * q * C).
+    """Split images into patches of `patch` = (p, q) pixels: (B, C, height, width) -> (B, N, p * q * C).
 
-    The pixels of a patch are in row order, and the channels of a pixel are adjacent.
+    The pixels of a patch are in row-major order, and the channels of each pixel are adjacent.
     """
     B, C, height, width = images.shape
     p, q = patch
@@ -154,22 +155,27 @@ def patchify(images: Tensor, patch: tuple[int, int]) -> Tensor:
 
 
 def unpatchify(patches: Tensor, patch: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Join patches to images, the inverse of `patchify`: (B, N, p * q * C) -> (B, C, height, width)."""
+    """Join patches into images of `size` = (height, width): (B, N, p * q * C) -> (B, C, height, width).
+
+    This is the inverse of `patchify`.
+    """
     (B, _, numbers), (p, q), (height, width) = patches.shape, patch, size
     x = patches.reshape(B, height // p, width // q, p, q, numbers // (p * q)).permute(0, 5, 1, 3, 2, 4)
     return x.reshape(B, -1, height, width)
 
 
 def colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
-    """Return the mean colour of each cell of each patch, with 3 bits per channel, as a number below 8^C.
+    """Divide each patch into cells, and return the mean colour of each cell as a number below 8^C.
+
+    The mean of each of the C channels is reduced to one of 8 levels (3 bits).
 
     Args:
         pixels: (B, C, height, width), from 0 to 1.
         patch: the sides of a patch in pixels, divisible by `side`.
-        side: the number of cells along a side of a patch.
+        side: the number of cells along each side of a patch.
 
     Returns:
-        (B, N, side * side).
+        The numbers of the colours, (B, N, side * side).
     """
     C = pixels.shape[1]
     cells = F.avg_pool2d(pixels, (patch[0] // side, patch[1] // side))  # (B, C, side * h, side * w)
@@ -180,14 +186,14 @@ def colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
 
 
 def _colour_count(channels: int) -> int:
-    """Return the number of different colours: 512 for RGB."""
+    """Return the number of different colours for this number of channels: 512 for RGB."""
     return int(_LEVELS**channels)
 
 
 def painted(numbers: Tensor, channels: int, patch: tuple[int, int], side: int, size: tuple[int, int]) -> Tensor:
-    """Convert colour numbers to images, the inverse of `colours` up to rounding.
+    """Convert colour numbers to images: (B, N, side * side) -> pixels (B, C, height, width) from 0 to 1.
 
-    (B, N, side * side) -> pixels (B, C, height, width) from 0 to 1.
+    This is the inverse of `colours`, except that averaging and rounding lose information.
     """
     weights = _LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
     levels = numbers.unsqueeze(-1) // weights % _LEVELS  # (B, N, side * side, C)
@@ -203,7 +209,7 @@ _EPS = 1e-6  # added to the variance of a patch
 
 
 class MaskedAutoencoding(nn.Module):
-    """The decoder of MAE and the token that represents hidden patches (sec. 3).
+    """The task of MAE: its decoder, and the token that represents hidden patches (sec. 3).
 
     Args:
         config: the configuration of the encoder.
@@ -237,7 +243,7 @@ class MaskedAutoencoding(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        """Initialise as the authors do: Xavier uniform for matrices, zeros for biases."""
+        """Initialise the weights as the authors do: Xavier uniform for matrices, zeros for biases."""
         nn.init.normal_(self.mask_token, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -246,14 +252,14 @@ class MaskedAutoencoding(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def encode(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """Encode the prefix tokens and the first n patches in the order of each image: (B, P + n, D)."""
+        """Encode the prefix tokens and the visible patches, the first n in `order` (B, N): (B, P + n, D)."""
         x, P = encoder.embed(images), self.config.prefix_tokens  # (B, P + N, D), with positions
         visible = order[:, : self.visible, None].expand(-1, -1, x.shape[2]) + P
         x = torch.cat([x[:, :P], x.gather(1, visible)], dim=1)  # (B, P + n, D)
         return encoder.norm(encoder.encode(x))
 
     def decode(self, encoded: Tensor, order: Tensor) -> Tensor:
-        """Predict the content of every patch: (B, N, p * q * C)."""
+        """Predict the content of every patch from the encoded visible patches: (B, N, p * q * C)."""
         P, (B, N) = self.config.prefix_tokens, order.shape
         x = self.embed(encoded)  # (B, P + n, W)
         hidden = self.mask_token.to(x.dtype).expand(B, N - self.visible, -1)
@@ -269,9 +275,9 @@ class MaskedAutoencoding(nn.Module):
         return (self.losses(encoder, images, shuffled(keys, self.config.patches)),)
 
     def losses(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """Return the mean squared error over the hidden patches of each image, (B,), for a given order of patches.
+        """Return the mean squared error over the hidden patches of each image, (B,).
 
-        `order`, (B, N), lists the visible patches first.
+        `order`, (B, N), is the order of the patches of each image, in which the visible patches are first.
         """
         predicted = self.decode(self.encode(encoder, images, order), order)  # (B, N, p * q * C)
         error = (predicted - self._targets(images)).square().mean(dim=2)  # (B, N)
@@ -287,7 +293,8 @@ class MaskedAutoencoding(nn.Module):
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
         """Return the images with their hidden patches replaced by the predictions.
 
-        If the targets are normalised, the true mean and deviation of each hidden patch are added back.
+        If the targets are normalised, the predictions are scaled with the true standard deviation of each patch and
+        shifted by its true mean.
         """
         order = shuffled(keys, self.config.patches)
         predicted = self.decode(self.encode(encoder, images, order), order)
@@ -301,7 +308,7 @@ class MaskedAutoencoding(nn.Module):
 
 
 def decoder_config(config: ViTConfig, choices: Pretraining) -> ViTConfig:
-    """Return the configuration of the decoder's blocks.
+    """Return the configuration of the blocks of MAE's decoder.
 
     The defaults are two thirds of the encoder's depth and width, at most 8 blocks and 512 features. For B/16 this is
     the decoder of the paper: 8 blocks with 512 features and 16 heads.
@@ -327,12 +334,12 @@ _SIDES = {"colour": 1, "colour-4x4": 4}  # colours along the side of a patch
 
 
 class MaskedPatchPrediction(nn.Module):
-    """The [mask] embedding and the linear layer that predicts colours or pixels.
+    """The task of predicting corrupted patches: the [mask] embedding and a layer that predicts colours or pixels.
 
     Args:
         config: the configuration of the encoder.
         choices: the options, after `resolved`.
-        preprocess: the normalisation of images, which is undone to compute their colours.
+        preprocess: the preprocessing of images. Its normalisation is undone to compute their colours.
 
     Raises:
         VitkitError: the fraction `mask` corrupts no patch or all patches, or a patch cannot be divided into cells.
@@ -375,7 +382,10 @@ class MaskedPatchPrediction(nn.Module):
         return self.head(x).float()
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the mean loss over the corrupted patches of each image, and for colours the fraction of hits, (B,)."""
+        """Return the mean loss over the corrupted patches of each image, (B,).
+
+        If colours are predicted, also return the fraction of right predictions, (B,).
+        """
         corruption = corrupt(keys, self.config.patches, self.number)
         predicted = self.predict(encoder, images, corruption)
         places = corruption.corrupted.nonzero()[:, 1].view(len(images), self.number)  # equally many for each image

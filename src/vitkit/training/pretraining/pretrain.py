@@ -3,8 +3,9 @@
 `pretrain` starts a pre-training, and `resume` continues a pre-training. Both call `fit_and_report`. The run folder is
 also the model folder of the encoder, which has no head.
 
-Images in class folders are split as `vitkit train` splits them. The test images are not used. A fine-tuning of the
-encoder keeps this split, so that the encoder has not seen the test images (docs/decisions/0024-pre-training.md).
+Images in class folders are split as `vitkit train` splits them. The test images are not used. A later fine-tuning of
+the encoder keeps this split, so that it can be tested on images that the encoder has not seen
+(docs/decisions/0024-pre-training.md).
 
 The training loop receives the objective `Reconstruction` and `KeyedImages`, which have keys instead of labels.
 """
@@ -91,7 +92,7 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     """Check that a model supports the objective, and return its configuration.
 
     Raises:
-        VitkitError: the model could see hidden patches, or a part of it would not be trained.
+        VitkitError: the model could see the hidden patches, or the objective would not train a part of the model.
     """
     flag = f"--objective {choices.objective}"
     if not isinstance(config, ViTConfig):
@@ -110,7 +111,7 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
 
 
 def _new_encoder(blueprint: Blueprint, choices: Pretraining, table: ImageTable, data_hash: str) -> Classifier:
-    """Create the encoder, which is a model without a head, for a pre-training. Equal seeds give equal weights."""
+    """Create the encoder of a pre-training, which is a model without a head. Equal seeds give equal weights."""
     encoder = new_classifier(blueprint, replace(table, classes=(), sets=()), data_hash)
     encoder.provenance["pretraining"] = choices.to_dict()
     return encoder
@@ -129,7 +130,7 @@ def network_of(encoder: VisionTransformer, preprocess: Preprocess, choices: Pret
 
 
 def _use_fused_attention(network: SelfSupervised, *, fused: bool) -> None:
-    """Compute attention in the encoder and the decoder with one fused kernel, or step by step."""
+    """Set whether the encoder and the decoder compute attention with one fused kernel or step by step."""
     for module in network.modules():
         if isinstance(module, Attention):
             module.fused = fused
@@ -141,7 +142,9 @@ _OF_TRAINING, _OF_VALIDATION = 1, 2  # seeds, so that training and validation ha
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """The objective for the training loop: predict the hidden patches of an image, which the image's key determines.
+    """The objective that the training loop receives: predict the hidden patches of each image.
+
+    The key of an image determines which patches are hidden.
 
     Attributes:
         has_hits: see `PretrainingTask`.
@@ -156,7 +159,7 @@ class Reconstruction:
         return self
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Raise an error, because keys cannot be mixed as labels can."""
+        """Raise an error, because keys cannot be mixed as labels can be."""
         raise NotImplementedError
 
     def ask(self, network: Callable[..., _T], images: Tensor, labels: Tensor) -> _T:
@@ -179,7 +182,10 @@ class Reconstruction:
         labels: Tensor,  # of the protocol
         team: ProcessGroup = ALONE,
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Return the mean figures of the validation images. The outcome is None, because figures show no collapse."""
+        """Return the mean figures of the validation images, and None.
+
+        The None takes the place of the sums by which other objectives recognise a collapsed model.
+        """
         means = [team.mean_of(mean, len(answers)) for mean in answers.double().mean(dim=0).tolist()]
         return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
 
@@ -193,7 +199,7 @@ class KeyedImages(Images):
     Args:
         images: the images.
         seed: the seed of the run.
-        kind: a number that distinguishes the keys of training and validation.
+        kind: a number that makes the keys of training images and validation images different.
     """
 
     def __init__(self, images: Images, seed: int, kind: int) -> None:
@@ -211,7 +217,7 @@ class KeyedImages(Images):
 
     @property
     def shards(self) -> Sequence[int] | None:
-        """Return the numbers of the images' shards, if the order of reading matters."""
+        """Return the shard number of each image if shards are read remotely; otherwise None."""
         return self.images.shards
 
     def __len__(self) -> int:
@@ -242,7 +248,7 @@ _SHOWN = 8  # images in the report
 
 
 def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Blueprint | None = None) -> None:
-    """Train the network and write the report. All input is read from the run folder, so that a run can be resumed."""
+    """Train the network and write the report. All inputs are read from the run folder, so that a run can be resumed."""
     table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
     model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, ()))
@@ -300,7 +306,7 @@ def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -
 
 
 def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier, table: ImageTable) -> list[_Strip]:
-    """Return some images for the report, each with its visible part and the network's prediction."""
+    """Return some images for the report, each with its visible patches and the predictions for the hidden ones."""
     preprocess, model = encoder.preprocess, vit_of(encoder.model, "pre-training")
     config, network = model.config, network_of(model, preprocess, choices, recipe.seed)
     try:
@@ -411,7 +417,7 @@ def _prepare(
     observers: Observers,
     hold: ExitStack,
 ) -> Prepared:
-    """Lock the run folder, and write everything that the pre-training starts from into it."""
+    """Lock the run folder, and write the recipe, the split and all other inputs of the pre-training into it."""
     table = _read(choices, recipe)
     is_unlabelled = len(table.classes) == 1
     if is_unlabelled and "split" not in fields:
@@ -444,7 +450,7 @@ def _prepare(
 
 
 def _blueprint(recipe: Recipe, choices: Pretraining) -> Blueprint:
-    """Return the blueprint of the encoder, and check before reading images that the network can be built."""
+    """Return the description of the encoder. Check that the network can be built, before images are read."""
     import torch
 
     from vitkit.model.vit import VisionTransformer
@@ -472,7 +478,7 @@ def resume(
     loggers: Sequence[Any] = (),
     say: Say = print,
 ) -> Path:
-    """Continue an interrupted pre-training. The interruption does not change the final weights.
+    """Continue an interrupted pre-training. The final weights are the same as without the interruption.
 
     Args:
         folder: the run folder.
@@ -515,7 +521,7 @@ _ROWS = ("picture", "shown", "filled in")
 
 @dataclass(frozen=True)
 class _Strip:
-    """One picture: complete, without its hidden patches, and with these patches filled in by the model."""
+    """One picture of the report: complete, without its hidden patches, and with the predictions in their place."""
 
     path: str
     whole: Image.Image
@@ -536,7 +542,7 @@ def _write_report(
     shown: str,
     recipe: str,
 ) -> None:
-    """Write the page about a pre-training.
+    """Write the HTML report of a pre-training.
 
     Args:
         path: the HTML file.
