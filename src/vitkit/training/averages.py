@@ -141,7 +141,7 @@ def mix_with_start(
         return
     tried = {alpha: judge(_with_weights(classifier, interpolate(start, end, alpha))) for alpha in ALPHAS}
     gains = {alpha: gain(plain, mixed, len(ALPHAS)) for alpha, mixed in tried.items() if mixed is not None}
-    best = max(gains, key=lambda alpha: (gains[alpha].mean, alpha))  # of equal ones, the closest to the fine-tuned
+    best = max(gains, key=lambda alpha: (gains[alpha].mean, alpha))  # of equals, the closest to fine-tuned weights
     is_kept = gains[best].is_certain
     record: dict[str, Any] = {
         "alpha": best if is_kept else 1.0,
@@ -264,7 +264,7 @@ def open_runs(folders: Sequence[Path]) -> list[Ingredient]:
             )
     if has_batch_norms(ingredients[0].classifier.model):
         raise VitkitError(
-            "the running statistics of batch norms belong to the weights of one model: no average of them"
+            "models with batch norms cannot be averaged: their running statistics belong to the weights of one model"
         )
     return ingredients
 

@@ -309,7 +309,7 @@ _SPLITTING = (
     "group_by",
     "folds",
     "max_images",
-)  # split.json has the result
+)  # the result of these is in split.json
 _BEFORE_AND_AFTER = ("find_lr", "prior", "wise_ft")
 MAY_CHANGE = {*_PLACES, *_SPLITTING, *LENGTH_OF_IT, *COMPUTING, *_BEFORE_AND_AFTER}
 
@@ -471,7 +471,7 @@ class RunWriter:
     def on_step_end(self, state: TrainingState) -> None:
         """Request a checkpoint if the last one is older than `save_every`."""
         if self.team.is_main and not self._background.is_busy:
-            self._background.finish()  # which raises its error
+            self._background.finish()  # raises the error of the previous checkpoint
             state.should_save |= time.monotonic() - self._saved >= self._every
 
     def on_save(self, state: TrainingState) -> None:

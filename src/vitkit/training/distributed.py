@@ -605,7 +605,7 @@ class _Bucket:
 
     @torch.no_grad()
     def take(self, number: int, gradient: Tensor) -> None:
-        """Store a parameter's complete gradient: the sum of the last piece and of `parameter.grad`."""
+        """Store the complete gradient of a parameter: `gradient`, from the last piece, plus that of earlier pieces."""
         earlier = self.parameters[number].grad
         self._parts[number].copy_(gradient if earlier is None else earlier + gradient)
         self._taken.add(number)

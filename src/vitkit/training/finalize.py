@@ -323,7 +323,7 @@ def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray
 
 
 def record_tests(folder: Path, classifier: Classifier, tests: Evaluation, seen: Mapping[str, Any] | None) -> None:
-    """Add the predictions for the test images to the classifier's record, and save the classifier.
+    """Add the predictions for the test images to the record on which promises are based, and save the classifier.
 
     Args:
         folder: the model folder.

@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the recipe's learning rate
+FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the recipe's learning rate
 STEPS, WARMUP = 25, 5
-_JUDGED = 512  # images
+_JUDGED = 512  # images on which each learning rate is judged
 
 
 def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
@@ -129,7 +129,7 @@ def find_lr(
 
 
 def _score(state: TrainingState, objective: Objective, data: ImageData, fabric: Fabric, count: _CountSteps) -> float:
-    """Train for a few steps and return the loss on the validation images."""
+    """Train for a few steps and return the loss on the validation images; infinite if the training diverges."""
     stop = Deferral()
     loop = Loop(state, objective, data, fabric, callbacks=[count], interruption=Interruption(stop))
     try:

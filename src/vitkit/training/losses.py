@@ -268,7 +268,8 @@ class MultiLabelObjective(Objective):
     beginning of its training.
 
     Attributes:
-        sets: the targets (S, K) of the labels. A label stands for a set of classes (`ImageTable.set_targets`).
+        sets: the targets of each label, (S, K). A label of multi-label data is the number of one of S sets of classes
+            (`ImageTable.set_targets`).
     """
 
     sets: Tensor = field(default_factory=lambda: torch.empty(0))

@@ -410,7 +410,7 @@ class Recipe:
     drop_path: Annotated[float, "Rate of stochastic depth in the last block, growing linearly from 0.", BY_METHOD] = 0.1
     patch_dropout: Annotated[
         float,
-        "Fraction of each image's patches that is dropped in training, which saves as much time; 0 is none.",
+        "Fraction of each image's patches that is dropped in training, saving about that fraction of time; 0 is none.",
         Between(0, 0.99),
         BY_METHOD,
     ] = 0.0
@@ -423,16 +423,16 @@ class Recipe:
 
     fit: Annotated[
         Literal["crop", "pad", "squash"] | None,
-        "How a picture is fitted to the input; by default as for the weights.",
+        "How a picture is fitted to the input; by default as the weights expect.",
     ] = None
     crop_pct: Annotated[
         float | None,
-        "Fraction of the sides that the centre crop keeps; by default as for the weights.",
+        "Fraction of the sides that the centre crop keeps; by default as the weights expect.",
         Between(1e-3, 1),
     ] = None
     interpolation: Annotated[
         Literal["bicubic", "bilinear", "lanczos", "nearest"] | None,
-        "Resampling filter; by default as for the weights.",
+        "Resampling filter; by default as the weights expect.",
     ] = None
     crop_scale: Annotated[
         tuple[float, float],
@@ -489,7 +489,7 @@ class Recipe:
     ] = None
     max_images: Annotated[
         int | None,
-        "Train on at most this many images, in proportion for each class; validation and test images all stay.",
+        "Train on at most this many images, in the same class proportions; validation and test images are all kept.",
         Between(2, 1e12),
     ] = None
     monitor: Annotated[Literal["val_acc", "val_loss"], "Figure that decides which epoch is the best.", BY_METHOD] = (
@@ -498,7 +498,7 @@ class Recipe:
     keep: Annotated[Literal["best", "last", "every"], "Which epoch's weights become the model."] = "best"
     save_every: Annotated[
         str | None,
-        "Write a checkpoint this often within an epoch, such as 10m, the default; each epoch ends with one, too.",
+        "Time between two checkpoints within an epoch, by default 10m; a checkpoint is also written after each epoch.",
     ] = None
     patience: Annotated[int | None, "Stop after this many epochs without improvement.", Between(1, 1e9)] = None
     logger: Annotated[

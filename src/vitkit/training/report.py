@@ -1,8 +1,8 @@
 """Calibrate and evaluate the model of a finished run, search for label errors, and write the report.
 
 The saved model is loaded with the same backend and precision as in `vitkit eval RUN`, so that the figures of the run
-and of the command are identical. The temperature and the thresholds are fitted on predictions of the same backend.
-The search for label errors uses the weights that the run started from.
+and of the command are identical. The temperature and the thresholds are fitted on predictions of the same backend. The
+search for label errors uses the weights that the run started from.
 """
 
 from __future__ import annotations
@@ -305,8 +305,8 @@ class Reported(NamedTuple):
 
     Attributes:
         numbers: the content of evaluation.json.
-        evaluation: the evaluation of the images that the initial weights had not seen; None if the weights had seen
-            all images.
+        evaluation: the evaluation of the images that the initial weights had not seen; None if the weights had seen all
+            images.
     """
 
     numbers: dict[str, Any]

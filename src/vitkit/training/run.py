@@ -796,7 +796,7 @@ def train_on(
     _refuse(fields)
     from_scratch = fields.get("weights") == "none" or fields.get("method") == "scratch"
     request = Request.of({"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields})
-    surveys: list[Survey] = []  # of the main process
+    surveys: list[Survey] = []  # only filled in the main process
     if resume_if_there:
         check_restartable(out, force=force)
 

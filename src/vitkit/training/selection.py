@@ -673,6 +673,8 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
     - `auto` has chosen a probe, and there are few images, of a single-label task.
     - The user has requested nothing about the split, and the data is not split already.
     - The weights have not seen any of the images, and no label was proposed by a model.
+    - The head does not start from the class names, and the prior is that of the data.
+    - Some class has images of at least `PARTS` groups.
     """
     recipe = start.recipe
     is_few = request.recipe.method == "auto" and recipe.method == "probe" and recipe.folds is None

@@ -387,7 +387,10 @@ class DeferredFiniteCheck:
         self._losses = bad_losses == 0
 
     def is_finite(self, norm: Tensor) -> Tensor:
-        """Return whether the losses of this step and the gradient's norm, (), are finite, (), on the device."""
+        """Return whether the losses of this step and the norm of the gradient are finite, as a tensor, ().
+
+        The tensor stays on the device, so that the CPU need not wait for it.
+        """
         return norm.isfinite() if self._losses is None else norm.isfinite() & self._losses
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
@@ -662,7 +665,7 @@ class RunningStatistics:
             buffer.copy_(total / count)
 
     def _forget_initial_values(self) -> None:
-        """Replace the exponential average by the mean over all batches while the mean gives the step more weight."""
+        """Use the mean over all batches in place of the exponential average, while it gives this step more weight."""
         old = {id(buffer): before for buffer, before in zip(self._buffers, self._before, strict=True)}
         for norm in self._norms:
             if norm.momentum is None:  # the layer itself computes the plain mean

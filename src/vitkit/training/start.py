@@ -359,7 +359,7 @@ def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: in
     """
     if recipe.workers is not None:
         return recipe.workers
-    team = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.devices or 1))  # torchrun's, which may not be the recipe's
+    team = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.devices or 1))  # torchrun's may differ from the recipe's
     share = cores() // team
     height, width = size
     batch = bytes_per_pixel * recipe.batch_size * height * width

@@ -37,7 +37,7 @@ LEFT_OUT = "unseen classes"
 _MADE = 100  # made pictures of each kind
 _CLASSES = 10  # classes that are left out in turn
 _FEWEST = 3  # classes that are left out, for an interval
-_PENALTY = 0.01  # of a head that is fitted without a class
+_PENALTY = 0.01  # penalty of a head that is fitted without a class
 _TILES = 4  # rows and columns of tiles in a shuffled picture
 _CYCLES = 2, 40  # cycles of a pattern along the longer side, at least and at most
 

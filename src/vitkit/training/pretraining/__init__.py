@@ -64,8 +64,8 @@ class Pretraining:
     ] = None
     target: Annotated[
         Target,
-        "What to predict for a hidden patch: its pixels, normalised by its mean and deviation (auto for mae) or "
-        "unchanged; its mean colour among 512 (auto for masked-patch), or the mean colours of its 16 parts.",
+        "What to predict for a hidden patch: its pixels with mean 0 and deviation 1 (normalised; auto for mae), its "
+        "pixels, its mean colour, one of 512 (colour; auto for masked-patch), or the mean colours of 4 x 4 cells.",
     ] = "auto"
     decoder_layers: Annotated[
         int | None, "Layers of mae's decoder; by default two thirds of the encoder's, at most 8.", Between(1, 1000)
