@@ -108,8 +108,8 @@ class TrainingState:
     """The state of a training between two steps.
 
     The learning rate is a function of the progress: the fraction of the steps or of the time budget, whichever is
-    larger. The time before the first step, for example for fitting a head, does not count. It is the only state of the
-    schedule that a checkpoint must store.
+    larger. The time before the first step, for example for fitting a head, does not count. Only that time must be
+    stored in a checkpoint for the schedule.
 
     Attributes:
         model: the model in training.

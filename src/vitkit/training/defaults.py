@@ -173,7 +173,10 @@ _OFF: dict[str, Any] = {  # the value that switches a field off, which is always
 
 
 def _table() -> dict[str, tuple[Condition, ...]]:
-    """Return the conditions of each field. All must hold, and the first that does not is reported."""
+    """Return the conditions of each field, by name.
+
+    A field has an effect if all its conditions hold. Otherwise, the first condition that does not hold is reported.
+    """
     steps = Condition(
         lambda recipe: recipe.method != "probe", "acts on training steps, but method probe fits a head without any"
     )

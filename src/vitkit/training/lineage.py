@@ -225,7 +225,7 @@ def contents_of(images: RunImages) -> dict[str, str]:
 
 
 def _source(recipe: Recipe) -> str:
-    """Return the name of the weights, or else of the teacher, without its folder."""
+    """Return the name of the initial weights, or of the teacher if the weights are random, without the folder."""
     return without_place(weights_of(recipe) if recipe.weights != "none" else str(recipe.teacher))
 
 

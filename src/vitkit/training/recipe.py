@@ -724,7 +724,7 @@ OF_LABELS = (  # fields that pre-training does not have, because they are about 
 
 
 class SharedFields(TypedDict, total=False):
-    """Fields of every kind of training."""
+    """Keyword arguments that every kind of training accepts, with their types."""
 
     model_fields: Mapping[str, Any] | None
     image_size: int | None
@@ -780,7 +780,7 @@ class SharedFields(TypedDict, total=False):
 
 
 class ComparedFields(SharedFields, total=False):
-    """Fields that `vitkit.compare` and `vitkit.lab` pass to all their trainings."""
+    """Keyword arguments that `vitkit.compare` and `vitkit.lab` pass to all their trainings."""
 
     method: Literal["auto", "probe", "probe-sgd", "lora", "full", "scratch"]
     lora_rank: int
@@ -808,7 +808,7 @@ class ComparedFields(SharedFields, total=False):
 
 
 class PlannedFields(ComparedFields, total=False):
-    """Fields that `vitkit.plan` accepts."""
+    """Keyword arguments that `vitkit.plan` accepts."""
 
     model: str | None
     devices: int | None

@@ -255,7 +255,7 @@ def _tell_of_thresholds(classifier: Classifier, seen: Evaluation | None, say: Sa
 
 
 def _kind(seen: Evaluation) -> str:
-    """Return what the images that the calibration used are called in messages, such as `validation images`."""
+    """Return the term for the calibration images in messages, such as `validation images`."""
     return VALIDATION if seen.split == "val" else CROSS_VALIDATED
 
 

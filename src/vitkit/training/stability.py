@@ -319,7 +319,7 @@ class FiniteCheck:
         return norm.isfinite() & torch.tensor(not self._is_bad, device=norm.device)
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:  # the optimizer is unused
-        """Return whether the optimiser may take the step, because its losses and the norm of the gradient are finite.
+        """Return whether the optimiser may take the step: its losses and the norm of the gradient must be finite.
 
         Raises:
             DivergedError: this is the third skipped step in a row.
