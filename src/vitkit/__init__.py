@@ -1,7 +1,7 @@
 """vitkit: Vision Transformers that you can trust, inspect and deploy.
 
-Functions such as `train` and `predict` do the same as the commands of these names. `load` opens a trained or published
-model. Names are imported on first use. To read the code, start with `model/vit.py`.
+Functions such as `train` and `predict` do the same as the commands with the same names. `load` opens a trained or
+published model. Names are imported on first use. To read the code, start with `model/vit.py`.
 """
 
 import sys

@@ -73,7 +73,7 @@ class Classifier:
         preprocess: the conversion of a picture to the model's input.
         temperature: the divisor of the logits before the softmax or sigmoid.
         provenance: the origin of the weights: data and its hash, recipe, seed, versions, metrics.
-        report: for each tensor of a loaded checkpoint, how it was used; None if the weights were not loaded.
+        report: how each tensor of the loaded checkpoint was used; None if no checkpoint was loaded.
         thresholds: for a multi-label model, the lowest probability of each class at which it is predicted; otherwise
             None.
         pictures: the serialised record of the images that the weights were trained on (`data.seen`), or None.
@@ -81,9 +81,10 @@ class Classifier:
             from the model.
         trust: the serialised predictions of held-out images (`inference.trust`). Prediction sets and rules for
             uncertain or unknown images are derived from them. None if the model was not calibrated.
-        runner_has_features: whether the runner computes features after the logits.
+        runner_has_features: whether the runner returns the features in further columns after the logits.
         views: the views of each picture whose probabilities are averaged, see `with_views`; None for the usual input.
-        among: the positions of the pictures among all pictures of a command, see `as_part`; None for all pictures.
+        among: the positions of this classifier's pictures among all pictures of a command, see `as_part`; None if it
+            gets all of them.
     """
 
     model: Model
@@ -155,10 +156,10 @@ class Classifier:
 
     @property
     def unknown(self) -> Unknown | None:
-        """The score of how unfamiliar an image is, a part of `trust`; None if there is none or it is not available.
+        """The score of how unfamiliar an image is, which is a part of `trust`; None if it is not available.
 
-        The score is not available if patches are merged, because merging changes the features. It is not available for
-        several views either.
+        The score is not available if `trust` does not contain it, if the backend does not compute features, or if
+        several views are averaged.
 
         Raises:
             VitkitError: the record is damaged.
@@ -194,7 +195,10 @@ class Classifier:
         return self
 
     def logits(self, images: Tensor) -> Tensor:
-        """Compute logits (B, K) in float32 from preprocessed images (B, C, height, width), on the images' device."""
+        """Compute logits (B, K) in float32 from preprocessed images (B, C, height, width).
+
+        The logits are on the same device as `images`.
+        """
         import torch
 
         with torch.inference_mode():
@@ -224,14 +228,14 @@ class Classifier:
             backend: `eager`, `compile`, `openvino` or `onnx`; `auto` is the fastest that is installed.
             precision: `float32`, `bfloat16` or, on a GPU, `float16`; `auto` is bfloat16 if the hardware has
                 instructions for it, else float32.
-            images: the expected number of images, which `auto` takes into account; None for many.
+            images: the expected number of images, by which `auto` chooses; None means that there are many.
             merge: number of patches that every layer merges with others; only with backend `eager`.
-            plan: how `eager` computes on a CPU. `auto` is the fastest plan, or in float32 the plan `plain` for fewer
-                than 500 images.
-            say: called with lines about the speeds that were measured.
+            plan: the way in which `eager` computes on a CPU. `auto` is the fastest plan; in float32, it is `plain` if
+                fewer than 500 images are expected.
+            say: a function that is called with lines of text about the measured speeds.
             device: `cpu`, `cuda` or `mps`, for the backend; `auto` is the model's device, or a GPU if there is one.
-            features: whether to compute the input of the head as well, which the score for unknown images requires. By
-                default, it is computed if there is such a score and no patches are merged.
+            features: whether to compute the input of the head, too. The score for unknown images requires it. None
+                means that it is computed if the classifier has such a score and no patches are merged.
 
         Raises:
             VitkitError: the backend, precision, plan or device does not exist or does not work here, or the model's
@@ -248,8 +252,9 @@ class Classifier:
     def with_views(self, names: str) -> Classifier:
         """Return a copy of this classifier that averages the probabilities of several views of each picture.
 
-        This is test-time augmentation. Temperature and thresholds stay those of single views. Sets, sure predictions
-        and the score for unknown images, which were fitted to single views, are not available.
+        This is test-time augmentation. The temperature and the thresholds are still those that were fitted to single
+        views. Prediction sets, sure predictions and the score for unknown images are not available, because they were
+        fitted to single views.
 
         Args:
             names: `flip` for the picture and its mirror image, `crops` for the centre and the four corners, or
@@ -265,12 +270,13 @@ class Classifier:
         return other
 
     def as_part(self, positions: Sequence[int], total: int) -> Classifier:
-        """Return a copy of this classifier for some of a command's images.
+        """Return a copy of this classifier that processes only some of a command's images.
 
-        The results are bit-identical to those of a run on all images.
+        For each of these images, the results are bit-identical to those of a run on all images.
 
         Args:
-            positions: the positions of the images that are passed next, in ascending order.
+            positions: the positions, among all images of the command, of the images that will be passed to the copy.
+                They are in ascending order.
             total: the number of all images.
         """
         other = copy.copy(self)
@@ -278,9 +284,9 @@ class Classifier:
         return other
 
     def _by(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
-        """Return a copy of this classifier with another runner.
+        """Return a copy of this classifier with another runner; None computes logits with the model itself.
 
-        The model's mode stays as it is, whereas a new instance would set evaluation mode.
+        The copy leaves the model in its current mode. Creating a new instance would switch it to evaluation mode.
         """
         other = copy.copy(self)
         other.runner, other.runner_has_features = runner, has_features
@@ -298,7 +304,7 @@ class Classifier:
 
     @property
     def computation(self) -> dict[str, Any]:
-        """The settings of the computation: `backend`, `precision`, `plan` (empty if there is no choice) and `merge`."""
+        """The settings of the computation: `backend`, `precision`, `plan` (empty if there is only one) and `merge`."""
         merged, plan = (0, "") if self.runner is None else (self.runner.merged, self.runner.plan)
         return {"backend": self.backend, "precision": self.precision, "plan": plan, "merge": merged}
 
@@ -329,7 +335,7 @@ class Classifier:
     def assess(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Compute probabilities (B, K), or (B, K + 1) with the score for unknown images as the last column.
 
-        `prediction` turns a row of the result into a prediction. The column exists only if the model has the score.
+        The last column exists only if the score is available (`unknown`). `prediction` turns a row into a prediction.
 
         Args:
             pixels: preprocessed images (B, C, height, width).
@@ -414,16 +420,18 @@ class Classifier:
             return prepare(picture.image)
 
     def features(self, images: Tensor, what: Features = "head", precision: str = "float32") -> Tensor:
-        """Compute features in float32 from preprocessed images (B, C, height, width), on the images' device.
+        """Compute features in float32 from preprocessed images (B, C, height, width).
+
+        The features are on the same device as `images`.
 
         Args:
             images: the preprocessed images.
             what: the kind of features; `inference.features.read_features` lists the kinds.
-            precision: `float32`; or `bfloat16` or, on a GPU, `float16` to compute matrix products in that precision.
+            precision: the precision of matrix products: `float32`, `bfloat16` or, on a GPU, `float16`.
 
         Raises:
-            VitkitError: the model has no class token and its features are requested, or the precision is float16 and
-                the model is on a CPU.
+            VitkitError: the features of the class token are requested, but the model has no class token; or the
+                precision is float16 and the model is on a CPU.
         """
         import torch
 
@@ -440,7 +448,7 @@ class Classifier:
     def stream(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield each image's path with its probabilities (K,), or with an error message, in order.
+        """Yield the path of each image, in order, with its probabilities (K,) or an error message.
 
         Pictures in memory are called `picture 0`, `picture 1` and so on. Memory use does not grow with the number of
         images.
@@ -458,7 +466,7 @@ class Classifier:
     def assessments(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield each image's path with its row of `assess`, or with an error message; see `stream`."""
+        """Yield the path of each image with its row of the result of `assess`, or an error message; see `stream`."""
         if self.views is not None:
             return self.stream(images, batch_size)  # several views have no score for unknown images
         self._check_classes()
@@ -468,7 +476,7 @@ class Classifier:
     def logits_and_features(
         self, images: Sources, batch_size: int | None = None
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield each image's path with its logits and features (K + D,), or with an error message; see `stream`."""
+        """Yield the path of each image with its logits and features (K + D,), or an error message; see `stream`."""
         self._check_classes()
         see = self.seeing()
 
@@ -490,7 +498,7 @@ class Classifier:
         batch_size: int | None = None,
         precision: str = "float32",
     ) -> Iterator[tuple[str, npt.NDArray[np.float32] | str]]:
-        """Yield each image's path with its features, or with an error message.
+        """Yield the path of each image with its features or an error message.
 
         The arguments are those of `features` and `stream`.
         """
@@ -525,7 +533,7 @@ class Classifier:
     def predict(self, images: Sources, batch_size: int | None = None) -> Generator[Prediction]:
         """Yield a prediction for each image, in order.
 
-        An image that cannot be read, or whose logits are not finite, gives a `Prediction` with its `error`.
+        If an image cannot be read, or its logits are not finite, the `error` of its `Prediction` has the reason.
 
         Args:
             images: one or several paths, PIL images, numpy arrays (height, width, C) or torch tensors (C, height,
@@ -540,7 +548,7 @@ class Classifier:
             yield self.prediction(path, outcome)
 
     def prediction(self, path: str, outcome: npt.NDArray[np.float32] | str) -> Prediction:
-        """Make a prediction from an image's row of `assess`, (K,) or (K + 1,), or from an error message."""
+        """Make a prediction from a row of the result of `assess`, (K,) or (K + 1,), or from an error message."""
         if isinstance(outcome, str):
             return Prediction(path, error=outcome)
         thresholds, K = None if self.thresholds is None else np.array(self.thresholds), len(self.classes)
@@ -587,7 +595,7 @@ class Classifier:
         target: str | int = "top",
         layer: int | None = None,
     ) -> Explanation:
-        """Explain which regions of an image speak for a class, with the same pixels that predictions use.
+        """Explain which regions of an image support a class, from the same pixels that predictions use.
 
         Args:
             image: a file, its content, or a picture in memory, as for `predict`.

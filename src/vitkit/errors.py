@@ -27,7 +27,7 @@ def first_line(error: BaseException) -> str:
 
 
 class ShortageError(VitkitError):
-    """The machine has too little free memory or too many open files at present. The request itself is valid."""
+    """The machine currently has too little free memory or too many open files. The request itself is valid."""
 
 
 _FEW_FILES = (errno.EMFILE, errno.ENFILE)
@@ -53,7 +53,7 @@ class UnansweredError(VitkitError):
 
 
 class Interrupted(BaseException):  # not an error, but a request
-    """The program was asked to stop by a signal and stopped cleanly.
+    """A signal has asked the program to stop.
 
     Like `KeyboardInterrupt`, it is not an `Exception`, so that error handlers do not catch it. The command line exits
     with 128 + `signal_number`: 130 after Ctrl-C.

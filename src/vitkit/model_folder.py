@@ -1,8 +1,8 @@
 """The folder of a saved classifier: `model.safetensors`, `model.json`, `pictures.npz` and `trust.safetensors`.
 
 `pictures.npz` is the record of the training images, and `trust.safetensors` has the predictions of held-out images.
-`model.json` contains the hashes of the other files, so that damaged or mismatched files are noticed. Saving is
-journalled: after a crash, the folder holds either the old or the new model.
+`model.json` contains the hashes of the other files, so that damaged files and files of another model are noticed. A
+crash during saving leaves either the old or the new model in the folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write(
     Args:
         folder: the folder, which is created if it does not exist.
         weights: tensors by their names in the state dict.
-        description: the content of `model.json` without versions and hashes.
+        description: the content of `model.json`, except versions and hashes, which are added.
         pictures: the serialised record of the training images; None if there is none.
         trust: the serialised predictions of held-out images; None if there are none.
 
@@ -68,14 +68,14 @@ def write(
 
 
 def is_model_folder(path: Path) -> bool:
-    """Return whether the folder has a model description of vitkit, which may be damaged."""
+    """Return whether the folder has a model description of vitkit. The description may be damaged."""
     return any((path / name).is_file() for name in (DESCRIPTION, _NEXT))
 
 
 def read_description(folder: Path) -> dict[str, Any]:
     """Read the model description that belongs to the weights in the folder.
 
-    If a save was interrupted after the weights were replaced, this is the description in `model.json.next`.
+    If saving was interrupted after the weights were replaced, this is the description in `model.json.next`.
 
     Raises:
         VitkitError: the folder is not a model folder, or one of its files is damaged.
@@ -94,7 +94,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def version_of(folder: Path) -> str:
-    """Return the version of vitkit that wrote a model folder; "" if its description does not say."""
+    """Return the version of vitkit that wrote a model folder; "" if the folder's description does not contain it."""
     return str(_parse(folder / DESCRIPTION).get("vitkit_version", ""))
 
 
@@ -140,7 +140,8 @@ def _next(folder: Path, name: str) -> Path:
 def _settle(folder: Path) -> None:
     """Complete or undo an interrupted save.
 
-    If the new weights are in place, the new description replaces the old one; otherwise it is deleted.
+    If the new weights are already in place, the new description replaces the old one. Otherwise the new description is
+    deleted.
     """
     pending, weights = folder / _NEXT, folder / WEIGHTS
     if not pending.is_file():

@@ -60,9 +60,9 @@ _COMMON_PANEL = "Most used settings"
 
 
 class _Command(TyperCommand):
-    """A command whose help lists the flags by panel.
+    """A command whose help lists the flags in groups (panels).
 
-    The boxes of typer are not drawn, because their narrow columns break too many lines.
+    Typer's boxes around the panels are not drawn, because their narrow columns break too many lines.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -93,7 +93,7 @@ class _Command(TyperCommand):
         return str(formatter.getvalue())
 
     def _panels(self, ctx: Any, is_complete: bool) -> tuple[dict[str, list[tuple[str, str]]], int]:
-        """Return the rows of each panel, and the number of flags that are left out."""
+        """Return the help rows (flag, text) of each panel, and the number of flags that are not shown."""
         panels, further = dict[str, list[tuple[str, str]]](), 0
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -239,7 +239,7 @@ def _shortened(text: str) -> str:
 
 
 def _with_flag(message: str, arguments: list[str]) -> str:
-    """Replace a parameter name at the beginning of a message by its flag, if the user passed the flag."""
+    """Replace a parameter name at the beginning of a message by the parameter's flag, if the user passed this flag."""
     name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
     flag = f"--{name.replace('_', '-')}"
     passed = {argument.partition("=")[0] for argument in arguments}

@@ -1,8 +1,8 @@
 """The table of commands. Each row names the function that a command calls.
 
 The arguments, flags and help of a command are generated from the signature and the docstring of the function. By
-default, the command prints the function's result as text, or with `--json` as JSON. Further fields of a row change the
-output, the exit code or names.
+default, the command prints the function's result as text, or with `--json` as JSON. The optional fields of a row change
+what is printed, the exit code, or the names of parameters.
 
 To add a command, write its module in `verbs` and add the function to `HOMES` in `vitkit/__init__.py`. A row is
 necessary only to change a default, or to choose the command's position in the list.
@@ -49,8 +49,8 @@ _EVERYTHING = {"as_json": "Print everything as JSON."}
 def _call(function: _Function, values: _Values, *, as_json: bool = False) -> Any:
     """Call the function of a command, show its progress and notes, and return its result.
 
-    With `as_json`, nothing but JSON is written to stdout; other lines go to stderr. With --quiet, there are no other
-    lines.
+    With `as_json`, stdout receives only JSON, and other lines are written to stderr. With --quiet, other lines are not
+    written at all.
     """
     accepted = inspect.signature(inspect.unwrap(function)).parameters.keys() & {"say", "note", "progress"}
     with Bar() if "progress" in accepted else nullcontext() as bar:
@@ -72,11 +72,11 @@ class Verb:
     Attributes:
         module: the module of the function, relative to `vitkit`; importing it must be fast.
         name: the name of the function.
-        run: function that is called with the function of the command, the values and the switches. It prints the result
-            and returns the exit code, or None for 0.
-        switches: flags that are not parameters of the function, with their help.
-        ahead: the flag before which the switches are listed; by default they are last.
-        flags: positional parameters that are flags on the command line.
+        run: a function that takes the command's function, the values of its parameters, and the switches. It prints the
+            result and returns the exit code, or None for 0.
+        switches: the help of each flag that is not a parameter of the function, by name.
+        ahead: the flag before which the switches are listed; if empty, they are listed last.
+        flags: positional parameters of the function that become flags on the command line.
         exclude: parameters that are not offered on the command line.
         metavars: placeholders of values in the help, by parameter.
     """
@@ -120,7 +120,7 @@ class Verb:
 def _set_values(function: _Function, values: _Values) -> _Values:
     """Return only the values that the user has set, so that the function's defaults apply to the others.
 
-    A switch that is off counts as unset if the function's default is None.
+    A switch whose value is False counts as not set if the function's default is None.
     """
     if "model_fields" in values:
         from vitkit.training.recipe import read_sets
@@ -368,7 +368,7 @@ def _parameters_of(
 
     Args:
         function: a public function.
-        flags: positional parameters that are flags on the command line, as `out` always is.
+        flags: positional parameters that become flags on the command line. `out` always becomes a flag.
         exclude: parameters that are not offered on the command line.
         metavars: placeholders of values in the help, in addition to those that all commands have in common.
     """
@@ -397,7 +397,7 @@ def _parameters_of(
 
 
 def _parameters_of_fields(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return a flag for each dataclass field that the function accepts as a keyword (`add_recipe_fields`)."""
+    """Return a flag for each dataclass field that the function accepts as a keyword argument (`add_recipe_fields`)."""
     owners, exclude = getattr(function, "recipe_fields", ((), ()))
     offered = {name: option for owner in reversed(owners) for name, option in _options(owner).items()}
     names = dict.fromkeys(field.name for owner in owners for field in dataclasses.fields(owner))
@@ -464,10 +464,10 @@ def _as_help(entry: str, written: Mapping[str, str]) -> str:
 
 
 def _read(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the type of a parameter's flag, and the marks of `Annotated`.
+    """Return the type of a parameter's flag, and the further arguments (marks) of its `Annotated`.
 
-    The type is None if values cannot be typed as text. Annotations are read as text, because importing some of the
-    types takes seconds.
+    The type is None if users cannot enter such values as text. Annotations are read as text, because importing some of
+    the types takes seconds.
     """
     kind, marks = unannotated(annotation, known)
     parts = (_type(ast.unparse(part), known) for part in _alternatives(ast.parse(kind, mode="eval").body))
@@ -539,7 +539,7 @@ def _model_names(incomplete: str) -> list[str]:
 
 
 def _word(kind: Any) -> str | None:
-    """Return the name of a flag's value in the help; None for choices and switches, which typer describes itself."""
+    """Return the placeholder of a flag's value in the help; None if typer writes it itself (choices and switches)."""
     if get_origin(kind) is tuple:
         return " ".join(_WORDS.get(each, "TEXT") for each in get_args(kind) if each is not Ellipsis)
     parts = [part for part in get_args(kind) or (kind,) if part is not type(None)]
@@ -557,7 +557,7 @@ def _show(default: Any) -> str | bool:
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """Print the command that resumes the work, if a signal or a shortage of memory or open files interrupts it."""
+    """Print the command that resumes the work if a signal, too little memory or too many open files interrupt it."""
     from vitkit.inference.prediction import partial_of
 
     try:
@@ -602,7 +602,7 @@ def _json_writer(bar: Bar) -> Writer:
 
 
 def _print_all(prediction: Prediction, columns: Columns) -> None:
-    """Print the probability of every class for one image, then what the rules say about its label."""
+    """Print one image's probability of every class, then whether the rules reject its label, and its prediction set."""
     say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:

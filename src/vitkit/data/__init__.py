@@ -1,7 +1,8 @@
 """Find photographs, check them, split them, and convert them to tensors.
 
-Start with `table.py`: an `ImageTable` holds the key, label and split of every image. An image is a key and bytes
-(`storage.py`), so it need not be a file. The other modules, roughly in the order of their use:
+Start with `table.py`: an `ImageTable` holds the key, label and split of every image. A key is a text that identifies an
+image within its data, such as a relative path. The image need not be a file (`storage.py`). The other modules, roughly
+in the order of their use:
 
 - `sources.py` builds tables from folders, CSV files, archives, shards and named data sets.
 - `doctor/` searches a table for damaged files and duplicates.

@@ -3,7 +3,7 @@
 The archive may have every folder layout that is accepted on disk (`data.layout`). It may come from an untrusted source,
 so its list of members is checked (docs/decisions/0037-keys-and-bytes.md):
 
-- Links are left out, and so are members whose names lead out of the archive.
+- Links are left out. Members whose names would lead to a place outside the archive are left out, too.
 - Two members with the same name are an error.
 - No member is unpacked beyond its declared size.
 """
@@ -49,7 +49,7 @@ class _Member:
         packed: the number of bytes in the archive.
         size: the number of bytes after decompression.
         method: zip's number of the compression method; None in a tar.
-        check: the CRC-32 of the decompressed bytes; None in a tar, which has no checksums.
+        check: the CRC-32 of the decompressed bytes; None in a tar, which stores no checksums of contents.
         is_encrypted: whether reading the member requires a password.
     """
 
@@ -67,7 +67,7 @@ class _MemberIndex:
 
     Attributes:
         members: the members that are files, by key.
-        folders: the keys of the members that are folders, which may be empty.
+        folders: the keys of the members that are folders. Such a folder may be empty.
         ignored: the number of ignored members, by reason.
         unsafe: the names of members that are ignored because the name is not a valid path below a folder, such as
             `../a.png`.
@@ -105,8 +105,8 @@ class _MemberIndex:
 class Archive:
     """A .zip or .tar file as a storage of images. The keys are the names of its members.
 
-    Every read opens the file again, so threads and processes (forked or spawned) may share an archive. The list of
-    members is read once per process, and read again if the file changes.
+    Every read opens the file again, so threads and processes (forked or spawned) may share an archive. A process reads
+    the list of members once, and again if the file has changed.
     """
 
     path: Path
@@ -219,10 +219,10 @@ def _index_of_zip(path: Path) -> _MemberIndex:
 
 
 def _check_list(path: Path) -> None:
-    """Refuse a zip whose list of members is too long for the memory, without reading the list.
+    """Refuse a zip whose list of members would take too much memory. The list itself is not read.
 
     Raises:
-        VitkitError: the list is too long, or the file does not end as a zip does.
+        VitkitError: the list is too long, or the end of the file is not that of a zip.
     """
     with path.open("rb") as file:
         end = file.seek(0, 2)
@@ -269,7 +269,7 @@ def _index_of_tar(path: Path) -> _MemberIndex:
 
 
 class _Tree:
-    """The folders in an archive, with the methods that `data.layout` needs.
+    """The folders in an archive, with the methods that `data.layout` uses for folders on disk.
 
     Args:
         path: the path of the archive.
@@ -319,7 +319,7 @@ class _Tree:
         return Folder(self._root / key, has_images, tuple(folders))
 
     def images_below(self, folder: Path) -> list[str]:
-        """List the images below a folder by their relative paths, as `walk.images_below` does on disk."""
+        """List the images below a folder by their relative paths, as `storage.images_below` does on disk."""
         return list(self._images(folder.relative_to(self._root).as_posix().removeprefix("."), ""))
 
     def _images(self, key: str, before: str) -> Iterator[str]:
@@ -352,7 +352,7 @@ class _Tree:
             self._overlooked.hidden.append(place)
 
     def lines(self) -> tuple[str, ...]:
-        """Describe the ignored files and folders, one line per reason."""
+        """Describe the hidden folders that contain images and the members with invalid names, each in one sentence."""
         lines = self._overlooked.lines(self._root)
         if unsafe := self.index.unsafe:
             members = plural(len(unsafe), "member is", "members are")
@@ -366,7 +366,7 @@ def _join(key: str, name: str) -> str:
 
 
 def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> ImageTable:
-    """Return the table of the images in an archive. Its folders are interpreted as on disk."""
+    """Return the table of the images in an archive. Classes and splits are inferred from its folders as on disk."""
     path = path.resolve()
     overlooked = Overlooked()
     tree = _Tree(path, overlooked)

@@ -55,10 +55,10 @@ class Augment:
         return v2.Compose([v2.Lambda(reduce), self.build_random(preprocess)])
 
     def short_side(self, preprocess: Preprocess) -> int | None:
-        """Return the short side in pixels to which pictures are reduced before random crops; None without random crops.
+        """Return the short side, in pixels, to which pictures are reduced before random crops; None if there are none.
 
-        The value is chosen so that even the smallest crop has the model's size. A crop with share s of the area and an
-        aspect ratio of at most 4:3 keeps at least sqrt(s * 3/4) of the short side.
+        The value is so large that even the smallest crop is at least as large as the model's input. A crop with share s
+        of the area and an aspect ratio of at most 4:3 keeps at least sqrt(s * 3/4) of the short side.
         """
         if self.crop_scale is None:
             return None
@@ -67,8 +67,8 @@ class Augment:
     def decoded_side(self, preprocess: Preprocess) -> int:
         """Return the `short_side` to request from `decode`, large enough for random crops and for evaluation.
 
-        Half of the side that random crops need is enough, because `decode` returns at least twice the requested side
-        for large JPEGs.
+        For random crops, half of the side that they need is requested, because `decode` returns large JPEGs with at
+        least twice the requested side.
         """
         of_crops = math.ceil((self.short_side(preprocess) or 0) / 2)
         return max(preprocess.short_side, of_crops)
@@ -130,8 +130,8 @@ class Mixing:
             images: (B, C, height, width).
             targets: (B, K) probabilities of the classes.
             seed: the seed of all random numbers.
-            before: a function that receives a process's share of a batch. For each row of the share, it returns the
-                previous row of the whole batch. None if `images` is the whole batch.
+            before: a function that takes the rows of this process's share of a batch. For each of them, it returns the
+                previous row of the whole batch, which another process may hold. None if `images` is the whole batch.
         """
         before = before or partial(torch.roll, shifts=1, dims=0)
         random = np.random.default_rng(seed)
@@ -165,9 +165,9 @@ class CustomAugment(Augment):
     """An augmentation that applies a function of the caller before the other random augmentations.
 
     Attributes:
-        change: a function from a picture to a picture. The picture that it receives has been decoded and reduced to
-            about the model's size. The random numbers that the function draws from torch, numpy and Python depend only
-            on the seed of the sample.
+        change: a function that takes and returns a picture. The picture that it takes has been decoded and reduced to
+            about the model's size. The random generators of torch, numpy and Python are seeded before each call, so the
+            random numbers depend only on the seed of the sample.
     """
 
     change: Callable[[Image.Image], Image.Image]

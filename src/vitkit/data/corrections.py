@@ -35,8 +35,8 @@ def read_corrected(
         labels: the label file; None to change nothing.
         layout: how to read the folders in the data's folder: as `classes` or as `splits`. `auto` decides by their names
             and contents.
-        may_be_one_class: whether to accept images of a single class. A classifier can be tested on such images, but not
-            trained on them.
+        may_be_one_class: whether to accept data in which all images have the same class. A classifier can be tested on
+            such data, but not trained on them.
 
     Raises:
         VitkitError: the data or the label file cannot be understood, or fewer than two classes remain.
@@ -53,7 +53,7 @@ def read_corrected(
 
 
 def labels_of(table: ImageTable) -> list[tuple[str, str]]:
-    """Return the path and the label of each image, written as in a label file."""
+    """Return the path and the label of each image, as they are written in label files."""
     return [(path, table.cell_of(i)) for i, path in enumerate(table.paths)]
 
 
@@ -63,8 +63,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     Args:
         table: the images, split or not.
         labels: the rows of the label file.
-        may_add: whether to add pictures that the label file names and that are in the data's folder but not in the
-            table.
+        may_add: whether to add pictures to the table that the label file names and the data's folder contains.
 
     Returns:
         The corrected table: the remaining rows in their order, then the added rows. Classes are sorted, and classes
@@ -111,10 +110,12 @@ class _EditTally:
     """The effects of the rows of a label file, collected while the rows are applied.
 
     Attributes:
-        lost: the paths that match no picture.
-        known: for each image that the file names, its label before the first edit and all labels that edits gave it.
-        proposed: for each image whose label a model proposed, the label before the first proposal, and the proposer.
-        proposed_of_added: the proposer of the label of each added picture, by path.
+        lost: the paths in the label file that match no picture, as the keys of a dictionary.
+        known: for each image that the file names, the previous label in its first row, and the labels in all of its
+            rows.
+        proposed: for each image whose label a model proposed, the label before the first proposal, and the run whose
+            model proposed it.
+        proposed_of_added: for each added picture whose label a model proposed, the run of this model, by path.
         last: for each image, its last label before it was left out.
     """
 
@@ -134,9 +135,9 @@ class _EditTally:
             self.last[image] = now
 
     def stale(self, before: Sequence[str]) -> list[int]:
-        """Return the images whose label in the data does not occur in their rows of the label file.
+        """Return the images whose label in the data occurs nowhere in their rows of the label file.
 
-        The label in the data was probably changed after the label file was written.
+        The label in the data was probably changed after these rows were written.
         """
         return [i for i, names in self.known.items() if not names & {"", UNLABELLED, before[i]}]
 
@@ -152,7 +153,7 @@ def _proposals(
     added: dict[str, str],
     tally: _EditTally,
 ) -> tuple[Proposal, ...]:
-    """Return the proposals of models that the labels follow, including those of earlier label files.
+    """Return the proposals of models that the current labels follow, including those of earlier label files.
 
     If a class was renamed, earlier labels are translated to its new name.
     """
@@ -215,9 +216,9 @@ def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[st
 
 
 def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the labels of the added pictures whose split is known, by path, and the paths of the others.
+    """Return the labels, by path, of the added pictures whose split is known, and the paths of the other pictures.
 
-    If the table has no splits, all pictures are in the first group.
+    If the table has no splits, the labels of all pictures are returned.
     """
     if not any(table.splits):
         return added, []
@@ -274,7 +275,7 @@ def _in_words(
     tally: _EditTally,
     homeless: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-    """Describe the changes, and the rows that had no effect, as two lists of lines."""
+    """Return two lists of lines: descriptions of the changes, and of the rows that had no effect."""
     name, (before, after) = without_place(labels.name), texts
     proposed = len({proposal.path for proposal in changed.proposals} - {proposal.path for proposal in table.proposals})
     by = f" ({proposed} proposed by a model)" if proposed else ""
@@ -338,7 +339,8 @@ class Followed:
 
     Attributes:
         labels: the current label of each image, written as in a label file; `EXCLUDED` if the image is left out.
-        lost: the paths in the label file that match no picture in the data's folder.
+        lost: the paths in the label file that match neither an image of the table nor a file in the data's folder, as
+            the keys of a dictionary.
     """
 
     def __init__(self, table: ImageTable) -> None:
@@ -353,7 +355,7 @@ class Followed:
         self.lost: dict[str, None] = {}
 
     def take(self, file: LabelFile) -> None:
-        """Apply the rows of a label file that were added since the last call.
+        """Apply those rows of a label file that were added since the last call.
 
         Raises:
             VitkitError: a label names several classes in a single-label table.

@@ -3,7 +3,7 @@
 Start with `decode` and `read_picture`. The sections below them are, in this order:
 
 - opening a file, and the accepted formats
-- samples of more than 8 bits, and which numbers are black and white
+- the conversion of samples of more than 8 bits, whose black and white levels must be found
 - the memory budget that the decoding threads share
 """
 
@@ -81,7 +81,8 @@ class Picture:
         format, mode: Pillow's names for the format and mode of the file.
         width, height: the size in pixels of the upright picture in the file, even if it was decoded at a smaller scale.
         is_animated: whether the file has several frames. The first frame was decoded.
-        doubt: the reason why the brightness may be wrong, because the file does not determine it; otherwise None.
+        doubt: why the brightness may be wrong, for example because the file does not state which numbers are black and
+            white; None if there is no doubt.
     """
 
     image: Image.Image
@@ -124,8 +125,8 @@ def read_picture(path: str | Place, short_side: int | None = None) -> Picture:
 def picture_of(path: str | Place, short_side: int | None = None, content: bytes | None = None) -> Iterator[Picture]:
     """Decode a file as `read_picture` does, for use in a `with` block.
 
-    The picture counts towards the memory budget until the block ends. Meanwhile, other threads may have to wait before
-    they decode large pictures. The block should therefore reduce the picture to something smaller.
+    The picture counts towards the memory budget until the block ends, so other threads may have to wait before they can
+    decode large pictures. Inside the block, reduce the picture to something smaller.
 
     Args:
         path: the file.
@@ -163,7 +164,7 @@ def _read(path: str | Place, short_side: int | None, content: bytes | None, take
 
 
 def _stored_bytes(path: str | Place) -> bytes | None:
-    """Return the bytes of an image in a storage; None for a file, of which Pillow reads only the needed parts."""
+    """Return the bytes of an image in a storage; None for a regular file, because Pillow reads only parts of it."""
     if not isinstance(path, Stored) and os.path.isfile(path):  # noqa: PTH113  # a Path takes three times as long
         return None
     stored = stored_at(path)
@@ -197,8 +198,8 @@ def warn_of_doubt(path: str | Place, picture: Picture) -> None:
 def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
     """Raise ShortageError if reading a file failed because the machine lacks memory or has too many open files.
 
-    A damaged file may request more memory than any machine has. The machine therefore counts as short of memory only if
-    it cannot allocate twice the memory that an intact file of this size would need.
+    A decoder may request absurd amounts of memory for a damaged file. The machine therefore counts as short of memory
+    only if it cannot allocate twice the memory that an intact picture of this size needs.
 
     Args:
         path: the file.
@@ -258,7 +259,7 @@ def _orientation(image: Image.Image) -> int | None:
 
 
 def _bytes_per_pixel(mode: str) -> int:
-    """Return the bytes per pixel of a Pillow image of this mode."""
+    """Return the number of bytes per pixel of a Pillow image with this mode."""
     return {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(mode, 4)
 
 
@@ -280,7 +281,7 @@ def flattened(image: Image.Image) -> Image.Image:
 
 
 def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Apply `change` to a few rows at a time, so that the working memory does not grow with the picture."""
+    """Apply `change` to a few rows of a picture at a time, so that large pictures need no more working memory."""
     if image.width * image.height <= STRIP:
         return change(image)
     changed = Image.new("RGB", image.size)
@@ -331,9 +332,10 @@ _REGISTERING = threading.Lock()
 
 
 class _Quiet:
-    """A context that ignores warnings while any thread decodes.
+    """A context manager that ignores warnings while at least one thread is inside it.
 
-    It counts the threads in the context, because `warnings.catch_warnings` is not safe for overlapping threads.
+    It counts the threads, because `warnings.catch_warnings` is not safe if threads enter and leave it at different
+    times.
     """
 
     def __init__(self) -> None:
@@ -383,9 +385,9 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
 
 
 def decoders() -> str:
-    """Return a name for the installed decoders.
+    """Return a name that identifies the installed decoders and their versions.
 
-    Cached results are stored under this name, because other decoders may give other pixels.
+    Cached results are stored under this name, because other decoders may return other pixels.
     """
     from importlib.metadata import version
 
@@ -434,15 +436,15 @@ class Samples:
     """The storage format of the numbers in an image file, and the numbers that mean black and white.
 
     A file states the number of bits of its samples. It may also state the largest number in use, and whether 0 is black
-    or white. If it does not, the most likely rule is applied and the doubt is reported
+    or white. If it does not state these, the most likely values are assumed, and the doubt is reported
     (docs/decisions/0015-what-numbers-stand-for.md).
 
     Attributes:
-        bits: the bits of each number.
+        bits: the number of bits per sample.
         kind: unsigned or signed integers, or floating point.
         low, high: the smallest and the largest number in use, if the file states them.
         is_negative: whether 0 is white.
-        is_shortened: whether Pillow returns only the upper 8 bits of each number.
+        is_shortened: whether Pillow returns only the upper 8 of 16 bits.
     """
 
     bits: int = 8
@@ -454,7 +456,7 @@ class Samples:
 
     @property
     def are_bytes(self) -> bool:
-        """Return whether Pillow's conversion to RGB is correct for these samples."""
+        """Return whether the samples are ordinary bytes, which Pillow converts to RGB correctly."""
         return self.bits <= 8 and self.kind == "unsigned"
 
 
@@ -484,7 +486,7 @@ def _of_tiff(tags: Any, is_shortened: bool, *, is_grey: bool) -> Samples:
 
 
 def _number(value: Any) -> float | None:
-    """Return the (first) value of a TIFF tag as a number; None if it is not a finite number."""
+    """Return the value of a TIFF tag, or the first of several, as a number; None if it is not a finite number."""
     while isinstance(value, (tuple, list)):
         value = value[0] if value else None
     try:
@@ -574,9 +576,9 @@ def _pairs(extrema: Any) -> list[tuple[float, float]]:
 
 
 def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
-    """Return the numbers of the file.
+    """Return the samples of a picture as an array of the numbers in the file.
 
-    Pillow's arrays have neither signed bytes nor unsigned 32-bit numbers, so these are reinterpreted.
+    Pillow returns signed bytes as unsigned ones and unsigned 32-bit numbers as signed ones, so these are reinterpreted.
     """
     stored = np.asarray(image)
     if samples.kind == "signed" and stored.dtype == np.uint8:
@@ -587,7 +589,7 @@ def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
 
 
 def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
-    """Return the smallest and the largest finite number, and whether all numbers are finite."""
+    """Return the smallest and the largest finite sample, and whether all samples are finite."""
     low, high, is_finite = math.inf, -math.inf, True
     for _, strip in _strips(image):
         values = _values(strip, samples)
@@ -601,7 +603,7 @@ def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
 
 
 def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str | None]:
-    """Return the numbers that are black and white, and the reason why they may be wrong, or None."""
+    """Return the numbers that mean black and white, and the reason why they may be wrong, or None."""
     if samples.kind == "float" and low >= 0 and high <= 1:
         return 0.0, 1.0, None
     if samples.kind != "unsigned" and _states_range(samples, low, high):
@@ -631,16 +633,17 @@ def _dark(high: float, bits: int) -> str:
 
 
 def _states_range(samples: Samples, low: float, high: float) -> bool:
-    """Return whether the file states a range that contains all of its numbers."""
+    """Return whether the file states a range, and this range contains all of its samples (`low` to `high`)."""
     if samples.low is None or samples.high is None:
         return False
     return samples.low < samples.high and samples.low <= low and high <= samples.high
 
 
 def _stated_bits(samples: Samples, high: float) -> int | None:
-    """Return the number of significant bits that the file states; None if it states none.
+    """Return the number of significant bits that the file implies; None if it states no largest number.
 
-    By the TIFF standard, the largest number in use need not be white, so only the number of its bits counts.
+    By the TIFF standard, the stated largest number need not mean white. Therefore only its number of bits is used. It
+    is ignored if a sample (at most `high`) exceeds it.
     """
     if samples.high is None or samples.high < max(high, 1):
         return None
@@ -648,7 +651,7 @@ def _stated_bits(samples: Samples, high: float) -> int | None:
 
 
 def _is_unscaled(image: Image.Image, samples: Samples) -> bool:
-    """Return whether the significant bits of a PNG's numbers are the lowest bits.
+    """Return whether the significant bits of a PNG's samples are the lowest bits.
 
     The PNG standard requires them to be the highest bits.
     """
@@ -674,12 +677,12 @@ class OverBudgetError(Exception):
 class MemoryBudget:
     """A limit on the memory of decoded pictures that all threads of a process hold at the same time.
 
-    A picture larger than the whole budget is decoded when no other thread holds any. A thread that already has a share
-    never waits for more, so that threads cannot deadlock.
+    A picture that is larger than the whole budget is decoded when no other thread holds a picture. A thread that has
+    already reserved memory never waits for more, so threads cannot deadlock.
 
     Args:
-        size: the limit in bytes. None means a quarter of the memory that is free at the first large picture, but at
-            least `LEAST_BUDGET`.
+        size: the limit in bytes. None means a quarter of the memory that is free when the first large picture is
+            decoded, but at least `LEAST_BUDGET`.
     """
 
     def __init__(self, size: int | None = None) -> None:
@@ -687,19 +690,19 @@ class MemoryBudget:
         self.clear()
 
     def limit(self, most: int) -> None:
-        """Set the budget to `most` bytes, and raise OverBudgetError for larger pictures from now on."""
+        """Set the budget to `most` bytes. From now on, a larger picture raises OverBudgetError."""
         self._size = self._most = most
 
     def clear(self) -> None:
-        """Discard all reservations. A forked process calls this, because it has none of its parent's threads."""
+        """Discard all reservations. This is called in a forked process, in which the parent's threads do not exist."""
         self._changed, self._held, self._of_thread = threading.Condition(), 0, threading.local()
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function that reserves bytes of the budget and waits until enough are free.
+        """Yield a function that waits until the requested number of bytes is free, and reserves them.
 
-        The bytes are released at the end of the block. The function raises OverBudgetError for more bytes than `limit`
-        allows.
+        The bytes are released at the end of the `with` block. The function raises OverBudgetError if more bytes are
+        requested than `limit` allows.
         """
         taken = 0
 

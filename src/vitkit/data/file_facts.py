@@ -2,8 +2,8 @@
 
 `scan` returns the facts of files: a digest, the size, a thumbnail and keypoints. `Memory` stores them in an SQLite
 database outside the data's folder. A file is not read again if its device, inode, size and times are unchanged (as in
-git). Otherwise it is recognised by the hash of its content, and not decoded again. If the database cannot be written,
-every file is examined.
+git). Otherwise it is read, but if a file with the same content has been examined before, it is not decoded again. If
+the database cannot be written, every file is examined.
 
 Python decodes small pictures in only one thread at a time, so many files are distributed to processes
 (`system.processes`). If such a process cannot start or dies, its files are examined in the main process.
@@ -83,7 +83,7 @@ _SETTLED = 2 * 10**9  # nanoseconds after which another change surely changes th
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts about one image file.
+    """What is known about one image file.
 
     Attributes:
         digest: the SHA-256 of the file's bytes; empty if the file could not be opened.
@@ -93,7 +93,7 @@ class Facts:
         width, height: the size of the upright picture in pixels.
         is_animated: whether the file has several frames. Only the first frame is used.
         thumbnail: the 16 x 16 thumbnail in RGB, as 768 bytes.
-        doubt: the reason why the brightness may be wrong, because the file does not determine it; otherwise None.
+        doubt: why the brightness may be wrong, as in `decode.Picture`; None if there is no doubt.
         keypoints: the keypoints of the picture (`doctor.keypoints`); empty if they were not computed.
     """
 
@@ -115,11 +115,12 @@ row_of = attrgetter(*_FACTS.split(", "))
 class FactTable(Sequence[Facts]):
     """The facts of n images, a column for each field.
 
-    An object for each image would take 1.5 kB, and a million images 1.5 GB. The columns take 50 bytes an image, beside
-    those of thumbnails and keypoints, which are temporary files if there are many images (`empty_array`).
+    One object per image would take 1.5 kB, or 1.5 GB for a million images. The columns take 50 bytes per image. In
+    addition, there are thumbnails and keypoints, which are kept in temporary files if there are many images
+    (`empty_array`).
 
     Args:
-        images: the number of images. Their facts are unreadable until they are set.
+        images: the number of images. Until its facts are set, an image counts as unreadable.
     """
 
     def __init__(self, images: int) -> None:
@@ -128,7 +129,7 @@ class FactTable(Sequence[Facts]):
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> FactTable:
-        """Return a table of these facts; a table itself is returned as it is."""
+        """Return a table of these facts. If `facts` is already a table, return it unchanged."""
         if isinstance(facts, FactTable):
             return facts
         table = cls(len(facts))
@@ -165,7 +166,7 @@ class FactTable(Sequence[Facts]):
         return table
 
     def column(self, name: str) -> list[Any]:
-        """Return one field of all images, without the objects that hold all fields."""
+        """Return one field of all images, without creating a `Facts` object per image."""
         return self._columns.column(name, self._rows)
 
     def thumbnails(self) -> npt.NDArray[np.uint8]:
@@ -177,14 +178,17 @@ class FactTable(Sequence[Facts]):
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of a table of facts. A field of few values is in `kinds`, the rows of which `kind` numbers.
+    """The columns of a table of facts.
+
+    Fields with few distinct values are stored once per combination of values, as rows of `kinds`.
 
     Attributes:
-        digests, thumbnails, keypoints: the bytes of each image, with zeros at the end of shorter ones, (n, bytes).
-        sizes: the width, the height and the bytes of keypoints of each image, (n, 3).
-        kind: the number of each image's row in `kinds`, (n,).
-        kinds: the error, format, mode, animation and doubt of images, and whether they have a digest and a thumbnail.
-        numbers: the number of each row of `kinds`.
+        digests, thumbnails, keypoints: the bytes of each image, (n, bytes). Shorter values are padded with zeros.
+        sizes: the width, the height and the number of bytes of keypoints of each image, (n, 3).
+        kind: the index of each image's row in `kinds`, (n,).
+        kinds: combinations of the fields error, format, mode, is_animated and doubt, and of whether there are a digest
+            and a thumbnail.
+        numbers: the index of each row of `kinds`, by row.
     """
 
     digests: npt.NDArray[np.uint8]
@@ -264,7 +268,7 @@ class _Columns:
 
 
 def _fill(array: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], values: Sequence[bytes]) -> None:
-    """Set rows of an array (n, bytes) to these values; empty ones are left out."""
+    """Set rows of an array (n, bytes) to these values. Rows with an empty value are left unchanged."""
     there = [value for value in values if value]
     where = rows if len(there) == len(rows) else rows[[bool(value) for value in values]]
     array[where] = np.frombuffer(b"".join(there), np.uint8).reshape(len(there), array.shape[1])
@@ -283,11 +287,11 @@ _MANY = 2_000  # new files for which it is worth starting processes
 
 
 def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], None] | None = None) -> FactTable:
-    """Return the facts of each file, in order. Files and contents from earlier scans are not decoded again.
+    """Return the facts of each file, in order. A file is not decoded if earlier scans have decoded the same content.
 
     Args:
         files: the image files.
-        memory: the facts of earlier scans.
+        memory: the database with the facts of earlier scans.
         progress: receives the number of files done and their total.
     """
     table = FactTable(len(files))
@@ -318,7 +322,7 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
 
 
 def _examine_all(files: Sequence[Stamped], readers: Readers, memory: Memory) -> list[Facts]:
-    """Examine files in another process; files that it cannot examine are examined in this process."""
+    """Examine files in another process. If that process cannot examine a file, examine the file in this process."""
     facts = readers.examine(files)
     left = [i for i, fact in enumerate(facts) if fact is None]
     if left:
@@ -333,7 +337,7 @@ def _examine_all(files: Sequence[Stamped], readers: Readers, memory: Memory) -> 
 def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
     """Examine files whose stamp is not in the database, and store the facts.
 
-    The facts of a picture are None if it needs more memory than this process may use.
+    Return the facts of each file; None for a picture that needs more memory than this process may use.
     """
     with QUIET:
         contents = [_read(file) for file, _ in files]
@@ -360,8 +364,8 @@ class _Look:
 
     Attributes:
         facts: the facts; None for a picture that needs more memory than this process may use.
-        grey: the grey values for the search for keypoints; None if no search is needed.
-        is_lasting: whether reading the file again would give the same facts.
+        grey: the grey values in which keypoints are to be searched for; None if no search is needed.
+        is_lasting: whether reading the file again would give the same facts, so that they can be stored.
     """
 
     facts: Facts | None
@@ -371,7 +375,7 @@ class _Look:
 
 @dataclass(frozen=True)
 class _Content:
-    """The digest of a file, and the bytes of a small file, which is then not read again for decoding."""
+    """The digest of a file, and its bytes if it is small, so that it need not be read again for decoding."""
 
     digest: bytes
     itself: bytes | None
@@ -431,10 +435,11 @@ _MOST_READERS = 32  # processes
 
 
 class Readers:
-    """A pool of processes that examine files. Several threads may use the pool.
+    """A pool of processes that examine files. Several threads may use the pool at the same time.
 
     Args:
-        processes: the number of processes; 1 means only this process.
+        processes: the number of processes to start; if it is 1, none is started, and the calling process examines all
+            files.
     """
 
     def __init__(self, processes: int) -> None:
@@ -471,7 +476,7 @@ class Readers:
 
 
 class _Reader:
-    """A process that examines files. If it fails, the calling process examines the files."""
+    """A process that examines files. If it fails, it returns None for each file, so that its caller examines them."""
 
     def __init__(self, room: int) -> None:
         self._worker = Worker(__name__, is_quiet=True)
@@ -509,7 +514,8 @@ class _Reader:
 def serve() -> None:
     """Examine the files that the parent process sends.
 
-    The first message is the largest number of bytes that a picture may need. All other messages are lists of files.
+    The first message is the largest number of bytes that decoding a picture may take. All other messages are lists of
+    files.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal also sends it to the parent process, which decides
     gc.set_threshold(100_000)  # decoding creates few reference cycles
@@ -529,7 +535,7 @@ def serve() -> None:
 
 
 class Memory:
-    """A database of facts by file and by content, and of results of comparisons. Threads may share it."""
+    """A database of facts by file and by content, and of the pairs of copies that were found. Threads may share it."""
 
     def __init__(self) -> None:
         self._path = cache_folder() / f"doctor-{_VERSION}-{decoders()}.sqlite3"
@@ -573,13 +579,13 @@ class Memory:
         self.write(least=_WRITTEN)
 
     def compared(self, digests: Sequence[bytes]) -> tuple[tuple[bytes, ...], Any] | None:
-        """Look up the earlier comparison that covered the most of `digests`.
+        """Look up the earlier comparison that covered the largest part of these contents.
 
         Args:
             digests: the SHA-256 digests of the contents to compare, sorted and without repetitions.
 
         Returns:
-            The digests of the contents in that comparison, and its result; None if no comparison covered more than half
+            The digests of the contents of that comparison, and its result. None if no comparison covered more than half
             of `digests`.
         """
         rows = self._ask("SELECT pairs FROM compared WHERE name IN", [_name_of(digests)])
@@ -629,7 +635,7 @@ class Memory:
                     self._give_up(error)
 
     def _give_up(self, reason: Exception | None = None) -> None:
-        """Close the database and continue without it. If the database is damaged, delete it."""
+        """Close the database, and work without it from now on. If `reason` says that it is damaged, delete it."""
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
@@ -644,10 +650,10 @@ def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def stamp_of(file: Place) -> bytes | None:
-    """Return bytes that change whenever a file changes; None if no such bytes can be given.
+    """Return bytes that change whenever a file changes; None if there are no such bytes at the moment.
 
-    This is the case if the file cannot be read, or if it changed in the last two seconds. In the latter case, another
-    change might leave the same times.
+    There are none if the file cannot be read, or if it changed in the last two seconds, because another change might
+    then leave its times equal.
     """
     if isinstance(file, Stored):
         return file.storage.stamp(file.key)

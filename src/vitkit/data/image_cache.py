@@ -1,7 +1,8 @@
 """Caches of decoded pictures between epochs, at the size that training needs.
 
 The pictures are cached in memory that all processes of a run share, or as files in vitkit's cache folder. A photograph
-that has changed on disk is decoded again. The cache returns exactly the decoded pixels, so it never affects a result.
+that has changed on disk is decoded again. A cache returns exactly the pixels that were stored, so results do not depend
+on it.
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ class PictureCache(Protocol):
     def picture(self, index: int, file: Place, make: Make) -> Image.Image:
         """Return picture number `index` in RGB from the cache.
 
-        If it is not in the cache, call `make`, and store the result if there is enough space.
+        If it is not in the cache, get it by calling `make`, and store it if there is enough space.
         """
         ...
 
 
 class _Room:
-    """A budget of bytes that forked processes share. Reserved bytes are never released."""
+    """A number of bytes that forked processes may reserve together. Reserved bytes are never released."""
 
     def __init__(self, size: int) -> None:
         self.size, self.lock = size, multiprocessing.Lock()
         self._used = np.frombuffer(mmap.mmap(-1, 8), np.int64)
 
     def take(self, size: int) -> int | None:
-        """Reserve bytes and return their offset; None if fewer are left. The caller must hold the lock."""
+        """Reserve bytes and return their offset; None if too few are left. The caller must hold the lock."""
         start = int(self._used[0])
         if start + size > self.size:
             return None
@@ -68,7 +69,7 @@ class MemoryCache:
 
     Args:
         images: the number of pictures.
-        size: the largest number of bytes to use. The system allocates memory only when pictures are stored.
+        size: the largest number of bytes to use. The system allocates the memory only as pictures are stored.
     """
 
     def __init__(self, images: int, size: int) -> None:
@@ -101,7 +102,7 @@ class MemoryCache:
 
 
 class DiskCache:
-    """A cache of files, which later runs use too. The name of a file depends on the photograph's content and on `rule`.
+    """A cache of files, which later runs can use, too. A file is named by the photograph's content and `rule`.
 
     Args:
         rule: a description of how a picture is reduced before it is stored.
@@ -188,9 +189,9 @@ def choose_cache(cache: str, need: int, *, workers: int, processes: int = 1) -> 
 
 
 def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | None:
-    """Open the kind of cache that `choose_cache` selected, with a tenth more space than estimated.
+    """Open the kind of cache that `choose_cache` returned, with space for a tenth more bytes than estimated.
 
-    Return None if `cache` is none, or if the system refuses the memory.
+    Return None if `cache` is `none`, or if the system refuses to provide the memory.
 
     Args:
         cache: ram, disk or none (`choose_cache`).
@@ -250,7 +251,7 @@ def _kept() -> list[tuple[float, int, Path]]:
 
 
 def _make_room(size: int) -> None:
-    """Delete the least recently used files until `size` more bytes fit within the limit of the cache."""
+    """Delete the least recently used files of the cache until `size` more bytes fit within the cache's limit."""
     kept = sorted(_kept())
     held, bound = sum(bytes_used for _, bytes_used, _ in kept), min(_free_disk() // 2, _LARGEST)
     for _, bytes_used, path in kept:

@@ -61,9 +61,9 @@ def is_in_memory(source: object) -> bool:
 
 
 def sources_of(sources: object) -> Iterator[Source]:
-    """Yield each source in order: a path as text, or a picture in memory with a name.
+    """Yield each source in order: a path as text, an image in a storage, or a named picture in memory.
 
-    The argument is one source or an iterable of sources. An array or tensor with four axes is several pictures.
+    The argument is one source or an iterable of sources. An array or tensor with four axes contains several pictures.
 
     Raises:
         VitkitError: a source is neither a path nor a picture; the message names its type.
@@ -135,7 +135,7 @@ def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]
 
 
 def as_file(image: Image.Image) -> bytes:
-    """Encode a PIL image as the bytes of a lossless file, so that the common decoder can read it.
+    """Encode a PIL image as the bytes of a lossless file, which the decoder for files (`decode`) can read.
 
     Raises:
         VitkitError: images of this mode cannot be encoded.

@@ -4,15 +4,15 @@ A label file is a CSV file with these columns; the last three are optional:
 
 - path: the path of the image, relative to the data's folder or absolute.
 - label: the new label. An empty label leaves the image out. The label `;` means a multi-label image without any class.
-- previous: the label before.
+- previous: the label before the change.
 - when: the time of the change.
 - proposed_by: the model that proposed the label; empty if a person chose it without a proposal.
 
-Later rows replace earlier ones, so the rows in order are also the history of changes
+For each image, only the last row counts. The rows therefore also record the history of changes
 (docs/decisions/0028-label-files.md).
 
-The module also reads a run's list of suspected label errors (label_errors.csv), and finds the image that a path in such
-a file denotes. `read_rows` reads the rows of any CSV file that people write.
+The module also reads a run's list of suspected label errors (label_errors.csv), and finds the image that a path in
+these files denotes. `read_rows` reads any CSV file that people have written or edited.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _RECENT = 2**16  # bytes at the end of a file, which hold its last rows
 
 
 class Edit(NamedTuple):
-    """A row of a label file: a label that was assigned to an image.
+    """A row of a label file, which assigns a label to an image.
 
     Attributes:
         path: the path relative to the data's folder, with `/`, or absolute.
@@ -78,13 +78,13 @@ class Edit(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A change of label that a model proposed: the image was relabelled or left out.
+    """A change of an image's label that a model proposed: a new label, or leaving the image out.
 
     Attributes:
         path: the path of the image.
         before: the label before the first proposal, as in a label file; `UNLABELLED` if there was none.
         by: the run whose model proposed the change, or the name of the list of suspected label errors.
-        split: the split that a left-out image would be in; None for other images.
+        split: for an image that is left out, the split that it would be in; otherwise None.
         digest: the first bytes of the file's SHA-256 as hexadecimal text; empty if unknown. A moved file is recognised
             by its digest.
     """
@@ -107,8 +107,8 @@ class LabelFile:
         name: the name of the file for messages.
         edits: the rows in order; for each path, the last row counts.
         lines: the number of the line in which each row begins.
-        has_suspects: whether the file is a run's list of suspected label errors. The labels in such a list are the
-            current labels until somebody edits the file.
+        has_suspects: whether the file is a run's list of suspected label errors. Its labels are those that the images
+            already have, unless somebody has edited the list.
         content: the bytes that the rows were read from.
     """
 
@@ -124,8 +124,8 @@ def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
 
     Args:
         file: the file.
-        known: the result of reading an earlier state of the file. If rows were only added since then, only the new rows
-            are parsed.
+        known: the result of an earlier call. If rows have only been added to the file since then, only these are
+            parsed.
 
     Raises:
         VitkitError: the file does not exist or is not a label file; the message names the line.
@@ -152,7 +152,7 @@ def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
 
 
 def _is_added_to(known: LabelFile, content: bytes) -> bool:
-    """Return whether `content` starts with the known content, which must end with a complete row."""
+    """Return whether `content` starts with the known content, and the known content ends with a complete row."""
     return known.content.startswith(_HEADER) and known.content.endswith(b"\n") and content.startswith(known.content)
 
 
@@ -173,8 +173,8 @@ def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile
 def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     """Append rows with the current time to a label file; create the file if it does not exist.
 
-    Either all rows are written or none. Processes and threads that add rows at the same time wait for one another. The
-    whole file is rewritten only if it has other columns or was last written by another program.
+    Either all rows are written or none. Processes and threads that add rows at the same time wait for one another. Rows
+    are appended without rewriting the file, unless it has other columns or was last written by another program.
 
     Returns:
         The rows as they were written, with their time.
@@ -200,13 +200,13 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
 def undo_edits(
     file: str | Path, may: Callable[[Edit], bool] | None = None, known: LabelFile | None = None
 ) -> tuple[Edit, ...]:
-    """Remove the rows that were added last to a label file. Rows that were added together have the same time.
+    """Remove the rows that were added last to a label file: the last row and those before it with the same time.
 
     Args:
         file: the label file.
-        may: a function that returns whether a row may be removed. Other rows stay, because another program may have
-            added them.
-        known: the result of reading an earlier state of the file. Only rows that were added since then are parsed.
+        may: a function that returns whether a row may be removed. Rows at the end that may not be removed are skipped,
+            for example because another program added them. None allows every row.
+        known: the result of an earlier `read_labels`. If rows have only been added since then, only these are parsed.
 
     Returns:
         The removed rows, which `add_edits` can add again; empty if there was nothing to remove.
@@ -260,17 +260,17 @@ def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = No
 
 
 def _takes_rows(content: bytes) -> bool:
-    """Return whether rows can be appended.
+    """Return whether rows can be appended to this content.
 
-    The file must have the standard columns, and end after a complete row and outside quotes.
+    It must have the standard columns, and its end must be the end of a complete row.
     """
     return content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0
 
 
 def _now(recent: bytes) -> str:
-    """Return the current time as text, moved forward until no recent row has the same time.
+    """Return the current time as text. While a recent row has the same time, a microsecond is added.
 
-    Rows with the same time are undone together.
+    The times must differ, because rows with the same time are undone together.
     """
     now = datetime.now(UTC)
     while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in recent:
@@ -289,12 +289,12 @@ def _text(edits: Iterable[Edit]) -> bytes:
 
 
 def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
-    """Return the rows as CSV, after checking that they read back unchanged.
+    """Return the rows as CSV, after checking that reading the CSV returns the same rows.
 
-    The check protects hours of labelling work.
+    Without this check, a single unusual name could make a file unreadable that took hours of work.
 
     Raises:
-        VitkitError: the rows would read back differently, for example because a name contains line ends.
+        VitkitError: reading would return other rows, for example because a name contains line ends.
     """
     text = _text(edits)
     try:
@@ -308,7 +308,7 @@ def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
 
 
 def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
-    """Parse the bytes of a label file; `first` is added to the line numbers."""
+    """Parse the bytes of a label file, and add `first` to the line numbers."""
     refuse_encoding(name, content)
     # File names need not be UTF-8 on Linux and keep their bytes; labels that are not UTF-8 are refused below.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -338,7 +338,7 @@ def _check_columns(name: str, table: CsvRows, *, has_suspects: bool) -> None:
 
 
 def _check_end(name: str, content: bytes, table: CsvRows) -> None:
-    """Refuse a last row that may have been cut off, since half of a label may be another class.
+    """Refuse a file whose last row may have been cut off, because half of a label may be the name of another class.
 
     Rows that vitkit writes have all cells and a line end. The last row of an incomplete copy may lack them.
     """
@@ -370,16 +370,16 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
 
 
 def _list_that_proposed(name: str, label: str, cells: dict[str, str]) -> str:
-    """Return the name of the list of suspected label errors if a row's label comes from the list; otherwise "".
+    """Return the name of a list of suspected label errors if a row follows the list's suggestion; otherwise "".
 
-    A label comes from the list if it is the suggested label, or if it leaves the image out.
+    A row follows the suggestion if its label is the suggested class, or if it leaves the image out.
     """
     suggested = restored(cells.get("suggested", "")).strip()
     return Path(name).name if suggested and label.strip() in (suggested, EXCLUDED) else ""
 
 
 def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]:
-    """Return the rows that rename a class or merge it into another class, one row for each image of the class.
+    """Return the rows of a label file that rename a class or merge it into another, one for each image of the class.
 
     Args:
         edits: the path and the current label of every image (`corrections.labels_of`).
@@ -412,8 +412,8 @@ class Suspect(NamedTuple):
 
     Attributes:
         path: the path relative to the run's data folder.
-        label: the suspected label, or the correction that a user has entered instead.
-        suggested: the class that the model suggests instead.
+        label: the suspected label, or the correct label if a user has entered it in its place.
+        suggested: the class that the model suggests instead of the suspected label.
         score: the probability of the suggested class minus that of the label, as text from the file.
         chance: the probability that the label is correct; None in older lists.
     """
@@ -426,7 +426,7 @@ class Suspect(NamedTuple):
 
 
 def is_list_of_suspects(file: str | Path) -> bool:
-    """Return whether a file is a list of suspected label errors, judging by its header."""
+    """Return whether a file is a list of suspected label errors. Only its header is read."""
     path = Path(file)
     if path.suffix.lower() != ".csv" or not path.is_file():
         return False
@@ -437,7 +437,7 @@ def is_list_of_suspects(file: str | Path) -> bool:
 
 
 def read_suspects(file: str | Path) -> list[Suspect]:
-    """Read the rows of a list of suspected label errors; runs write the most suspicious first.
+    """Read the rows of a list of suspected label errors, in which runs write the most suspicious label first.
 
     Raises:
         VitkitError: the file is not such a list; the message names the line.
@@ -474,7 +474,7 @@ def expected_by_chance(suspects: Sequence[Suspect]) -> float | None:
 
 
 def chance_in_words(suspects: Sequence[Suspect]) -> str:
-    """Return a phrase about `expected_by_chance`, starting with a semicolon.
+    """Return a phrase with the number from `expected_by_chance`, starting with a semicolon.
 
     Return "" if the number is unknown, or if there are no suspects.
     """
@@ -483,11 +483,11 @@ def chance_in_words(suspects: Sequence[Suspect]) -> str:
 
 
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
-    """Return the rows of a label file that decide about a run's suspected label errors, by path.
+    """Return, by path, the rows of a label file that count as decisions about a run's suspected label errors.
 
-    The last row of each image counts. It is a decision if it was added after the run read the label file, that is, if
-    the run's copy of the file does not contain it. A row that the run has read is a decision only if it confirms a
-    label (`is_confirmation`), because other such rows contain the labels that the run suspects.
+    Only the last row of each image counts. It is returned if the run's copy of the label file does not contain it, so
+    that it was added later. A row in the run's copy is returned only if it confirms a label (`is_confirmation`),
+    because otherwise its label is the one that the run suspects.
     """
     read = Counter(labels_so_far(run / LABELS).edits)
     last: dict[str, tuple[Edit, bool]] = {}
@@ -500,12 +500,12 @@ def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
 
 
 def is_confirmation(edit: Edit) -> bool:
-    """Return whether a row confirms the current label of an image, as "Keep" in the studio does."""
+    """Return whether a row confirms the label that an image already had, as "Keep" in the studio does."""
     return edit.label == edit.previous != EXCLUDED
 
 
 class PathFinder:
-    """A lookup of images by path, relative to a folder or absolute.
+    """A lookup of images by path, which may be absolute or relative to a folder.
 
     Args:
         root: the folder of the data.
@@ -523,8 +523,9 @@ class PathFinder:
     def find(self, path: str) -> list[int]:
         """Return the indices of the images with this path.
 
-        If there are none, try the path without surrounding spaces. Then try it with the symbolic links in its folders
-        resolved and accents in composed form (NFC), because operating systems differ in these.
+        If no image has exactly this path, surrounding spaces are removed. If there is still none, paths are compared
+        after resolving the symbolic links in their folders and composing accents (NFC), because operating systems
+        differ in these.
         """
         for spelling in dict.fromkeys((path, path.strip())):
             if matches := self._exact.get(self._place(spelling)):
@@ -536,9 +537,9 @@ class PathFinder:
         return self._real.get(self._followed(self._place(path.strip())), [])
 
     def beside(self, path: str) -> str | None:
-        """Return the path of an existing image file in the folder that is not among the known images, or None.
+        """Return the path, relative to the folder, of an image file that exists in the folder; otherwise None.
 
-        The returned path is relative to the folder. Call `find` first.
+        Call `find` first. If it returns no index, the file is not among the known images.
         """
         for spelling in dict.fromkeys((path, path.strip())):
             place = Path(self._followed(self._place(spelling), normal=False))
@@ -568,9 +569,9 @@ class CsvRows:
 
     Attributes:
         titles: the titles of the columns, as in the file.
-        columns: the standard name of each column (`known` of `read_rows`); an unknown title is kept as the name.
+        columns: the standard name of each column (`known` of `read_rows`), or its title if there is no standard name.
         delimiter: a comma, a semicolon, a tab, or the character that the file declares by `sep=`.
-        rows: for each non-empty row, the number of its first line, and a dictionary of its cells by column.
+        rows: for each row that is not empty, the number of its first line and its cells by column name.
     """
 
     titles: tuple[str, ...]
@@ -592,9 +593,9 @@ def read_rows(
         text: the text of the file.
         known: a mapping from titles in lower case to standard column names. Other columns keep their titles as names.
         needed: columns that the file must have; the first of them contains paths.
-        may: the part of an error message that names the optional columns.
+        may: text for an error message that names the optional columns.
         joins: the titles, in lower case, of columns whose cells may contain several names. If the file has such a
-            column, excess cells are an error, since they may be names without quotes.
+            column, a row with too many cells is an error, because the names may have been written without quotes.
 
     Raises:
         VitkitError: a column is missing or occurs twice, or a quote is not closed; the message names the line.
@@ -646,7 +647,7 @@ def _without_last_empty(titles: Sequence[str]) -> list[str]:
 
 
 def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows below the header, each with the number of its first line; the first row is in line `first`."""
+    """Yield the rows below the header, each with the number of its first line. The first row begins in line `first`."""
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     line = first
     try:
@@ -660,7 +661,7 @@ def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Ite
 
 
 def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iterable[tuple[int, list[str]]]) -> None:
-    """Refuse a cell that contains further rows of the file, because a quote is not closed."""
+    """Refuse a file with an unclosed quote, after which a cell contains the rows that follow."""
     place = columns.index("path")
     for line, cells in lines:
         if "\n" not in (joined := "".join(cells)) and "\r" not in joined:
@@ -682,7 +683,7 @@ def _check_untitled(name: str, columns: Sequence[str], lines: Iterable[tuple[int
 
 
 def _check_width(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:
-    """Refuse rows with more cells than the header, since the excess cells may be classes that would be lost."""
+    """Refuse rows with more cells than the header, because further cells may be classes, which would be lost."""
     for line, cells in lines:
         if any(cells[len(columns) :]):
             wide = f"{len(cells)} cells for {len(columns)} columns"

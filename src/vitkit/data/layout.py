@@ -2,8 +2,8 @@
 
 `class/image` and `split/class/image` are the usual layouts; `class/split/image` occurs too. Folders may be nested in
 other folders, or in a folder of the same name, as archives leave them (`seg_train/seg_train/class`). An ambiguous
-folder raises an error with advice. Otherwise, a split mistaken for a class would be learned as a class, and the
-accuracy would hide the mistake.
+folder raises an error with advice. If vitkit guessed and took a split for a class, the model would learn to predict the
+split, and its accuracy would not reveal the mistake.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FILLERS = {  # words without meaning, as in train_set or "Test Images"
 
 
 def split_of_word(word: str) -> str | None:
-    """Return the split (train, val or test) that a word names in any case; None if it names no split."""
+    """Return the split (train, val or test) that a word names, ignoring case; None if it names no split."""
     split = _WORDS.get(word.strip().lower())
     return "test" if split == "eval" else split
 
@@ -64,7 +64,7 @@ def _without_filler(word: str) -> str:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder with its subfolders. `has_images` tells whether it contains images directly."""
+    """A folder with its subfolders. `has_images` is whether it contains images itself, not only in subfolders."""
 
     path: Path
     has_images: bool
@@ -87,7 +87,7 @@ class Folder:
 
     @property
     def is_made_of_folders(self) -> bool:
-        """Return whether the folder contains images, all of them in subfolders."""
+        """Return whether the folder contains images only in its subfolders."""
         return not self.has_images and bool(self.full)
 
 
@@ -123,8 +123,8 @@ def below(top: Folder, folder: Folder) -> str:
 class SplitFolder:
     """A folder that is named like a split, and the folder within it that contains the classes.
 
-    `inner` is `outer` itself unless folders are nested. `words` are the remaining words of the name
-    (`split_of_folder`).
+    `outer` is the folder with the name, and `inner` the folder with the classes. They are the same unless folders are
+    nested. `words` are the remaining words of the name (`split_of_folder`).
     """
 
     outer: Folder
@@ -138,7 +138,7 @@ class SplitFolder:
 
 
 def grouped(folder: Folder) -> dict[tuple[str, ...], list[SplitFolder]]:
-    """Group the subfolders that are named like splits by the remaining words of their names."""
+    """Group the subfolders that are named like splits by the other words in their names (`split_of_folder`)."""
     groups: dict[tuple[str, ...], list[SplitFolder]] = defaultdict(list)
     for child in folder.full:
         split_name = split_of_folder(child.name)
@@ -153,9 +153,10 @@ def is_pair(splits: Sequence[SplitFolder]) -> bool:
 
 
 def undouble(folder: Folder) -> Folder:
-    """Descend through nested folders that repeat the name of a split, as in `seg_train/seg_train`.
+    """Descend through nested folders that repeat the name of a split, as in `seg_train/seg_train`; return the last one.
 
-    Some archives contain such folders, each with nothing but the next one in it. Without such nesting, return `folder`.
+    Some archives contain such folders, each with nothing but the next one in it. If there is no such folder in
+    `folder`, return `folder`.
     """
     inner = folder
     while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
@@ -164,7 +165,10 @@ def undouble(folder: Folder) -> Folder:
 
 
 def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """Descend into the only subfolder of each split if all have the same name (train/images and test/images)."""
+    """Descend into the only subfolder of each split if all of these subfolders have the same name.
+
+    For example, train/images and test/images replace train and test.
+    """
     splits = list(splits)
     while all(part.inner.is_made_of_folders and len(part.inner.folders) == 1 for part in splits):
         within = [part.inner.folders[0] for part in splits]
@@ -175,7 +179,7 @@ def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
 
 
 def settle_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
-    """Replace the split `eval` by val if there is a test split, and otherwise by test."""
+    """Replace the split `eval` with val if there is also a test split, otherwise with test."""
     instead = "val" if any(part.split == "test" for part in splits) else "test"
     return [replace(part, split=instead) if part.split == "eval" else part for part in splits]
 
@@ -187,7 +191,7 @@ _OVERRIDE = "say which with --layout splits or --layout classes"
 
 @dataclass(frozen=True)
 class ClassFolder:
-    """A folder with the images of one class and, in layouts with splits, of one split."""
+    """A folder with images of one class. In layouts with splits, all of them are in the same split."""
 
     path: Path
     name: str
@@ -200,7 +204,7 @@ class FolderLayout:
 
     Attributes:
         classes: the folders that contain the images of a class.
-        between: the folders above the class folders. Files directly in them belong to no class.
+        between: the folders above the class folders. Files in these folders themselves belong to no class.
         left_out: the folders that are ignored.
         text: a one-line description of the layout.
     """
@@ -236,7 +240,7 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
 
 
 def _unwrap(folder: Folder) -> Folder:
-    """Descend through folders that contain nothing but one other folder, down to the folder of classes or splits."""
+    """Descend through folders that contain only one other folder, to the folder that contains the classes or splits."""
     while not folder.has_images and len(folder.folders) == 1:
         (only,) = folder.folders
         if only.has_images or not only.full or split_of_folder(only.name) is not None:
@@ -287,7 +291,7 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
 
 
 def _agreeing(folder: Folder) -> tuple[list[Folder], list[str]] | None:
-    """Find folders whose subfolders mostly have the same names. Return these folders and names, or None.
+    """Find folders whose subfolders mostly have the same names. Return them and these names; None if there are none.
 
     Such folders are probably splits, folds or sites rather than classes.
     """
@@ -347,7 +351,7 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
 
 
 def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others: Sequence[Folder]) -> bool:
-    """Return whether the only folder that is named like a split is a class, like the other folders next to it.
+    """Return whether a folder that is named like a split is a class, because the other folders beside it are classes.
 
     Raises:
         VitkitError: the folder may be a split or a class.
@@ -404,7 +408,7 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -
 
 
 def _alike(name: str) -> str:
-    """Return a form that is equal for names that look the same, such as names with differently encoded accents."""
+    """Return a form that is equal for names that differ only in case, or look the same but are encoded differently."""
     return unicodedata.normalize("NFKC", look(name)).casefold().strip()
 
 

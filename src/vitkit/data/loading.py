@@ -1,7 +1,7 @@
 """Batches of images for training and evaluation.
 
-`ImageData` builds the batches of a table, or one process's share of each batch. Every training sample is a function of
-(seed, epoch, index), regardless of the process that prepares it. The order of an epoch is a function of (seed, epoch).
+`ImageData` builds the batches of a table, or one process's share of each batch. Every training sample depends only on
+(seed, epoch, index), not on the process that prepares it. The order of an epoch depends only on (seed, epoch).
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ def mix_seeds(*seeds: int) -> int:
 
 
 class EpochSampler(Sampler[tuple[int, ...]]):
-    """Yield (epoch, index) for every index, in an order that depends on (seed, epoch).
+    """Yield (epoch, index) for every index, in a random order that depends only on (seed, epoch).
 
-    With `labels`, an epoch has the same number of images of every class, and its length does not change. Only some
-    images of large classes are yielded, and images of small classes are repeated. The n-th repetition is (epoch, index,
-    n).
+    With `labels`, an epoch contains the same number of images of every class, while its length stays the same. Some
+    images of large classes are therefore left out, and images of small classes are repeated. The n-th repetition of an
+    image is yielded as (epoch, index, n).
 
-    With `shards`, the shard number of each image, images are drawn from only `WINDOW` shards at a time. The shards are
-    shuffled and enter this window one after another. The images of a shard are spread over its time in the window.
+    With `shards`, the shard number of each image, images are drawn from only `WINDOW` shards at a time, because shards
+    are read remotely. The shards are shuffled and enter this window one after another. The images of a shard are spread
+    over the time during which it is in the window.
     """
 
     def __init__(
@@ -97,14 +98,14 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         return iter([drawn[i] for i in shuffled])
 
     def _shuffled(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return a random order (n,) of images (n,)."""
+        """Return a random permutation (n,) of the positions of `images` (n,)."""
         if self.shards is None:
             return torch.randperm(len(images), generator=generator)
         places = torch.randperm(int(self.shards.max()) + 1, generator=generator)[self.shards[images]]
         return torch.argsort(places + WINDOW * torch.rand(len(images), generator=generator, dtype=torch.float64))
 
     def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
-        """Draw one image of each class in turn; a class starts again after all of its images have been drawn."""
+        """Draw one image of each class in turn. When all images of a class have been drawn, they are drawn again."""
         by_label: dict[
             int, list[int]
         ] = {}  # the first class is the most often drawn, by one: which that is, chance decides
@@ -120,16 +121,16 @@ class EpochSampler(Sampler[tuple[int, ...]]):
 
 
 class BatchSampler(Sampler[list[tuple[int, ...]]]):
-    """Yield the keys of one process's share of each batch.
+    """Yield one process's share of each batch, as a list of the tuples that `EpochSampler` yields.
 
-    The last batch may be smaller. If it has fewer images than there are processes, a process without a share gets the
-    first image of the batch, because no process may skip a collective operation. `ImageData.images_in` does not count
-    this extra image.
+    The last batch may be smaller. If it has fewer images than there are processes, each process without an image gets
+    the first image of the batch, because no process may skip a collective operation. `ImageData.images_in` does not
+    count such an extra image.
 
     Args:
-        sampler: yields the keys of all images.
+        sampler: the sampler of all images.
         batch_size: the batch size, summed over all processes.
-        process: the rank of this process, and the number of processes.
+        process: the rank of this process and the number of processes.
 
     Attributes:
         first: the number of the first batch to yield, from 0. Earlier batches are skipped.
@@ -233,7 +234,7 @@ class BatchedImages:
         return [paths[key[1]] for key in self._keys(epoch, batch)]
 
     def batch_again(self, epoch: int, batch: int) -> Batch:
-        """Prepare this process's share of a training batch again: images (B, C, height, width) and labels (B,)."""
+        """Prepare this process's share of a training batch once more: images (B, C, height, width) and labels (B,)."""
         images, labels = zip(*(self.train[key] for key in self._keys(epoch, batch)), strict=True)
         return torch.stack(images), torch.tensor(labels)
 
@@ -243,7 +244,7 @@ class BatchedImages:
         return next(islice(batches, batch, None))
 
     def images_in(self, first: int, last: int) -> tuple[int, int]:
-        """Count the training images in batches `first` to `last`, once for this process and once for all processes.
+        """Count the training images in batches `first` to `last` (included): those of this process, and all of them.
 
         Batches beyond the end of the epoch have no images.
         """
@@ -253,7 +254,7 @@ class BatchedImages:
         return sum(len(range(rank, images, size)) for images in sizes), end - start
 
     def places(self, images: int) -> range:
-        """Return the positions in the whole training batch of the first `images` images of this process."""
+        """Return the positions, in the whole training batch, of this process's first `images` images."""
         rank, size = self.process
         return range(rank, rank + images * size, size)
 
@@ -286,10 +287,10 @@ class BatchedImages:
         return self._loader(self.val, sampler=indices, batch_size=self.batch_size)
 
     def put_together(self, shares: Sequence[Tensor]) -> Tensor:
-        """Join the results of all processes for the validation images into one tensor, in the order of the images.
+        """Combine the results of all processes for the validation images into one tensor, in the order of the images.
 
-        `shares` holds the results of each process, by rank. The result for the extra image of a process without a share
-        is dropped.
+        `shares` contains the results of each process, in the order of their ranks. If a process had no image, and
+        therefore got an extra one, the result for this image is dropped.
         """
         whole = torch.empty(len(self.val), *shares[0].shape[1:], dtype=shares[0].dtype)
         for rank, share in enumerate(shares):
@@ -324,8 +325,9 @@ class BatchedImages:
 class TellOnce:
     """A SIGCHLD handler that raises only one error if several workers die together.
 
-    PyTorch's handler raises an error for each dead worker, at any point of the program. The second error would
-    interrupt the handling of the first. If a worker dies later, the error is raised when its images are awaited.
+    PyTorch's handler raises an error for each dead worker, at any point of the program, so a second error would
+    interrupt the handling of the first. If another worker dies while the first error is handled, its error is raised
+    only when the program waits for its images.
     """
 
     def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
@@ -339,7 +341,7 @@ class TellOnce:
 
 
 def tell_lost_workers_once() -> None:
-    """Replace PyTorch's handler of dead workers by one that raises only once (`TellOnce`).
+    """Replace PyTorch's handler of dead workers with one that raises only one error (`TellOnce`).
 
     Call this after workers have been started, because PyTorch installs its handler at that time.
     """
@@ -355,7 +357,8 @@ def tell_lost_workers_once() -> None:
 def is_worker_lost(error: BaseException) -> bool:
     """Return whether an error means that a worker process was killed, or had too little shared memory.
 
-    PyTorch's message says so, unless the connection broke while PyTorch was reading from the worker.
+    PyTorch's message says so. If the connection broke while PyTorch was reading from the worker, there is only a
+    ConnectionError or an EOFError.
     """
     said = str(error)
     return isinstance(error, (ConnectionError, EOFError)) or (
@@ -388,7 +391,8 @@ class _TableImages(Images):
         cache: the cache of reduced pictures, or None.
 
     Attributes:
-        as_levels: whether to return uint8 pixels that are not yet normalised, which take a quarter of the bytes.
+        as_levels: whether to return uint8 pixels that are not yet normalised. They take a quarter of the bytes of
+            floats.
     """
 
     def __init__(
@@ -439,7 +443,7 @@ class _TableImages(Images):
 
 
 class EvaluationImages(_TableImages):
-    """The images of a table and their labels, prepared as in all commands except training."""
+    """The images of a table with their labels, preprocessed without random augmentation."""
 
     def __init__(self, table: ImageTable, preprocess: Preprocess, cache: PictureCache | None = None) -> None:
         super().__init__(table, preprocess, preprocess.short_side, preprocess.resize, cache)
@@ -486,7 +490,7 @@ def _decode(path: Place, short_side: int) -> Image.Image:
 
 
 def _spread(labels: Sequence[int], images: int, seed: int) -> list[int]:
-    """Draw at most `images` indices at random, with about the same label proportions as `labels`."""
+    """Draw at most `images` indices at random, so that the labels have about the same proportions as in `labels`."""
     drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix_seeds(seed))).tolist()
     return sorted(in_proportion(drawn, labels)[:images])
 
@@ -501,8 +505,8 @@ class ImageData(BatchedImages):
         cache: where decoded pictures are cached for the next epoch (`choose_cache`). Results do not depend on it.
         seed: the seed of the order and of the augmentation.
         normalise_on: the GPU that normalises the batches; None to normalise in the worker processes. The results are
-            the same, but with a GPU only a quarter of the bytes is copied. It must be None if pixels are changed after
-            normalisation (`Augment.random_erasing`).
+            the same, but a GPU that normalises receives only a quarter of the bytes. It must be None if pixels are
+            changed after normalisation (`Augment.random_erasing`).
         options: other arguments of `BatchedImages`.
     """
 
@@ -529,7 +533,7 @@ class ImageData(BatchedImages):
             self.cache, self.kept_bytes = self._keep(cache, self.workers, self.process[1])
 
     def _keep(self, cache: str, workers: int, processes: int) -> tuple[str, int]:
-        """Choose and open a cache for decoded pictures; return its kind and the estimated bytes of all pictures."""
+        """Choose and open caches for decoded pictures. Return their kind and the estimated bytes of all pictures."""
         train, val, preprocess = self.train, self.val, self.train.preprocess
         short_side = train.augment.short_side(preprocess)
         files = train.table.files(), val.table.files()
@@ -574,7 +578,7 @@ class ImageData(BatchedImages):
         return torch.from_numpy(values).to(self.normalise_on)
 
     def _ahead(self, batches: Iterator[Batch], order: Sequence[int]) -> Iterator[Batch]:
-        """Yield batches while the shards of the next batches are fetched.
+        """Yield the batches, and fetch the shards of the following batches in the background.
 
         `order` holds the shard number of each remaining image of the epoch.
         """
@@ -583,7 +587,7 @@ class ImageData(BatchedImages):
         return fetched_ahead(batches, storage.files(), order, self.batch_size)
 
     def sample(self, images: int) -> ImageData:
-        """Return a copy for a single process, with the same training images and at most `images` validation images.
+        """Return a copy that has at most `images` of the validation images and is for a single process.
 
         If there are no validation images, training images are used instead, prepared as in evaluation.
         """

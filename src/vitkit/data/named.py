@@ -1,8 +1,8 @@
 """The named data sets, and how they are downloaded into the cache as class folders.
 
 torchvision downloads and verifies the files. Official splits become split folders, so that published test images are
-never used for training. Photographs are kept as the published files, and arrays become PNG files. Importing this module
-neither imports torchvision nor downloads anything.
+never used for training. Photographs that are published as files are kept unchanged, and images that are published as
+arrays become PNG files. Importing this module neither imports torchvision nor downloads anything.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class Torchvision:
     """A function that downloads a data set with a class of torchvision.datasets, and writes its images.
 
     Attributes:
-        kind: the name of the torchvision class.
+        kind: the name of the class in torchvision.datasets.
         splits: for each split of vitkit, the arguments with which the torchvision class loads it. A data set without
             splits has the single key "".
         options: further arguments of the torchvision class, for every split.
-        samples: a function that returns pairs of an image, or the path of its file, and a label.
+        samples: a function that returns a pair for each sample: the image or the path of its file, and the label.
         names: a function that returns the class names, in the order of the labels.
     """
 
@@ -88,7 +88,7 @@ class Torchvision:
 
 
 def folder_names(classes: Iterable[str]) -> list[str]:
-    """Change class names to folder names that every file system accepts and distinguishes."""
+    """Convert class names to folder names that are valid and distinct on every file system."""
     names: list[str] = []
     for name in classes:
         safe = re.sub(r'[<>:"/\\|?*\x00-\x1f]+', "-", name).strip(" .-") or "_"
@@ -110,7 +110,7 @@ def _place(image: Path | str | Image.Image, folder: Path, name: str = "") -> Non
 
 
 def opened(data: Any) -> Iterator[tuple[str, int]]:
-    """Yield the path and label of each sample of a torchvision data set that opens the files itself."""
+    """Yield the path and label of each sample of a torchvision data set that returns opened images instead of paths."""
     for image, label in (data[i] for i in range(len(data))):
         image.close()
         yield image.filename, label
@@ -140,8 +140,8 @@ class DataSet:
         licence: the licence in a few words; `page` has its text.
         page: the URL of the page that describes the data set.
         per_class: the number of images of each class, for computing a split before the download.
-        write: a function of two empty folders. It downloads files into the first folder, which is deleted afterwards,
-            and writes `class/image` or `split/class/image` into the second.
+        write: a function that takes two empty folders. It downloads files into the first folder, which is deleted
+            afterwards, and writes the images as `class/image` or `split/class/image` into the second folder.
     """
 
     name: str
@@ -280,7 +280,7 @@ def materialise(name: str, say: Say = _on_stderr) -> Path:
 
     Args:
         name: a key of `DATASETS`; capitals, hyphens and underscores do not matter.
-        say: receives a line about the download before it starts.
+        say: a function that receives a line of text about the download before it starts.
 
     Raises:
         VitkitError: downloads are forbidden, the server cannot be reached or sends data that differ from the published
@@ -406,7 +406,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _watched(what: str) -> Iterator[None]:
-    """Report torchvision's download to `progress`, and stop it with a timeout if the server sends nothing."""
+    """Report torchvision's downloads to `progress`, and let them time out if the server stops sending."""
     from torchvision.datasets import utils
 
     bar, timeout = utils.tqdm, socket.getdefaulttimeout()

@@ -46,16 +46,17 @@ class Preprocess:
 
     Attributes:
         size: (height, width) of the result in pixels, or one number for a square.
-        fit: `crop` resizes the short side to size / crop_pct and crops the centre; `pad` fits the whole picture and
-            pads with the mean colour; `squash` stretches it to the size; `squash_crop` stretches it to size / crop_pct
-            and crops the centre, as Hugging Face does for DeiT.
-        crop_pct: the share of the resized sides that the crop keeps, for `crop` and `squash_crop`.
+        fit: `crop` resizes the short side to size / crop_pct and crops the centre. `pad` shrinks or enlarges the whole
+            picture to fit into the size, and pads it with the mean colour. `squash` stretches it to the size.
+            `squash_crop` stretches it to size / crop_pct and crops the centre, as Hugging Face does for DeiT.
+        crop_pct: the share of the resized picture's sides that the centre crop keeps: of the short side for `crop`, and
+            of both sides for `squash_crop`.
         interpolation: the resampling filter, with antialiasing.
-        floor_crop: whether half of an odd crop margin is rounded down, as in transformers. Otherwise it is rounded to
-            the nearest even number, as in torchvision.
+        floor_crop: how the top and left margins of the crop are rounded if the total margin is odd. True rounds half of
+            it down, as in transformers. False rounds it to the nearest even number, as in torchvision.
         mean, std: one number for each channel, for pixels scaled to [0, 1].
-        unknown: the reason why the preprocessing is unknown, for weights that were trained on tensors from the caller.
-            A model with such weights cannot read files. Empty if the other fields describe the preprocessing.
+        unknown: why the preprocessing is unknown; empty if the other fields describe it. It can be unknown for weights
+            that were trained on tensors from the caller. A model with such weights cannot read files.
     """
 
     size: tuple[int, int]
@@ -113,13 +114,14 @@ class Preprocess:
         return [resized.crop((x, y, x + w, y + h)) for y, x in [(top, left), *corners]]
 
     def reduce(self, image: Image.Image, short_side: int | None) -> Image.Image:
-        """Reduce a decoded picture to the size that random crops need, or without random crops to the model's size.
+        """Reduce a decoded picture to the size that random crops need. If there are none, resize it as in evaluation.
 
         The result does not depend on random numbers, so it can be cached.
 
         Args:
-            image: the decoded picture. If its short side is at most `short_side`, it is returned unchanged.
-            short_side: pixels of the short side (`Augment.short_side`); None to resize and crop as in evaluation.
+            image: the decoded picture. If its short side is not longer than `short_side`, it is returned unchanged.
+            short_side: the short side of the result in pixels (`Augment.short_side`); None to resize and crop as in
+                evaluation.
         """
         if short_side is None:
             return self.resize(image)
@@ -131,7 +133,7 @@ class Preprocess:
     def box(self, width: int, height: int) -> tuple[float, float, float, float]:
         """Return (left, top, right, bottom): the part of a picture of this size that becomes the model's input.
 
-        The unit is pixels of the picture. If the picture is padded, the box extends beyond it.
+        The unit is pixels of the picture. If the picture is padded, the box extends beyond the picture's borders.
         """
         h, w = self.size
         full_h, full_w, top, left = self._placement(width, height)
@@ -147,13 +149,13 @@ class Preprocess:
         return values
 
     def levels(self, image: Image.Image) -> npt.NDArray[np.uint8]:
-        """Convert an RGB picture of the model's size to its pixels (C, height, width), from 0 to 255."""
+        """Return the pixels (C, height, width), from 0 to 255, of an RGB picture that has the model's size."""
         channels = len(self.mean)
         pixels = np.asarray(image.convert("L") if channels == 1 else image, np.uint8).reshape(-1, channels)
         return np.array(pixels.T, order="C").reshape(channels, *self.size)  # a copy, which may be written to
 
     def picture_of(self, pixels: npt.NDArray[np.float32]) -> Image.Image:
-        """Convert normalised pixels (C, height, width) to a picture. Values outside 0 to 255 are clipped."""
+        """Convert normalised pixels (C, height, width) to a picture. Levels outside 0 to 255 are clipped."""
         values = pixels.transpose(1, 2, 0) * np.array(self.std) + np.array(self.mean)
         levels = np.round(values * 255).clip(0, 255).astype(np.uint8)
         return Image.fromarray(levels[:, :, 0] if len(self.mean) == 1 else levels)
@@ -165,7 +167,7 @@ class Preprocess:
 
     @property
     def before_crop(self) -> tuple[int, int]:
-        """Return the smallest (height, width) of a resized picture before it is cropped.
+        """Return the minimum (height, width) of a resized picture before it is cropped.
 
         A small number is added before rounding down, because 224 / (224 / 242) is slightly less than 242 in floating
         point.
@@ -212,7 +214,7 @@ class Preprocess:
             )
 
     def _placement(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Return the (height, width) of the resized picture, and the (top, left) of the model's input in it."""
+        """Return (height, width, top, left): the size of the resized picture, and where the model's input begins."""
         self.check_known()
         h, w = self.size
         if self.fit == "squash":

@@ -1,9 +1,9 @@
 """Keep track of labels that a model proposed, and of the label that each image had before the first proposal.
 
-A label that was changed on a model's suggestion agrees with that model. A test on such labels therefore measures how
-well models agree with one another. For this reason, a run stores the earlier labels together with the digests of the
-images (proposals.json). Later runs can then recognise the images under other names, in other folders, and without the
-label file (docs/decisions/0028-label-files.md).
+If a label was changed on a model's suggestion, it agrees with that model. Testing on such labels therefore measures how
+well models agree with one another, rather than how good they are. For this reason, a run stores the earlier labels
+together with the digests of the images (proposals.json). Later runs can then recognise the images, even under other
+names, in other folders, or without the label file (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Renaming:
     """A mapping from old class names to current ones, inferred from images whose labels no model has changed.
 
     Args:
-        names: the current name of each old class that no longer exists.
+        names: the current name of each old class whose name no longer exists.
         task: the task of the table, which parses labels into class names.
     """
 
@@ -39,7 +39,7 @@ class Renaming:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]], table: ImageTable) -> Renaming:
-        """Infer the mapping from the old and the new label of each image whose label no model has changed."""
+        """Infer the mapping. The pairs are the old and the new label of each image whose label no model has changed."""
         votes: dict[str, Counter[str]] = {}
         kept = set(table.classes)
         for (old, new), count in Counter(pairs).items():
@@ -61,14 +61,14 @@ class Renaming:
 
 @dataclass(frozen=True)
 class Earlier:
-    """The labels of an earlier run. The keys of its mappings are the digests of the images' files, in hexadecimal.
+    """The labels of an earlier run. The keys of all mappings are the digests of the images' files, in hexadecimal.
 
     Attributes:
         folder: the folder of the run.
         labels: the labels of its images. A file that occurred several times may have several labels.
         splits: the splits of its images.
         suggested: for each suspected label error, the label and the suggested class.
-        proposals: for each image whose label a model proposed, the proposal with the label before it.
+        proposals: for each image whose label a model proposed, the proposal, which contains the label before it.
         is_ancestor: whether the new run starts from this run, or uses its split.
     """
 
@@ -85,9 +85,10 @@ class Earlier:
         return self.folder.name
 
     def gone(self, digests: Iterable[str], split: str) -> int:
-        """Count the images of a split that the run suspected of a wrong label, and that are not among `digests`.
+        """Count the images of a split whose label the run suspected to be wrong and which are not among `digests`.
 
-        Return 0 if fewer than half of the run's images are among `digests`, because these are then other data.
+        Return 0 if fewer than half of the run's images are among `digests`, because the digests are then those of other
+        data.
         """
         there = set(digests)
         if 2 * len(there & self.labels.keys()) < len(self.labels):
@@ -96,10 +97,10 @@ class Earlier:
 
 
 def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
-    """Read the labels of a run.
+    """Read the labels of a run, as far as later runs need them.
 
-    Return None if the run is damaged. Also return None if it is not an ancestor and has neither suspected label errors
-    nor proposed labels.
+    Return None if the run is damaged, or if it can have proposed no labels: it is not an ancestor, and it has neither
+    suspected label errors nor proposals.
     """
     try:
         suspects = read_suspects(run / LABEL_ERRORS) if (run / LABEL_ERRORS).is_file() else []
@@ -122,7 +123,7 @@ def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
 
 
 def earlier_runs(ancestors: Iterable[str | Path], places: Iterable[Path]) -> list[Earlier]:
-    """Read runs that may have proposed labels: the ancestors of a run, then the newest runs in `places`."""
+    """Read runs that may have proposed labels: first a run's ancestors, then the newest runs in each of `places`."""
     runs: dict[Path, Earlier] = {}
     for run in ancestors:
         if Path(run).is_dir():
@@ -172,9 +173,10 @@ def read_proposals(run: Path) -> tuple[Proposal, ...]:
 
 
 def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
-    """Read the proposals of a run, with the paths of the images in `table`, the result of `images_of_run`.
+    """Read the proposals of a run, and replace their paths with the images' current paths.
 
-    If an image was left out and is no longer at its path, it is located by its content.
+    `table` has the current paths (`images_of_run`). If an image was left out, so that it is not in the table, and is no
+    longer at its old path, it is located by its content.
     """
     stored = read_proposals(run)
     if not stored:
@@ -197,7 +199,7 @@ def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
 
 
 def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
-    """Return the digests of a run's images by their paths in `table`, the result of `images_of_run`."""
+    """Return the digests of a run's images by their current paths, which are those in `table` (`images_of_run`)."""
     contents = read_contents(run / SPLIT)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
     return {new: contents[old] for old, new in known if old in contents}
@@ -207,15 +209,16 @@ def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
 
 
 def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Sequence[Earlier]) -> tuple[Proposal, ...]:
-    """Find the images, used or left out, whose label follows a model's proposal.
+    """Find the images whose current label follows a model's proposal, including images that were left out.
 
     The label of an image counts as proposed in three cases:
 
     - The label file marks it as proposed.
-    - An earlier run suggested it instead of the label that the image had then, even if a person wrote it later.
-    - It was already a proposal in an earlier run.
+    - An earlier run suggested this label in place of the one that the image had then. This also holds if a person
+      entered it.
+    - An earlier run stored it as a proposal.
 
-    A left-out image counts if an earlier run suspected its label, unless the table contains the same file.
+    An image that was left out counts if an earlier run suspected its label, unless the table contains the same file.
 
     Args:
         table: the images, after the label file was applied (`corrections.correct`).
@@ -243,7 +246,7 @@ def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Seque
 def _notes_about(
     label: str | None, digest: str, mark: Proposal | None, runs: Sequence[tuple[Earlier, Renaming]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield pairs of the label before a proposal and the proposer, the earliest known proposal first."""
+    """Yield pairs of the label before a proposal and the run that proposed; the earliest known proposal comes first."""
     for entry, rename in runs:
         if entry.is_ancestor and digest in entry.proposals:
             yield rename(entry.proposals[digest].before), entry.proposals[digest].by
@@ -260,7 +263,11 @@ def _notes_about(
 
 
 def _renaming(run: Earlier, table: ImageTable, digests: Mapping[str, str], now: Mapping[str, str]) -> Renaming | None:
-    """Infer how classes were renamed since a run; None if its images are now labelled for another purpose."""
+    """Infer how classes were renamed since a run; return None if the run's labels served another purpose.
+
+    This is assumed if more than a quarter of the labels differ, or if no label can be compared and the run is not an
+    ancestor.
+    """
     pairs = [
         (now[path] if now[path] in run.labels[digest] else min(run.labels[digest]), now[path])
         for path, digest in digests.items()

@@ -50,7 +50,7 @@ def read_file(address: str) -> bytes:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A single remote file as a storage; its only image has an empty key."""
+    """A single remote file as a storage. It contains one image, whose key is empty."""
 
     name: str
 
@@ -67,7 +67,7 @@ class RemoteFile:
 def read_part(address: str, start: int, length: int, is_right: Callable[[bytes], bool]) -> bytes:
     """Read `length` bytes of a remote file, beginning at `start`.
 
-    If the answer has another length, or `is_right` rejects it, the bytes are requested again.
+    If the answer has another length, or `is_right` returns False for it, the bytes are requested again.
 
     Raises:
         FileNotFoundError, OSError, VitkitError: as in `read_file`.
@@ -85,7 +85,7 @@ def read_part(address: str, start: int, length: int, is_right: Callable[[bytes],
 
 
 def _download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -> None:
-    """Download a remote file to `file`, and pass each part also to `received`.
+    """Download a remote file to `file`. Each part of the bytes is also passed to `received`.
 
     After a broken connection, the next attempt continues where the previous one ended.
 
@@ -146,7 +146,7 @@ def write_file(address: str, content: bytes | PurePath) -> None:
 
 
 def remove_file(address: str) -> None:
-    """Delete a remote file. It is not an error if the file is missing.
+    """Delete a remote file, if it exists.
 
     Raises:
         OSError: the server refuses, or does not answer.
@@ -156,7 +156,7 @@ def remove_file(address: str) -> None:
 
 
 def names_at(address: str) -> set[str]:
-    """Return the names of the files and folders in a remote folder; none if the folder does not exist.
+    """Return the names of the files and folders in a remote folder; the empty set if the folder does not exist.
 
     Raises:
         OSError: the server refuses, or does not answer.
@@ -187,7 +187,7 @@ def check_writable(address: str) -> None:
 
 
 def _insist(address: str, read: Callable[[], T]) -> T:
-    """Call `read` repeatedly, with waits in between, until it succeeds or another attempt cannot help."""
+    """Call `read`, and repeat it after a wait if it fails, unless a repetition cannot help or there were enough."""
     for wait in (*_WAITS, None):
         try:
             return read()
@@ -248,7 +248,7 @@ _LEAD = 4  # shards that are fetched before the reader reaches them
 def copy_of(sha256: str) -> str | None:
     """Return the path of the local copy of a shard; None if there is none.
 
-    If the copy is being downloaded, wait for it.
+    If the copy is being downloaded, wait until the download ends.
     """
     path = f"{_folder()}/{sha256}.tar"
     while not os.path.exists(path):  # noqa: PTH110  # a Path takes three times as long
@@ -259,7 +259,7 @@ def copy_of(sha256: str) -> str | None:
 
 
 def fetched_ahead(batches: Iterator[T], shards: _Shards, order: Sequence[int], batch_size: int) -> Iterator[T]:
-    """Yield batches while a thread fetches the shards of the next batches.
+    """Yield the batches. Meanwhile, a thread fetches the shards that the following batches need.
 
     Args:
         batches: the remaining batches of the epoch.
@@ -283,7 +283,8 @@ def _while_fetching(fetcher: _Fetcher, batches: Iterator[T], batch_size: int) ->
 class _Fetcher:
     """A thread that fetches shards in the order in which they are needed, a few shards ahead.
 
-    If a shard cannot be fetched, the thread skips it. The readers then report the error.
+    If a shard cannot be fetched, the thread skips it. Its images are then read remotely, one by one, which raises an
+    error if the server does not answer.
     """
 
     def __init__(self, shards: _Shards, order: Sequence[int]) -> None:
@@ -297,7 +298,7 @@ class _Fetcher:
         threading.Thread(target=self._fetch_all, name="vitkit-shards", daemon=True).start()
 
     def reach(self, place: int) -> None:
-        """Set the number of images that have been read so far."""
+        """Tell the thread how many images have been read so far."""
         with self._changed:
             self._place = place
             self._changed.notify()
@@ -319,7 +320,7 @@ class _Fetcher:
 
 
 def _fetch(address: str, sha256: str, size: int) -> None:
-    """Download a shard, unless a copy exists, another process is fetching it, or there is no space for it.
+    """Download a shard, unless there is a copy already, another process is fetching it, or there is no space for it.
 
     Raises:
         OSError, VitkitError: the shard cannot be read, or the disk is full.

@@ -2,10 +2,10 @@
 
 A run creates the record when it starts, and stores it with the weights: next to them in a model folder, or inside a
 converted or exported file. Every run that starts from these weights extends the record. The entry of a picture consists
-of its role, its label, the hash of its file, a 16 x 16 thumbnail in about 300 bytes, and up to 96 keypoints of 12 bytes
-(docs/decisions/0013-what-weights-have-seen.md).
+of its role (train, val or test), its label, the hash of its file, a 16 x 16 thumbnail in about 300 bytes, and up to 96
+keypoints of 12 bytes (docs/decisions/0013-what-weights-have-seen.md).
 
-A picture is recognised if it is the same file under any name, or the same picture resized, recompressed, altered or
+A picture is recognised if it is the same file under any name, or a copy that was resized, recompressed, altered or
 mirrored (docs/decisions/0009-duplicates.md). A mirror image in another class is not recognised.
 """
 
@@ -50,13 +50,14 @@ class PictureRecord:
 
     Attributes:
         digests: the first 16 bytes of each file's SHA-256, (n, 16).
-        roles: indices into `ROLES`, (n,). A picture that several runs used has the highest of its roles.
+        roles: indices into `ROLES`, (n,). If several runs used a picture, its role is the highest one: train, then val,
+            then test.
         labels: indices into `names`, (n,).
         names: the distinct labels as text, with the classes of a multi-label picture joined by `;`.
-        scales: the means and then the quantisation steps of the three channels of each thumbnail, (n, 6).
+        scales: for each thumbnail, the means of its three channels, followed by their quantisation steps, (n, 6).
         codes: the quantised cosine coefficients of each thumbnail, (n, 768); (0, 768) if thumbnails were left out.
-        is_whole: whether the record covers all training data of the weights. It is False if training started from
-            weights without a record.
+        is_whole: whether the record covers all data that the weights were trained on. It is False if training started
+            from weights without a record.
         counts: the number of keypoints of each picture, (n,); (0,) if thumbnails were left out.
         words, places: the keypoints of all pictures, one picture after the other, as in `altered.Described`.
         aspects: width / height, (n,); 0 in records without keypoints, such as those of earlier versions of vitkit.
@@ -88,7 +89,7 @@ class PictureRecord:
 
     @property
     def seen(self) -> int:
-        """Return the number of pictures that the weights were trained on or selected with."""
+        """Return the number of pictures that were used to train or select the weights (train and val)."""
         return int((self.roles > 0).sum())
 
     def role_of(self) -> dict[bytes, str]:
@@ -106,12 +107,12 @@ class PictureRecord:
         return result
 
     def described(self) -> Described:
-        """Return the keypoints and thumbnails as `doctor.altered` compares them with other pictures."""
+        """Return the keypoints and thumbnails in the form in which `doctor.altered` compares pictures."""
         aspects = np.where(self.aspects > 0, self.aspects, 1).astype(np.float64)
         return Described(self.words, self.places, ends_of(self.counts), aspects, self.thumbnails())
 
     def without_looks(self) -> PictureRecord:
-        """Return the record without thumbnails and keypoints, with only hashes, roles and labels."""
+        """Return the record without thumbnails and keypoints. Hashes, roles and labels remain."""
         return replace(
             self.without_keypoints(),
             scales=self.scales[:0],
@@ -121,7 +122,7 @@ class PictureRecord:
         )
 
     def without_keypoints(self) -> PictureRecord:
-        """Return the record without keypoints, as earlier versions of vitkit wrote it."""
+        """Return the record without keypoints, like the records of earlier versions of vitkit."""
         return replace(
             self, counts=0 * self.counts, words=self.words[:0], places=self.places[:0], aspects=0 * self.aspects
         )
@@ -129,7 +130,7 @@ class PictureRecord:
     def merge(self, later: PictureRecord) -> PictureRecord:
         """Combine this record with a later one.
 
-        A picture in both records gets the labels of the later record, and the higher of its two roles.
+        A picture that is in both records gets its labels from the later record, and the higher of its two roles.
         """
         if not len(self):
             return replace(later, is_whole=self.is_whole and later.is_whole)
@@ -267,7 +268,7 @@ def _write_transposed(file: IO[bytes], codes: npt.NDArray[np.int8]) -> None:
 
 
 def _check_size(data: bytes) -> None:
-    """Refuse a record that would unpack to a size that no real record has.
+    """Refuse bytes that would unpack to a larger size than any real record has.
 
     Raises:
         ValueError: the unpacked size is too large.
@@ -288,7 +289,7 @@ def make_record(
         facts: the facts of each image. All images must be readable.
         labels: the class name of each image, or its class names joined by `;`.
         roles: the role of each image: train, val or test.
-        is_whole: whether the weights have been trained on no other pictures.
+        is_whole: whether these are all pictures that the weights have been trained on.
     """
     names = tuple(dict.fromkeys(labels))
     number = {name: i for i, name in enumerate(names)}
@@ -353,7 +354,7 @@ def from_text(text: str, source: object) -> bytes:
 
 
 def _spans(n: int) -> Iterator[slice]:
-    """Divide n thumbnails into slices that are processed one at a time.
+    """Divide n thumbnails into slices, which are processed one at a time to limit the memory.
 
     While a thumbnail is processed, its coefficients in float32 take 12 kB.
     """
@@ -363,9 +364,9 @@ def _spans(n: int) -> Iterator[slice]:
 def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int8]]:
     """Return the means and steps (n, 6) and the cosine coefficients (n, 768) of thumbnails (n, 16, 16, 3).
 
-    The quantisation step is a hundredth of the norm of a channel without its mean. No coefficient exceeds this norm, so
-    every quantised coefficient fits into a byte. The decoded greys correlate with the originals by at least 0.9985, and
-    colours differ by at most 5 of 255 levels (measured on 2,500 flowers).
+    The quantisation step of a channel is a hundredth of the norm of the channel after its mean is subtracted. No
+    coefficient exceeds this norm, so every quantised coefficient fits into a byte. The decoded greys correlate with the
+    originals by at least 0.9985, and colours differ by at most 5 of 255 levels (measured on 2,500 flowers).
     """
     n, side = len(pixels), THUMBNAIL
     basis = cosines()
@@ -397,14 +398,15 @@ class Overlap:
     """The result of searching a picture record for the images of a table.
 
     Attributes:
-        roles: the highest role of each image and its copies; None if neither is in the record.
+        roles: for each image, the highest role that the image or one of its copies has in the record; None if none of
+            them is in the record.
         kinds: how each image was recognised: `exact`, `near`, `altered` or `mirrored`; None if it was not.
-        touched: the roles of all copies of each image in the record. If the identical file is in the record, only its
-            role is listed.
+        touched: for each image, the roles of all its copies in the record. If the identical file is in the record, only
+            that file's role is listed.
         relabelled: the images whose identical file is in the record, but only with other labels.
-        looked_for: the last kind of copies that was searched for: `exact`, `near` or `altered`. The search stops early
-            if the images are too similar to one another, as from a fixed camera, or if the record has no thumbnails or
-            no keypoints.
+        looked_for: the last kind of copies that was searched for with a useful result: `exact`, `near` or `altered`. It
+            is not `altered` if the images are too similar to one another, for example because they are from a fixed
+            camera, or if the record has no thumbnails or no keypoints.
     """
 
     roles: tuple[str | None, ...]
@@ -418,11 +420,11 @@ class Overlap:
         return sum(role is not None for role in self.roles)
 
     def seen(self) -> list[int]:
-        """Return the indices of the images that the weights were trained on or selected with."""
+        """Return the indices of the images that were used to train or select the weights (train and val)."""
         return [i for i, role in enumerate(self.roles) if role in ("train", "val")]
 
     def take(self, indices: Sequence[int]) -> Overlap:
-        """Return the entries of the images at these indices."""
+        """Return the result for the images at these indices only."""
         return Overlap(
             tuple(self.roles[i] for i in indices),
             tuple(self.kinds[i] for i in indices),
@@ -441,7 +443,7 @@ def find_overlap(
     """Search a record for every image of a table.
 
     Args:
-        record: the record of the pictures that weights have used.
+        record: the record of the pictures that were used for some weights.
         table: the images. All images must be readable.
         facts: the facts of each image.
         progress: receives the number of comparisons done and their total.
@@ -487,7 +489,7 @@ def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overl
     """Search a picture record for the readable images of a table. Return these images and the result of the search.
 
     Args:
-        record: the record of the pictures that weights have used.
+        record: the record of the pictures that were used for some weights.
         table: the images. Files that vitkit has not examined before are read.
     """
     with Memory() as memory:
@@ -507,26 +509,26 @@ def read_digests(table: ImageTable) -> dict[str, str]:
 
 
 def highest(*roles: str | None) -> str | None:
-    """Return the highest role: train before val before test before None."""
+    """Return the highest role. The order is train, val, test, None."""
     known = [role for role in roles if role is not None]
     return max(known, key=ROLES.index, default=None)
 
 
 def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
-    """Assign each image the split in which the weights have used it, and find images with conflicting splits.
+    """Assign each image the split in which it was used for the weights, and find images with conflicting splits.
 
-    - An identical file with the same label gets its role as its split.
-    - A new image gets the split of its known copies and of its group.
-    - An identical file with another label follows its group. It is not moved from train or val to a split with a lower
-      role, because results on that split would be too good.
+    - An image whose identical file is in the record with the same label gets the recorded role as its split.
+    - An image that is not in the record gets the split of its recorded copies and of its group.
+    - An image whose identical file is in the record with another label gets the split of its group. However, it is
+      never moved from train or val to a split with a lower role, because results on that split would be too good.
 
     Args:
         overlap: the result of searching the picture record for the images.
         groups: a number for each image. Images with the same number must be in the same split.
 
     Returns:
-        The split of each image, or None if it is free; and the indices of the images with conflicting splits. The
-        copies or the group of such an image are in different splits, so it can be in none.
+        The split of each image, or None if it may be in any split; and the indices of the images with conflicting
+        splits. The copies or the group of such an image are in different splits, so it cannot be in any of them.
     """
     fixed, moving, claimed = (_touched_by_group(overlap, groups, status) for status in ("fixed", "moving", "new"))
     kept: list[str | None] = []
@@ -552,7 +554,7 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
 def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]:
     """Return "fixed" for an exact copy of a known image with the same label, and "moving" for one with another label.
 
-    Return "new" for every other image, also if it is similar to a known one.
+    Return "new" for every other image, even if it is similar to a known image.
     """
     if overlap.kinds[index] != "exact":
         return "new"
@@ -560,7 +562,7 @@ def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]
 
 
 def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
-    """Return the recorded roles of the copies of each group's images that have this `standing` (`_standing`)."""
+    """Return recorded roles by group: those of the copies of all images whose `_standing` is `standing`."""
     touched: dict[int, set[str]] = {}
     for i, group in enumerate(groups):
         if _standing(overlap, i) == standing:
@@ -571,7 +573,7 @@ def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) ->
 def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) -> list[str]:
     """Return the role of each image after training on a split table.
 
-    The role is the highest of the image's split, the splits of its copies, and its role before this training.
+    It is the highest of the image's split, the splits of its copies, and the image's role before this training.
 
     Args:
         table: the images, each with a split.

@@ -8,11 +8,12 @@ Writing has three steps:
    written to a temporary file first.
 3. Write the index.
 
-A second call with the same plan keeps the shards that exist already. A call that was killed can therefore simply be
-repeated, and gives the same bytes.
+A second call with the same plan keeps the shards that exist already. If a call was killed, it can therefore simply be
+repeated, and the result has the same bytes.
 
-Images are shuffled among the shards of their split by the digest of their keys. Otherwise, neighbouring images of a
-folder, which often have the same class, would be neighbours in the batches of a program that reads shards in order.
+The images of a split are distributed over its shards in the order of the digests of their keys, which is as good as
+random. Otherwise, images that are neighbours in a folder, and often have the same class, would also be neighbours in
+the batches of a program that reads shards in order.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
     """Write the readable images of a table as a folder of shards.
 
     Args:
-        table: the images, with the splits of the data or without any.
+        table: the images. Splits may already be assigned or not.
         folder: the folder or address to write to. It must be missing, empty, or the result of an earlier call with the
             same plan, complete or not.
         size: the largest number of bytes of a shard. A larger image gets a separate shard.
 
     Raises:
         VitkitError: the folder contains something else, no image can be read, a key is not a path below the data's
-            folder, or an image changed meanwhile.
+            folder, or an image changed during the call.
         OSError: a shard cannot be written.
     """
     _check_keys(table)
@@ -119,7 +120,7 @@ class _Folder:
             left.unlink()
 
     def begun(self) -> str:
-        """Return the digest of the plan of an interrupted call."""
+        """Return the digest of the plan of an earlier call that was interrupted."""
         return str(read_json(self.path / UNFINISHED).get("plan"))
 
     def write(self, name: str, text: str) -> None:
@@ -139,7 +140,7 @@ class _Folder:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Yield a temporary path to write to, which replaces the file when the block succeeds."""
+        """Yield a temporary path to write to. It replaces the file if the `with` block succeeds."""
         with replacing(self.path / name) as temporary:
             yield temporary
 
@@ -148,7 +149,8 @@ class _Folder:
 class _Storage:
     """A remote folder that shards are written to, with the methods of `_Folder`.
 
-    It cannot be locked. Two simultaneous calls write the same bytes, because both follow the same plan.
+    It cannot be locked. If two calls run at the same time, they write the same bytes, because both follow the same
+    plan.
     """
 
     address: str
@@ -195,7 +197,7 @@ class _Storage:
 
 
 def _check_keys(table: ImageTable) -> None:
-    """Refuse keys that are not below the data's folder, which a CSV file may contain."""
+    """Refuse keys that are not paths below the data's folder. A CSV file may contain such keys."""
     for key in table.paths:
         if key.startswith(("/", "\\")) or PurePosixPath(key).is_absolute() or ".." in key.split("/"):
             raise VitkitError(
@@ -212,10 +214,10 @@ class _ShardMember:
     """An image in a shard.
 
     Attributes:
-        row: the row of the table.
-        number: the number in the names of the image's files.
+        row: the image's row in the table.
+        number: the number that is the name of the image's files.
         offset, length: the position of the image's first byte in the shard, and the number of bytes.
-        after: the names and contents of the files that follow the image.
+        after: the names and contents of the files that follow the image in the shard.
     """
 
     row: int
@@ -240,19 +242,19 @@ class _PlannedShard:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the shard: the images, two empty blocks, and padding to a whole number of records."""
+        """Return the size of the shard in bytes: the images, two empty blocks, and padding to whole tar records."""
         return -(-(self.members[-1].end + 2 * _BLOCK) // _RECORD) * _RECORD
 
 
 @dataclass(frozen=True)
 class _ShardPlan:
-    """Everything that determines the bytes of the shards.
+    """The plan of all shards, which determines their bytes.
 
     Attributes:
         table: the readable images.
         digests: the SHA-256 of each image.
         shards: the shards.
-        left_out: the images that are not written.
+        left_out: the images of the data that are not written, with the reasons.
         digest: a digest of the other attributes and of the size of a shard.
     """
 
@@ -320,7 +322,10 @@ def _digest_of(key: str) -> bytes:
 
 
 def _files_after(table: ImageTable, row: int, number: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files that follow an image: its class number if it has one class, and its description as JSON."""
+    """Yield the name and content of each file that follows an image.
+
+    These are its class number, unless images may have several classes, and its description as JSON.
+    """
     names = [table.classes[k] for k in table.classes_of(row)]
     if not table.sets:
         yield f"{number}.cls", str(table.labels[row]).encode()
@@ -345,7 +350,7 @@ class _Written:
 
 
 def _write_all(plan: _ShardPlan, target: _Folder | _Storage) -> list[_Written]:
-    """Write the shards that do not exist yet, several at a time. Return all shards."""
+    """Write the shards that do not exist yet, several at a time. Return all shards of the plan."""
     done, total = array("q", [0] * len(plan.shards)), sum(shard.size for shard in plan.shards)
     is_stopped = Event()
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as pool:
@@ -370,7 +375,7 @@ def _write_all(plan: _ShardPlan, target: _Folder | _Storage) -> list[_Written]:
 def _complete(
     plan: _ShardPlan, shard: _PlannedShard, target: _Folder | _Storage, done: partial[None], is_stopped: Event
 ) -> _Written:
-    """Return a shard. Write the shard unless an earlier call has written it correctly."""
+    """Return a shard after writing it, unless an earlier call has already written it correctly."""
     known = None
     with contextlib.suppress(FileNotFoundError), target.reading(shard.name) as path:
         known = _check(plan, shard, path)
@@ -382,7 +387,7 @@ def _complete(
 
 
 def _check(plan: _ShardPlan, shard: _PlannedShard, path: Path) -> _Written | None:
-    """Return an existing shard; None if its images are not those of the plan."""
+    """Read an existing shard and return it; return None if it does not match the plan."""
     checks = []
     with path.open("rb") as file:
         for member in shard.members:

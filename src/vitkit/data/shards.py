@@ -2,7 +2,7 @@
 
 The shards, `shard-00000.tar` and so on, can also be read by `tar` and WebDataset. Each image (`00000012.jpg`) is
 followed by its class number (`00000012.cls`) and by its key, class and split (`00000012.json`). The index,
-`shards.json`, lists the shard, the position and the checksum of every image. An image therefore takes a single read,
+`shards.json`, lists the shard, the position and the checksum of every image. Therefore a single read returns an image,
 from a local or a remote folder (docs/decisions/0048-shards.md). `shard_writer` writes such folders.
 """
 
@@ -60,11 +60,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An image of the data that is not in the shards.
+    """An image of the data that was not written to the shards.
 
     Attributes:
         key, label, split: the image's entries in the table of the data.
-        reason: why the image is missing: the error of an unreadable file, or a remark that a label file leaves it out.
+        reason: why it was not written: the error of an unreadable file, or a remark that a label file leaves it out.
     """
 
     key: str
@@ -75,7 +75,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The content of `shards.json`. Images are in the order of the table that was sharded.
+    """The content of `shards.json`. Images are in the order of the table from which the shards were written.
 
     Attributes:
         plan: a digest of everything that determines the shards: the images, their labels and the size of a shard.
@@ -88,7 +88,7 @@ class ShardIndex:
         offsets, lengths: the position of each image's first byte in its shard, and its number of bytes.
         checks: the CRC-32 of each image's bytes.
         left_out: the images that were left out.
-        proposals: the images whose label a model proposed.
+        proposals: the proposals of models that labels of these images follow.
     """
 
     plan: str
@@ -202,10 +202,10 @@ class ShardIndex:
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """A local or remote folder of shards as a storage of images. The keys are those of the sharded data.
+    """A local or remote folder of shards as a storage of images. Their keys are those in the original data.
 
     Threads and processes (forked or spawned) may share a folder. Reading does not move a file position, and no shard is
-    closed while a thread reads from it. The index is read once per process.
+    closed while a thread reads from it. A process reads the index once, and again if a local index has changed.
     """
 
     path: Path
@@ -242,7 +242,10 @@ class ShardFolder:
             raise VitkitError(f"{self.name}/{INDEX} cannot be read: {error.strerror or error}") from error
 
     def stamp(self, key: str) -> bytes | None:
-        """Return bytes that change if the image's shard changes, or the image's position in it."""
+        """Return bytes that change if the image's shard, or its position in the shard, changes.
+
+        Return None if there is no such image, or if the shards cannot be accessed.
+        """
         try:
             index = self._recently(INDEX, self.index)
             row = index.rows[key]
@@ -255,9 +258,9 @@ class ShardFolder:
         return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
 
     def _recently(self, file: str, look: Callable[[], _Looked]) -> _Looked:
-        """Return the result of `look` for a file, reused if it is less than a second old.
+        """Return the result of `look` for a file. A result that is less than a second old is used again.
 
-        Repeating the look for every image would be slower.
+        Calling `look` for every image would be slower.
         """
         now = time.monotonic()
         checked, result = self._recent.get(file, (-_RECENT, None))
@@ -380,7 +383,7 @@ def _parsed(folder: str, text: bytes) -> ShardIndex:
 
 
 def is_shards(path: Path) -> bool:
-    """Return whether a folder or address contains shards. A local folder may lack the index.
+    """Return whether a folder or address contains shards. A local folder counts even if its index is missing.
 
     Raises:
         VitkitError: a server does not answer.
@@ -402,7 +405,7 @@ def _is_at(address: str) -> bool:
 
 
 def forget_looks() -> None:
-    """Clear the cached indices of addresses, and which addresses contain shards, because a folder has changed."""
+    """Clear the cached indices and the cached results of `is_shards` of addresses, because a folder has changed."""
     _index_at.cache_clear()
     _is_at.cache_clear()
 

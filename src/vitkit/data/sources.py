@@ -34,14 +34,14 @@ class SourceKind:
 
     Attributes:
         name: the name of the kind.
-        tells: a description in a few words, for error messages that list the accepted sources.
+        tells: a description in a few words. Error messages list those of all kinds as the accepted sources.
         read: a function (name, path, layout) -> ImageTable that finds the images of a source. It raises VitkitError if
             the source cannot be understood or has no images; `name` is the name of the source for messages.
         suffixes: the file suffixes of this kind, in lower case; empty if a source of this kind is a folder.
-        is_one: a function that returns whether a folder or address is of this kind. If it is None, the suffixes decide;
-            a kind without suffixes then covers all other folders.
+        is_one: a function that returns whether a folder or address is of this kind. If it is None, the suffix of a file
+            decides, and a kind without suffixes covers all folders for which no other kind's `is_one` returns True.
         has_layout: whether sources of this kind contain folders that may be classes or splits (`--layout`).
-        storage: a function that opens a source as a storage of images; None if the images are separate files.
+        storage: a function that opens a source as a storage of images; None if each image is a separate file.
         read_unlabelled: a function (name, path) -> ImageTable that reads all images as one class; None if images of
             this kind always have labels.
     """
@@ -63,7 +63,8 @@ def register(kind: SourceKind) -> None:
     """Add a kind of source.
 
     Raises:
-        ValueError: a kind with this name or suffix exists already, or both kinds cover all folders.
+        ValueError: a kind with this name or suffix exists already, or the kind covers all other folders and there is
+            already one that does.
     """
     taken = {suffix for kind_known in SOURCE_KINDS.values() for suffix in _suffixes(kind_known)}
     if kind.name in SOURCE_KINDS or taken & set(_suffixes(kind)):
@@ -103,7 +104,7 @@ def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
     """Find the images of a source as `read_table` does, and check that a classifier can be trained on the classes.
 
     Raises:
-        VitkitError: there are no images, or they have only one class.
+        VitkitError: as for `read_table`, or all images have the same class.
     """
     table = read_table(data, layout)
     check_classes(table)
@@ -154,7 +155,7 @@ def read_table(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
 
 
 def find_source(data: str | Path) -> SourceKind | None:
-    """Return the kind of a folder or file without reading its content; None for a named data set.
+    """Return the kind of a folder, file or address without finding its images; None for a named data set.
 
     Raises:
         VitkitError: there is no such path or name, or no kind has the suffix of the file.
@@ -178,7 +179,7 @@ def find_source(data: str | Path) -> SourceKind | None:
 
 
 def _within(table: ImageTable) -> str:
-    """Return advice to use the folder of the only class as the data; return "" if that folder has no subfolders."""
+    """Return advice to use the folder of the table's only class as the data; "" if that folder has no subfolders."""
     folder = table.root / table.classes[0]
     holds_folders = folder.is_dir() and any(
         child.is_dir() and not is_passed_over(child.name) for child in folder.iterdir()

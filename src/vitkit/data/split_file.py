@@ -1,4 +1,4 @@
-"""Read and write a run's files about its images: their splits (split.json) and their groups (groups.json).
+"""Read and write two files of a run: the splits of its images (split.json) and their groups (groups.json).
 
 The module also locates the images of an earlier run after they have been moved or renamed.
 """
@@ -30,7 +30,7 @@ from vitkit.text.cells import JOINT, plural
 
 
 def split_to_dict(table: ImageTable) -> dict[str, Any]:
-    """Return the content of split.json as plain JSON types: root, classes, the paths by split and class, and a hash.
+    """Return the content of split.json as plain JSON types: root, classes, the paths by split and class, a hash.
 
     In a multi-label table, the paths are listed by set of classes, whose names are joined by `;`.
     """
@@ -89,7 +89,7 @@ def split_from_file(path: Path) -> ImageTable:
 
 
 def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
-    """List the paths of each group of two or more images. The images of a group show one picture or one scene.
+    """List the paths of each group of two or more images. The images of a group show the same picture or scene.
 
     Args:
         table: n images.
@@ -121,7 +121,7 @@ def groups_from_file(path: Path) -> dict[str, int]:
 
 
 def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
-    """Return the keys of a multi-label split.json, and the class numbers of each key."""
+    """Return the keys of a multi-label split.json, which are sets of class names, and the class numbers of each key."""
     number = {name: i for i, name in enumerate(stored["classes"])}
     names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
     return names, tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
@@ -185,17 +185,17 @@ class Changes:
 def look_over(
     table: ImageTable, contents: Mapping[str, str], splits: Sequence[str] | None = None
 ) -> tuple[ImageTable, Changes]:
-    """Check whether the images of a run have changed. Every command that reads a run's images calls this function.
+    """Check whether the images of a run have changed. All commands that read a run's images call this function.
 
     Args:
         table: the table of `images_of_run`.
-        contents: the digest of each image by its path (`read_contents`). Images without a digest are only checked for
-            existence.
-        splits: the splits to check; None, or `all` among them, checks every image.
+        contents: the digest of each image by its path (`read_contents`). For an image without a digest, only its
+            existence is checked.
+        splits: the splits to check. Every image is checked if this is None or contains `all`.
 
     Returns:
-        The table and the changes. In the table, an image whose file now holds another picture has a path that no file
-        has, so that it counts as unreadable.
+        The table and the changes. If a file now holds another picture, the path of its image in the table is replaced
+        by one that does not exist, so that the image counts as unreadable.
     """
     is_all = splits is None or "all" in splits
     chosen = [i for i, split in enumerate(table.splits) if is_all or split in (splits or ())]
@@ -217,7 +217,7 @@ def look_over(
 
 
 def is_unchanged(file: Place, digest: str | None) -> bool:
-    """Return whether a file still holds the picture that a run recorded; True if the run recorded no digest."""
+    """Return whether a file still holds the picture that a run recorded (`digest`); True if `digest` is None."""
     return digest is None or digest_of(file) == digest
 
 
@@ -236,17 +236,17 @@ def refuse_changed(split_file: Path, remedy: str) -> None:
 
 
 def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
-    """Read the split images of a run, with the current paths of their files.
+    """Read the table of a run's images, with their splits and the current paths of their files.
 
-    With a new root, each image is recognised by its content, even if its file was renamed. An image that is not found
-    keeps its path and counts as unreadable.
+    If `root` is given, each image is recognised by its content, even if its file was renamed. An image that is not
+    found keeps its old path and counts as unreadable.
 
     Args:
         split_file: the run's split.json.
         root: the folder or archive that contains the images now; None if they have not been moved.
 
     Raises:
-        VitkitError: the folder no longer exists, or contains none of the images.
+        VitkitError: the images' folder no longer exists, or `root` contains none of the images.
     """
     table = split_from_file(split_file)
     if root is not None:
@@ -255,7 +255,9 @@ def images_of_run(split_file: Path, root: Path | None = None) -> ImageTable:
 
 
 def locate(table: ImageTable) -> ImageTable:
-    """Return a run's table after checking that its folder exists. A named data set is downloaded again if necessary.
+    """Check that the folder of a run's table exists, and return the table.
+
+    If the folder of a named data set is missing, the data set is downloaded again.
 
     Raises:
         VitkitError: the folder no longer exists.
@@ -270,7 +272,7 @@ def locate(table: ImageTable) -> ImageTable:
 
 
 def read_contents(split_file: Path) -> dict[str, str]:
-    """Return the digests of a run's images by path. Images whose digest the run did not record are missing."""
+    """Return the digests of a run's images by path. An image has no entry if the run did not record its digest."""
     try:
         contents: dict[str, str] = from_json(read_text(split_file)).get("contents", {})
         for digest in contents.values():
@@ -281,9 +283,9 @@ def read_contents(split_file: Path) -> dict[str, str]:
 
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
-    """Return the group number of each grouped image of a run, by its path in `table`.
+    """Return the group number of each image of a run that is in a group, by its current path.
 
-    `table` is the result of `images_of_run`.
+    `table` has the current paths (`images_of_run`).
     """
     groups = groups_from_file(run / GROUPS)
     known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True) if groups else ()
@@ -291,7 +293,7 @@ def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
 
 
 def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | None]:
-    """Return each image's role in a picture record, by path; None if the record does not contain the image."""
+    """Return the role of each of a run's images in a picture record, by path; None if it is not in the record."""
     role_of = record.role_of()
     return {path: role_of.get(bytes.fromhex(digest)) for path, digest in read_contents(split_file).items()}
 
@@ -344,7 +346,7 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
 
 
 def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[str]) -> ImageTable:
-    """Mark the paths of images that were not found but whose path now holds another picture."""
+    """Change the path of each image that was not found if another picture is now at this path."""
     gone = {i for i in lost if table.paths[i] == before[i] and is_there(table.file(i))}
     paths = (f"{path}{_OTHER}" if i in gone else path for i, path in enumerate(table.paths))
     return replace(table, paths=tuple(paths))

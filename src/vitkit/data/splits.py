@@ -1,6 +1,6 @@
 """Divide images into training, validation and test splits, or into folds.
 
-Each class is divided in the same proportion, and images of a group stay together. Runs store the result.
+All classes are divided in the same proportions, and the images of a group stay together. Runs store the result.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def deal_sets(
         members: the images of each group.
         shares: the fractions of val and test.
         rng: the random number generator.
-        have: the number of images that each split already contains, by class and in total (`ALL`).
+        have: for each split, the number of images that it already contains, by class and in total (`ALL`).
     """
     counts = [classes_in(table, images) for images in members]
     wants: list[dict[int, float]] = [{}, {}, {}]
@@ -76,15 +76,15 @@ def stratify(
     wants: Sequence[dict[int, float]],
     rng: np.random.Generator,
 ) -> list[int]:
-    """Assign a part to each group by iterative stratification (Sechidis et al. 2011, algorithm 1).
+    """Assign each group to a part, such as a split, by iterative stratification (Sechidis et al. 2011, algorithm 1).
 
-    The class with the fewest remaining groups is assigned first, because its imbalance could not be corrected later.
+    The class with the fewest remaining groups is distributed first, because its imbalance could not be corrected later.
     Each group of this class goes to the part that lacks the most images of the class.
 
     Args:
         members: the images of each group.
         counts: the number of images of each class, for each group.
-        wants: the desired number of images of each part, by class and in total (`ALL`).
+        wants: for each part, the desired number of images, by class and in total (`ALL`).
         rng: the random number generator, which orders groups of the same size.
     """
     lacking = [dict(want) for want in wants]
@@ -111,7 +111,7 @@ def stratify(
 
 
 def members_of(groups: Sequence[int], free: Sequence[int]) -> list[list[int]]:
-    """Collect the images in `free` by group. Groups are in the order of their first images."""
+    """Collect the images in `free` by group. The groups are in the order of their first images."""
     members: dict[int, list[int]] = {}
     for i in free:
         members.setdefault(groups[i], []).append(i)
@@ -129,10 +129,10 @@ def by_class(table: ImageTable, members: Sequence[list[int]]) -> list[list[list[
 def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[str]:
     """Assign a split to each group of a class, so that val and test get about the desired number of images.
 
-    Groups of several images are assigned first, in descending order of size, each to the split that lacks the most
-    images. Copies of a picture therefore tend to be in train, and val and test contain many different pictures. Single
-    images then fill test, val and train, in this order. At least one group is in train, unless train already has images
-    of the class.
+    Groups of several images are assigned first, the largest first, each to the split that lacks the most images. Copies
+    of a picture are therefore mostly in train, and val and test contain many different pictures. Single images then
+    fill test, val and train, in this order. At least one group is assigned to train, unless train already has images of
+    the class.
 
     Args:
         sizes: the number of images of each group.
@@ -159,10 +159,10 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
 
 
 def sizes_of(images: int, shares: np.ndarray) -> tuple[int, int]:
-    """Return how many images of a class val and test get, at least one each if there are enough images.
+    """Return the numbers of images of a class in val and test: at least one each, if there are enough images.
 
-    The numbers are rounded. If there is no test split, the number for val is rounded down instead, as is usual for two
-    splits.
+    `shares` are the fractions of val and test. The numbers are rounded to the nearest integer. If there is no test
+    split, the number for val is rounded down instead, as is usual for two splits.
     """
     spare = images - 1
     test = min(spare, max(round(images * shares[1]), 1)) if shares[1] else 0
@@ -183,17 +183,17 @@ def split(
 ) -> ImageTable:
     """Assign a split to every image. The same seed gives the same result.
 
-    Images that are already split keep their split. If there is no val split, its share is taken from train. A class
-    that is too small for three splits fills train first, then test, then val. Multi-label images are assigned by
-    iterative stratification (Sechidis et al. 2011).
+    If the data already have splits, these are kept. If there is no val split among them, val, and test if it is
+    missing, too, are taken from train. If a class is too small for three splits, train gets an image first, then test,
+    then val. Multi-label images are assigned by iterative stratification (Sechidis et al. 2011).
 
     Args:
         table: the images.
         fractions: the fractions of train, val and test.
         seed: the seed of the shuffle within each class.
         groups: a number for each image; images with the same number are assigned to the same split.
-        kept: the split of each image in an earlier run, or None for a new image. Images keep their earlier splits. New
-            images are assigned so that the splits of all images come close to the fractions.
+        kept: the split of each image in an earlier run, which the image keeps, or None for a new image. New images are
+            assigned so that the splits of all images together come close to the fractions.
 
     Raises:
         VitkitError: the fractions are not three numbers that sum to 1, or the first is 0.
@@ -235,7 +235,7 @@ def split(
 
 
 def trained_of(per_class: Sequence[int], fractions: Sequence[float]) -> int:
-    """Count the images that `split` assigns to train if no images are grouped.
+    """Return the number of images that `split` would assign to train if no images were grouped.
 
     Args:
         per_class: the number of images of each class.
@@ -262,7 +262,7 @@ def check_trainable(table: ImageTable) -> None:
 def _keep(
     splits: list[str | None], free: Sequence[int], kept: Sequence[str | None] | None, may_be: Collection[str]
 ) -> set[int]:
-    """Restore the earlier splits of free images, if they are in `may_be`; return the indices of these images."""
+    """Give each free image its earlier split if this is in `may_be`. Return the indices of images that got one."""
     held = {i for i in free if kept is not None and kept[i] in may_be}
     for i in held:
         assert kept is not None
@@ -279,10 +279,10 @@ def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | 
 
 
 def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None = None) -> list[int]:
-    """Assign a fold from 0 to folds - 1 to each image. Classes are split evenly, and groups stay together.
+    """Assign a fold from 0 to folds - 1 to each image. Each class is divided evenly, and groups stay together.
 
     Raises:
-        VitkitError: there are fewer than two folds, or more folds than images (or groups) in the largest class.
+        VitkitError: `folds` is less than two, or more than the number of images (or groups) of the largest class.
     """
     members = members_of(groups or range(len(table)), range(len(table)))
     counts = [classes_in(table, images) for images in members]
@@ -314,7 +314,7 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
 
 
 def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
-    """Group images by scene, in addition to the groups that are already known.
+    """Merge the groups of images that belong to the same scene.
 
     The scene of an image is the part of its path that a regular expression matches: the first capture group, or the
     whole match if the expression has no group.
@@ -323,10 +323,10 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
         table: the images.
         pattern: the regular expression, searched in each path below the data's folder. An image without a match is in
             no scene.
-        groups: a number for each image. Images with the same number stay together.
+        groups: the group of each image, as `duplicates.connect` returns it. Images of a group stay together.
 
     Returns:
-        A number for each image, equal for images of the same scene or group.
+        A number for each image, which is the same for images of the same scene or group.
 
     Raises:
         VitkitError: no path matches, or all paths match the same text.
@@ -352,8 +352,8 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
 def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
     """Keep at most `limit` training images of a table, and all validation and test images.
 
-    The classes keep about their proportions, with at least one image each. With the same seed, the images kept with a
-    smaller limit are also kept with a larger limit.
+    The proportions of the classes stay about the same, and each class keeps at least one image. With the same seed, a
+    larger limit keeps all images that a smaller limit keeps, and more.
 
     Args:
         table: the images, already split.
@@ -382,7 +382,7 @@ def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
 
 
 def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
-    """Order images so that every prefix has about the label proportions of the whole.
+    """Order images so that any first n of them have about the same proportions of labels as all of them.
 
     Args:
         images: the indices of the images. The relative order of images with the same label is preserved.
@@ -398,7 +398,7 @@ def in_proportion(images: Sequence[int], labels: Sequence[int]) -> list[int]:
 
 
 def held_out_split(table: ImageTable) -> str:
-    """Return the split to report results on: test if it exists, otherwise val, otherwise "all"."""
+    """Return the split on which results are reported: test if it exists, otherwise val, otherwise "all" images."""
     return next((name for name in ("test", "val") if name in table.splits), "all")
 
 

@@ -1,10 +1,11 @@
 """Find images and open them: files in a folder, or entries of a storage that returns bytes by key.
 
-All code that reads pictures takes a `Place`: the path of a file, or an image in a storage. A path can also lead into an
-archive: `flowers.zip/daisy/1.jpg` names an image in the archive `flowers.zip`. In the same way, a path or an address
-can lead into a folder of shards. Command lines and prediction files can therefore name such images.
+All code that reads pictures takes a `Place`: the path of a file, or an image in a storage. A path can also continue
+inside an archive: `flowers.zip/daisy/1.jpg` names an image in the archive `flowers.zip`. In the same way, a path or an
+address can continue inside a folder of shards. Therefore such images can be named in command lines and prediction
+files.
 
-`walk`, `look_through` and `find_images` walk through folders on disk and recognise image files by their names.
+`walk`, `look_through` and `find_images` search folders on disk, and recognise image files by their names.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from vitkit.text.cells import listed, plural
 
 
 class UnreadableImageError(VitkitError):
-    """A file that contains no readable picture. The message is the reason, without the file's name."""
+    """A file contains no readable picture. The message is the reason, without the file's name."""
 
 
 class Storage(Protocol):
     """A collection of images that are read by key.
 
-    Threads and forked processes share a storage, so it must not hold an open file.
+    Threads and forked processes may share a storage, so it must not hold an open file.
     """
 
     @property
@@ -75,7 +76,7 @@ class Stored:
         return self.name
 
     def __truediv__(self, key: str) -> Stored:
-        """Return the image whose key is this one's with `/` and `key` appended, as for paths."""
+        """Return the image whose key is this image's key, `/` and `key`, like `/` of paths."""
         return Stored(self.storage, f"{self.key}/{key}" if self.key else key)
 
 
@@ -86,7 +87,7 @@ FOLDER_STORAGES: list[tuple[Callable[[Path], bool], Opener]] = []  # whether a f
 
 
 def storage_at(path: Path) -> Storage | None:
-    """Open a file, folder or address as a storage of images; return None if it is not a storage.
+    """Open a file, folder or address as a storage of images; return None if no kind of storage accepts it.
 
     Raises:
         VitkitError: a server does not answer.
@@ -116,7 +117,7 @@ def read_place(place: str | Place) -> bytes:
 
 
 def stored_at(place: str | Place) -> Stored | None:
-    """Return the image in a storage that a place denotes; None for a regular file or a folder.
+    """Return the image in a storage that a place denotes; return None if it is a regular file or a folder.
 
     Raises:
         UnreadableImageError: the path is a pipe or a device.
@@ -136,7 +137,7 @@ def stored_at(place: str | Place) -> Stored | None:
 
 
 def below_storage(path: str | Path) -> Stored | None:
-    """Return the storage that a path leads into, with the rest of the path as key; None if there is none.
+    """Split a path into a storage and a key in it; return None if no part of the path is a storage.
 
     Raises:
         VitkitError: the storage cannot be read.
@@ -162,7 +163,7 @@ def is_there(place: Place) -> bool:
 
 
 def version_of(place: Place) -> tuple[int, int, int] | None:
-    """Return three numbers that change when an image changes; None if the image cannot be accessed."""
+    """Return three numbers, of which at least one changes when an image changes; None if it cannot be accessed."""
     if isinstance(place, Stored):
         stamp = place.storage.stamp(place.key)
         digest = None if stamp is None else hashlib.sha256(stamp).digest()
@@ -206,12 +207,12 @@ class Overlooked:
         self.closed[str(error.filename)] = (error.strerror or type(error).__name__).lower()
 
     def hide(self, folder: str | Path) -> None:
-        """Record a hidden folder if it contains images."""
+        """Record a hidden folder, but only if it contains images."""
         if Path(folder).name.startswith(".") and str(folder) not in self.hidden and _has_images(folder):
             self.hidden.append(str(folder))
 
     def lines(self, root: Path | None = None) -> list[str]:
-        """Describe the unreadable and the hidden folders, one sentence each, with paths relative to `root`."""
+        """Describe the unreadable and the hidden folders in one sentence each. Paths are relative to `root`, if set."""
         lines = []
         if self.closed:
             named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
@@ -229,12 +230,12 @@ def _from(root: Path | None, folder: str) -> str:
 
 
 def is_passed_over(folder: str) -> bool:
-    """Return whether a folder is hidden, or is `__MACOSX`, which macOS adds to archives."""
+    """Return whether a folder is ignored by its name: it is hidden, or `__MACOSX`, which macOS adds to archives."""
     return folder.startswith(".") or folder == "__MACOSX"
 
 
 def why_ignored(file: str) -> str | None:
-    """Return the reason why a file with this name is not an image; None if it is an image."""
+    """Return the reason why a file with this name is ignored; None if the name is that of an image."""
     if file.lower() in _SYSTEM or file.startswith("._"):
         return "system file"
     if file.startswith("."):
@@ -275,11 +276,11 @@ Branch = tuple[Path, bool, list["Branch"]]  # a folder, whether it contains imag
 
 
 def look_through(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Branch:
-    """Return the tree of folders below `path`, following symbolic links except to folders above.
+    """Return the tree of folders below `path`. Symbolic links are followed, except to folders above the link.
 
     Args:
         path: the folder.
-        overlooked: receives the hidden and the unreadable folders.
+        overlooked: the object in which hidden and unreadable folders are recorded.
         above: the real paths of the folders above `path`.
     """
     real = os.path.realpath(path)
@@ -343,7 +344,7 @@ def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) ->
     The images of each source are sorted in natural order.
 
     Args:
-        sources: the paths and patterns that the user typed.
+        sources: the paths and glob patterns that the user typed.
         overlooked: receives the ignored files and folders.
 
     Raises:
@@ -375,7 +376,7 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
 
 
 def _below(source: str, stored: Stored) -> list[str]:
-    """Return the images below a place in a storage; if the place is itself an image, return only that image."""
+    """Return the images below a place in a storage. If an image is at this place itself, return only this image."""
     keys = stored.storage.keys()
     if stored.key in keys:
         return [source]
@@ -392,7 +393,7 @@ def _is_image(key: str) -> bool:
 
 
 def _note_closed(pattern: str, overlooked: Overlooked) -> None:
-    """Record the unreadable folders on the path of a glob pattern, because `glob` skips them silently."""
+    """Record the unreadable folders in which a glob pattern had to be searched, because `glob` skips them silently."""
     parts = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern)
     for i in range(1, len(parts)):
         if glob.has_magic(parts[i]):
@@ -404,7 +405,7 @@ def _note_closed(pattern: str, overlooked: Overlooked) -> None:
 
 
 def _as_named(source: str, overlooked: Overlooked) -> list[str]:
-    """Return the images in a folder, an archive, shards, or a folder inside these.
+    """Return the images in a folder, an archive or shards, or in a folder inside one of these.
 
     If `source` is a single file, return it unchanged.
     """
@@ -417,5 +418,5 @@ def _as_named(source: str, overlooked: Overlooked) -> list[str]:
 
 
 def natural(text: str) -> list[tuple[int, str]]:
-    """Return a sort key that puts img2 before img10."""
+    """Return a sort key for natural order, in which img2 is before img10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", text)]

@@ -27,8 +27,8 @@ class ImageTable:
     """A table of labelled images.
 
     Attributes:
-        name: the path or name by which the user called the data.
-        root: the folder, or the file of the storage, that contains the images.
+        name: the path or name of the data, as the user passed it.
+        root: the folder that contains the images, or the path of the storage.
         classes: the class names. A label is an index into them, or in a multi-label table an index into `sets`.
         paths: the key of each image, which is also its name in messages. The key of a file is its path relative to
             `root`.
@@ -39,12 +39,12 @@ class ImageTable:
         folders: the folders that contain the photographs; nothing may be written below them.
         sets: the sets of classes in a multi-label table, as sorted tuples of class numbers; empty in a single-label
             table.
-        layout: a one-line description of which folders were read as classes and splits; empty if there are no folders.
-        overlooked: sentences about folders that were not searched but may contain images.
+        layout: one line about the folders that were read as classes and splits; empty if there are no folders.
+        overlooked: sentences about files and folders that were left out but may contain images.
         corrections: sentences about the changes that a label file made.
         unmatched: sentences about rows of a label file that had no effect.
         left_out: the images that a label file leaves out, with their previous labels.
-        proposals: the images that were relabelled or left out because a model proposed it.
+        proposals: for each image that was relabelled or left out on a model's proposal, this proposal.
         storage: the storage that returns the bytes of an image by key; None if the images are files below `root`.
     """
 
@@ -79,12 +79,12 @@ class ImageTable:
         return [place / path for path in self.paths]
 
     def at(self, key: str) -> Place:
-        """Return the `Place` that an image with this key has, whether or not the image exists."""
+        """Return the `Place` of an image with this key. The image need not exist."""
         return self.place / key
 
     @property
     def place(self) -> Place:
-        """Return the folder or storage that contains the images; `place / key` is the place of one image."""
+        """Return the folder or storage that contains the images. `place / key` is the `Place` of an image."""
         return self.root if self.storage is None else Stored(self.storage, "")
 
     def open(self, index: int) -> BinaryIO:
@@ -115,7 +115,7 @@ class ImageTable:
         return JOINT.join(self.classes[label] for label in self.classes_of(index))
 
     def cell_of(self, index: int) -> str:
-        """Return the label of an image as a label file writes it; `;` alone stands for no class."""
+        """Return the label of an image as it is written in label files. The label `;` means that it has no class."""
         return self.name_of(index) or self.task.no_class
 
     def target(self, index: int) -> list[float]:
@@ -144,7 +144,7 @@ class ImageTable:
         )
 
     def compact(self) -> ImageTable:
-        """Return the same rows without unused classes and unused sets of classes."""
+        """Return a table of the same rows, in which `classes` and `sets` contain only entries that are used."""
         present = [label for label, images in enumerate(self.counts().values()) if images]
         new = {label: i for i, label in enumerate(present)}
         label_sets = [tuple(new[label] for label in self.classes_of(i)) for i in range(len(self))]
@@ -173,7 +173,7 @@ def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None
 
 
 def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
-    """Refuse two class names that differ but look the same, since people could not distinguish the classes.
+    """Refuse two class names that differ but look the same, because people could not distinguish the classes.
 
     Args:
         name: the name of the data, for messages.

@@ -1,8 +1,8 @@
 """The two classification tasks: images with one class each, and images with any number of classes.
 
 The tasks are the objects `SINGLE_LABEL` and `MULTI_LABEL`, and each table has one of them (`ImageTable.task`). Code
-that works with labels calls the methods of the task, so it need not distinguish the two cases. The loss functions are
-in `training.losses`, and the metrics in `evaluation.metrics`. This module imports neither numpy nor torch.
+that works with labels calls the methods of the task instead of distinguishing the two cases. The loss functions are in
+`training.losses`, and the metrics in `evaluation.metrics`. This module imports neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Task(Protocol):
         least_classes: the smallest number of classes that can be learned.
         is_sigmoid: whether each class has an independent probability; otherwise the probabilities of all classes sum to
             1.
-        least_weight: the lower limit of class weights in a balanced loss. It is 1 in the multi-label task. There, a
-            class weight balances the images with a class against those without it, so frequent classes need no lower
-            weight.
+        least_weight: the lower limit of class weights in a balanced loss. It is 1 in the multi-label task, where a
+            class weight balances the images that have a class against those that do not, so frequent classes need no
+            smaller weight.
         recipe_fields: values of recipe fields that suit the task better than the defaults.
         accuracy: the name of the accuracy in reports.
         calibration: the name of the calibration step after training, for progress messages. The step uses the
             validation images.
-        chosen: the parameters that the calibration step chooses, and the metric that it optimises.
-        conflict: the description of conflicting labels of copies of one image, for messages.
-        too_few_classes: the message about a table that has too few classes left.
-        description: a sentence for people about the classes of an image; empty if none is needed.
+        chosen: a phrase that names the parameters that the calibration step chooses, and the metric that it optimises.
+        conflict: a phrase for messages which says that copies of one image have conflicting labels.
+        too_few_classes: the message for a table in which too few classes remain.
+        description: a sentence for users about the number of classes of an image; empty if none is needed.
     """
 
     name: TaskName
@@ -63,16 +63,16 @@ class Task(Protocol):
         """Return the label that stands for these classes."""
 
     def label_names(self, classes: Sequence[str], labels: Iterable[str]) -> list[str]:
-        """Return the labels that a user can choose from, in a table with these classes and labels."""
+        """Return the labels that users can choose from, given the classes and labels of a table."""
 
     def refuses(self, label: str) -> bool:
-        """Return whether a label names several classes although the task allows one class per image."""
+        """Return whether the task does not allow a label, because the label names several classes."""
 
     def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
         """Convert the class numbers of each image to the `sets` and `labels` of a table."""
 
     def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:
-        """Return the training targets of labels: class numbers (n,), or in a multi-label task zeros and ones (n, K).
+        """Return the training targets for labels: class numbers (n,), or in a multi-label task zeros and ones (n, K).
 
         Args:
             labels: class numbers (n,), or in a multi-label table the numbers of sets of classes (n,).

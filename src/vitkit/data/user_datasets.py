@@ -1,8 +1,8 @@
-"""Datasets of the user: objects that return (image, label) by index, like torchvision's datasets.
+"""Datasets that the user passes: objects that return (image, label) by index, like torchvision's datasets.
 
-A dataset that returns tensors has preprocessed its pictures itself. The trained model must then preprocess files in the
-same way. This module infers the preprocessing from the dataset's torchvision transforms, and checks it on the dataset's
-files. If the preprocessing cannot be inferred, it is reported as unknown rather than guessed.
+If a dataset returns tensors, it has preprocessed its pictures itself, and the trained model must preprocess files in
+the same way. This module infers the preprocessing from the dataset's torchvision transforms, and checks it on the
+dataset's files. If it cannot be inferred, it is not guessed but reported as unknown.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _LEVELS = 1.0  # of 255; the largest mean difference of such a picture
 
 @dataclass
 class _Steps:
-    """The preprocessing that results from the first transforms of a chain.
+    """The preprocessing that the transforms of a chain do, as far as they have been read.
 
     Attributes:
         resized: the short side, or the (height, width), to which pictures are resized; None if there was no resize yet.
-        size: (height, width) after these transforms; None if it depends on the picture.
+        size: (height, width) after the transforms that have been read; None if it depends on the picture.
         interpolation: the interpolation of the resize.
         mean, std: the normalisation; None if there was none yet.
-        is_float: whether pixels are floats from 0 to 1 after these transforms.
+        is_float: whether the pixels have been converted to floats from 0 to 1.
     """
 
     resized: int | tuple[int, int] | None = None
@@ -107,7 +107,10 @@ def read_scale(dataset: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | No
 
 
 def _transforms_of(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset's transforms in the order of application, including those of the dataset it is a subset of."""
+    """Yield a dataset's transforms in the order of application.
+
+    If the dataset is a subset of another dataset, the transforms of the other dataset come first.
+    """
     below = getattr(dataset, "dataset", None)
     if below is not None and below is not dataset:
         yield from _transforms_of(below)
@@ -232,7 +235,7 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
 
 
 def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], Any]) -> None:
-    """Check a preprocessing by comparing its results for the files of some images with the dataset's tensors.
+    """Check a preprocessing on some images: compare its results for their files with the dataset's tensors.
 
     Images whose file is unknown or unreadable are skipped.
 
@@ -278,7 +281,7 @@ class Labelled(Protocol):
     """A map-style dataset that returns an image and its label for each index.
 
     An image is a PIL image or a float tensor (C, height, width). PIL images are augmented and preprocessed according to
-    the recipe, and tensors are used unchanged. A label is a class number.
+    the recipe. Tensors are used unchanged. A label is a class number.
     """
 
     def __len__(self) -> int: ...
@@ -294,9 +297,9 @@ class Datasets:
         train: the training images.
         val: the validation images; None if there are none.
         class_names: the class names, in the order of the labels; None to use `train.classes`.
-        preprocess: the preprocessing that made the dataset's tensors, or the preprocessing to apply to its PIL images,
-            in any form that `weights.preprocessing` accepts. None means to infer it from the datasets' transforms, or
-            to use the model's preprocessing.
+        preprocess: for datasets of tensors, the preprocessing that made the tensors; for datasets of PIL images, the
+            preprocessing to apply. Every form that `weights.preprocessing` accepts is allowed. None means that it is
+            inferred from the datasets' transforms for tensors, and that PIL images get the model's preprocessing.
     """
 
     train: Labelled
@@ -315,7 +318,7 @@ class Datasets:
         """Return the class names.
 
         Raises:
-            VitkitError: there are no class names, or they are not two or more distinct names.
+            VitkitError: there are no class names, fewer than two of them, or two that are equal or look the same.
         """
         names = self.class_names if self.class_names is not None else getattr(self.train, "classes", None)
         if names is None:
@@ -353,7 +356,7 @@ class _DatasetImages(Images):
         """Return the image and label at an index, after checking that the label has not changed.
 
         Raises:
-            VitkitError: the label has changed, or there is no such image any more.
+            VitkitError: the label has changed, or the dataset no longer returns an image at this index.
         """
         image, label = item_of(self.images, index, self.name)
         if label != self._labels[index]:
@@ -366,7 +369,7 @@ class _DatasetImages(Images):
 
 
 class EvaluationOf(_DatasetImages):
-    """The images of a user's dataset, prepared as in all commands except training."""
+    """The images of a user's dataset, preprocessed without random augmentation. Tensors are returned unchanged."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image, label = self.item(index)
@@ -396,12 +399,12 @@ class TrainingOf(_DatasetImages):
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The features by which an image of a dataset is recognised.
+    """The properties by which copies of an image of a dataset are recognised.
 
     Attributes:
         digest: the SHA-256 of the pixels.
         width, height: the size of the image in pixels.
-        thumbnail: the thumbnail (16, 16, C), in bytes for a picture and in floats for a tensor.
+        thumbnail: the thumbnail (16, 16, C), in uint8 for a picture, and in floats for a tensor.
         keypoints: the result of `keypoints.find_keypoints`; empty if the image is too small.
     """
 
@@ -418,10 +421,11 @@ class Survey:
 
     Attributes:
         table: the table of the images, with keys such as `train/0` instead of paths.
-        shared: the number of validation images whose pixels are identical to a training image.
-        contents: the digest of each image by its key; empty if a dataset returns different images each time.
-        shapes: the first image of each tensor shape. The keys are pairs of the dataset, `train` or `val`, and the shape
-            (C, height, width).
+        shared: the number of validation images whose pixels are identical to those of a training image.
+        contents: the digest of each image by its key; empty if a dataset returns another image when an index is read
+            again.
+        shapes: for each shape of tensors, the name of the first image with this shape. The keys are pairs of the
+            dataset, `train` or `val`, and the shape (C, height, width).
         looks: the fingerprint of each image, in the order of the table.
     """
 
@@ -433,10 +437,10 @@ class Survey:
 
     @property
     def is_certain(self) -> bool:
-        """Return whether all copies can be recognised.
+        """Return whether all copies among the images can be recognised.
 
-        This is uncertain for tensors, and for datasets that return different images each time: both may be random
-        crops.
+        It is False if there are tensors, or if a dataset returns different images each time, because these may be
+        random crops.
         """
         return not self.shapes and bool(self.contents)
 
@@ -459,15 +463,15 @@ class Survey:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the labels and, if the datasets always return the same images, of the images."""
+        """Return a hash of the labels. It includes the images if the datasets return the same images each time."""
         whole = (self.table.classes, self.table.labels, self.table.splits, sorted(self.contents.items()))
         return hashlib.sha256(repr(whole).encode()).hexdigest()
 
     def preprocess_of(self, datasets: Datasets, preprocess: Preprocess) -> tuple[Preprocess, list[str]]:
-        """Determine the preprocessing with which the trained model must read files, and notes for the user.
+        """Determine the preprocessing with which the trained model must read files. Return it with notes for the user.
 
-        If there are validation images, their transforms decide. Files must be prepared like the images on which the
-        model is evaluated.
+        If there are validation images, their transforms decide, because files must be prepared like the images on which
+        the model is evaluated.
 
         Args:
             datasets: the datasets of this survey.
@@ -475,8 +479,8 @@ class Survey:
                 tensors (`check`).
 
         Returns:
-            The preprocessing and the notes. If the transforms cannot be interpreted, `unknown` of the preprocessing has
-            the reason.
+            The preprocessing and the notes. If the transforms cannot be interpreted, the preprocessing's attribute
+            `unknown` has the reason.
         """
         name, dataset = "train", datasets.train
         if datasets.val is not None and "val" in self.table.splits:
@@ -510,7 +514,7 @@ class Survey:
 
 
 def survey(datasets: Datasets) -> Survey:
-    """Read all images of the datasets once, because this is the only general way to get their labels.
+    """Read all images of the datasets once, because labels can be read only together with the images.
 
     Raises:
         VitkitError: an item is not a pair of an image and a label.
@@ -550,7 +554,8 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
     """Return an image and its class number. The image is a PIL image in RGB or a float32 tensor (C, height, width).
 
     Raises:
-        VitkitError: the dataset raises an exception or returns something else; the message names the item.
+        VitkitError: the dataset raises an exception, or returns anything but such an image and number; the message
+            names the item.
     """
     where = f"{name}_dataset[{index}]"
     try:
@@ -607,7 +612,7 @@ def _look(image: Image.Image | Tensor, digest: str) -> Fingerprint:
 
 
 def _as_picture(image: Tensor) -> Image.Image:
-    """Convert a tensor of unknown scale to a grey picture, with its minimum black and its maximum white."""
+    """Convert a tensor of unknown scale to a grey picture, in which its minimum is black and its maximum white."""
     grey = image.mean(dim=0)
     low, high = grey.aminmax()
     return Image.fromarray(((grey - low) * (255 / (high - low).clamp(min=1e-6))).round().byte().numpy())

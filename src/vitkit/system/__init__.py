@@ -4,8 +4,8 @@ Open `files.py` first: it writes files completely or not at all, and locks them 
 `processes` handles signals and starts processes, `environment` finds devices and folders, and `run_files` names the
 files of a run.
 
-This module itself has the functions by which packages import their names on first use (`public`), so that importing one
-name does not load the others.
+This module itself has the functions with which packages import their public names only when they are first used
+(`public`). Importing one name then does not load the modules of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         package: the package's `__name__`.
-        homes: the module of each name, relative to the package.
+        homes: a mapping from each name to the module that defines it, relative to the package.
     """
 
     def get(name: str) -> Any:
@@ -37,7 +37,7 @@ def public(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callabl
 
     Args:
         package: the package's `__name__`.
-        modules: the public names of each module, separated by spaces.
+        modules: a mapping from each module to its public names, separated by spaces.
     """
     homes = {name: module for module, names in modules.items() for name in names.split()}
     return sorted(homes), importer(package, homes)

@@ -33,7 +33,7 @@ def state_folder() -> Path:
 
 
 def private(folder: Path) -> Path:
-    """Create a folder if it does not exist, and return it if no other user can write to it.
+    """Create a folder if it does not exist, check that no other user can write to it, and return it.
 
     Private folders are for files whose content vitkit executes or trusts.
 
@@ -86,7 +86,7 @@ def available_devices() -> tuple[str, ...]:
 
 
 def best_precision(device: str = "auto") -> str:
-    """Return `bfloat16` if the hardware has instructions to multiply such numbers, otherwise `float32`.
+    """Return `bfloat16` if the device has instructions to multiply bfloat16 numbers, otherwise `float32`.
 
     Args:
         device: the name of a torch device; `auto` is the device that `choose_device` returns.
@@ -110,7 +110,7 @@ def check_precision(precision: str, device: str) -> None:
 
 
 def processor_precision() -> str:
-    """Return `bfloat16` if the processor has instructions to multiply such numbers, otherwise `float32`."""
+    """Return `bfloat16` if the processor has instructions to multiply bfloat16 numbers, otherwise `float32`."""
     capabilities = _capabilities()
     has_bfloat16 = any(name in capabilities for name in ("amx_bf16", "avx512_bf16"))
     return "bfloat16" if has_bfloat16 else "float32"

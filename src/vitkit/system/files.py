@@ -3,7 +3,7 @@
 `replacing` is the basis: it yields a temporary file and renames it at the end. `exclusive` locks a file or folder for
 one process. `append_bytes` extends a file completely or not at all. Functions that read refuse pipes and devices, and
 functions that write refuse addresses such as s3://bucket. `empty_array` returns an array that may be larger than the
-main memory.
+main memory (it is stored in a temporary file).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names
 def address_of(path: str | PurePath) -> str | None:
     """Return the address in a path or text, such as s3://bucket/folder; None for a path on this machine.
 
-    A `Path` drops one of the two slashes of an address, and this function restores the slash. Therefore addresses can
-    be passed as paths.
+    A `Path` drops one of the two slashes of an address, and this function restores it. Addresses can therefore be
+    passed as `Path` objects.
     """
     text = path if isinstance(path, str) else path.as_posix()
     match = _ADDRESS.fullmatch(text) if ":/" in text else None
@@ -64,7 +64,7 @@ def place_text(path: Path) -> str:
 
 
 def check_here(path: Path) -> None:
-    """Refuse an address as an output path. Without this check, s3://bucket/run would become a local folder `s3:`.
+    """Refuse an address as an output path. Without this check, s3://bucket/run would create a local folder `s3:`.
 
     Raises:
         VitkitError: the path is an address.
@@ -74,7 +74,7 @@ def check_here(path: Path) -> None:
 
 
 def regular(name: str, flags: int) -> int:
-    """Open a regular file; for use as the `opener` of `open`.
+    """Open a regular file and return its descriptor; for use as the `opener` of `open`.
 
     Pipes and devices are refused, since reading them may block forever.
 
@@ -169,7 +169,7 @@ def fitting(name: str, ending: str) -> str:
 def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield the temporary files of `replacing` in a folder, each as a pair of the final name and the temporary path.
 
-    The processes that created the files are still running or were killed.
+    The process that created such a file is either still running or was killed.
     """
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (match := _UNFINISHED.fullmatch(path.name)) is not None:
@@ -178,14 +178,14 @@ def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
 
 @contextmanager
 def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Iterator[None]:
-    """Lock a file or folder for this process, for the length of a `with` block.
+    """Lock a file or folder for this process during a `with` block.
 
-    The lock ends with the process, even if the process is killed. Temporary files for `path` that a killed process has
-    left are deleted.
+    If the process is killed, the system releases the lock. Temporary files for `path` that killed processes have left
+    are deleted.
 
     Args:
         path: the file or folder.
-        place: the path of the lock file; the default is next to `path`.
+        place: the path of the lock file; None for a hidden file next to `path`.
         wait: seconds to wait for another process or thread.
 
     Raises:
@@ -221,7 +221,9 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
 
 @contextmanager
 def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Lock a folder for this process. A folder that does not exist is created, and deleted again if it stays empty.
+    """Lock a folder for this process during a `with` block.
+
+    A folder that does not exist is created, and deleted again if it is empty at the end.
 
     Args:
         folder: the folder.
@@ -253,12 +255,13 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
 def is_held(path: Path, place: Path | None = None) -> bool:
     """Return whether a process has locked a file or folder with `exclusive` or `exclusive_in`.
 
-    Locks of processes on other machines may be invisible here. A lock file that names another machine therefore counts
-    as held, and so does one that names no process yet, for ten seconds. After that, a killed process has left it.
+    Locks of processes on other machines may be invisible here. A lock file that names a process of another machine
+    therefore counts as held. A lock file that names no process counts as held if it is locked or less than ten seconds
+    old. Otherwise a killed process has left it.
 
     Args:
         path: the file or folder.
-        place: the path of the lock file; the default is inside a folder and next to a file.
+        place: the path of the lock file; None for a file inside `path` if it is a folder, and next to it otherwise.
     """
     if place is None:
         place = path / LOCK if path.is_dir() else path.with_name(fitting(f".{path.name}", ".lock"))
@@ -274,7 +277,7 @@ def is_held(path: Path, place: Path | None = None) -> bool:
 
 
 def _exists(process: int) -> bool:
-    """Return whether a process is running, including processes of other users."""
+    """Return whether a process with this id is running. It may belong to another user."""
     if windows.IS_WINDOWS:
         return windows.exists(process)
     try:
@@ -287,7 +290,7 @@ def _exists(process: int) -> bool:
 
 
 def holder(folder: Path) -> int | None:
-    """Return the id of the process that has locked a folder; None if it is not locked, or locked by another machine."""
+    """Return the id of the process that has locked a folder; None if there is none on this machine."""
     with suppress(OSError):
         match = _HOLDER.match(read_text(_holder_file(folder / LOCK)))
         if match is not None and match[2] == socket.gethostname() and is_held(folder):
@@ -296,7 +299,7 @@ def holder(folder: Path) -> int | None:
 
 
 def _is_locked(place: Path) -> bool:
-    """Return whether a process of this machine holds a lock. No lock file is created."""
+    """Return whether a process of this machine holds a lock. The check does not create a lock file."""
     if windows.IS_WINDOWS:
         return _is_locked_on_windows(place)
     import fcntl
@@ -362,8 +365,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 def append_bytes(path: Path, data: bytes) -> None:
     """Append to a file completely or not at all. The caller must have locked the file.
 
-    A journal next to the file contains the new data until they are on disk. After a crash, `read_appended` ignores the
-    incomplete data, and the next call removes them.
+    A journal next to the file contains the new data until they are on disk. If a crash leaves incomplete data at the
+    end of the file, `read_appended` ignores them, and the next call of `append_bytes` removes them.
 
     Raises:
         OSError: the data cannot be written; the file is unchanged.
@@ -428,7 +431,7 @@ def _note_of(path: Path) -> Path:
 
 
 def _noted(path: Path) -> tuple[int, bytes] | None:
-    """Read the journal of `append_bytes`: the size of the file before the addition, and the added data.
+    """Read the journal of `append_bytes`: the size of the file before the addition, and the data to add.
 
     Returns None if nothing is being added.
     """
@@ -440,7 +443,7 @@ def _noted(path: Path) -> tuple[int, bytes] | None:
 
 
 def _is_half(content: bytes, size: int, data: bytes) -> bool:
-    """Return whether a file ends in an incomplete copy of the added data.
+    """Return whether a file ends with an incomplete copy of the data that were being added.
 
     Args:
         content: the content of the file.
@@ -466,7 +469,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def common_folder(folders: Collection[str]) -> str:
-    """Return the deepest folder that contains all of these folders; empty if they are on different Windows drives."""
+    """Return the deepest folder that contains all of these folders; "" if they are on different Windows drives."""
     try:
         return os.path.commonpath(folders)
     except ValueError:
@@ -478,8 +481,8 @@ def path_below(path: str, folder: str) -> str:
 
     Args:
         path: the file.
-        folder: the folder. If it is empty (see `common_folder`), the result is the whole path, with the letter of the
-            drive as its first folder.
+        folder: the folder. If it is "" (see `common_folder`), the result is the whole path, in which the letter of the
+            drive is the first folder.
     """
     absolute = os.path.abspath(path)  # noqa: PTH100
     if folder:
@@ -489,9 +492,9 @@ def path_below(path: str, folder: str) -> str:
 
 
 def without_place(name: str | Path) -> str:
-    """Return a path for publication: only the last part of an absolute path, or a relative path unchanged.
+    """Return a path that can be published: the last part of an absolute path, or a relative path unchanged.
 
-    The recipients of a model or page should not learn the folders or the user name of its author.
+    People who receive a model or a page should not see the folders or the user name of its author.
     """
     return Path(name).name if Path(name).is_absolute() else str(name)
 
@@ -499,7 +502,7 @@ def without_place(name: str | Path) -> str:
 def write_text(path: Path, text: str) -> None:
     """Write a text file completely or not at all.
 
-    Line ends are written unchanged. File names in the text that are not UTF-8 keep their bytes.
+    Line ends are written unchanged. If the text contains file names that are not UTF-8, their bytes are kept.
     """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
@@ -511,7 +514,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Return strict JSON: NaN and infinity, which JSON lacks, become null.
+    """Convert a value to strict JSON. NaN and infinity, which do not exist in JSON, become null.
 
     Characters beyond ASCII are not escaped, unless the text contains control characters or bytes of a file name that
     are not UTF-8.
@@ -574,9 +577,10 @@ def _finite(value: Any) -> Any:
 def empty_array(shape: tuple[int, ...], dtype: str = "float32") -> npt.NDArray[Any]:
     """Return an uninitialised array.
 
-    An array above 256 MiB is stored in a temporary file in vitkit's cache folder, if the system can reserve the disk
-    space. For example, the probabilities of 50,000 images in 21,843 classes take 4.4 GB. The system keeps the file in
-    main memory only while enough is free. The file has no name, and is deleted with the array.
+    An array of more than 256 MiB is stored in a temporary file in vitkit's cache folder, if the system can reserve the
+    disk space. For example, the probabilities of 50,000 images for 21,843 classes take 4.4 GB. The system keeps the
+    content of the file in main memory only as long as there is enough free memory. The file has no name, and is deleted
+    together with the array.
     """
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""Stop programs cleanly on signals, start and recognise processes, and let processes answer questions.
+"""Stop programs cleanly on signals, start and recognise processes, and run worker processes that answer questions.
 
 `stoppable` surrounds a whole program: after a signal, the program prints a line and exits with 128 + the signal's
-number. `Deferral` lets work continue to a point from which it can be resumed. A signal that is ignored when the program
-starts, as under `nohup`, stays ignored.
+number. `Deferral` postpones this, so that work can continue to a point from which it can be resumed. A signal that is
+ignored when the program starts, as under `nohup`, stays ignored.
 
 `python` returns the command that starts a process. `is_same` recognises a process by its id and its start time, because
 systems reuse ids.
@@ -37,7 +37,7 @@ _Handler = Callable[[int, FrameType | None], Any]
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Surround a program with a block in which a signal raises `Interrupted` at any point and ends the program.
+    """Within a `with` block around a whole program, let a signal raise `Interrupted` and end the program.
 
     Raises:
         SystemExit: a signal arrived; the exit code is 128 + its number. A line is printed to stderr first.
@@ -72,8 +72,8 @@ class _SignalHandlers:
     def leave(self) -> None:
         """Restore the previous handlers.
 
-        Python's handler of Ctrl-C is not restored. Only the exit of the interpreter follows, so Ctrl-C may end the
-        process without a traceback.
+        Python's handler of Ctrl-C, which raises `KeyboardInterrupt`, is not restored. Only the exit of the interpreter
+        follows, during which Ctrl-C may end the process without a traceback.
         """
         sys.unraisablehook = self._unraisable
         for number, before in self._listening.items():
@@ -88,7 +88,7 @@ class _SignalHandlers:
         raise Interrupted(number)
 
     def _answer_unraisable(self, unraisable: Any) -> None:
-        """Send a signal again if its exception was raised in a destructor, where Python discards exceptions."""
+        """Send a signal again if it raised `Interrupted` in a destructor, because Python discards exceptions there."""
         if isinstance(unraisable.exc_value, Interrupted):
             _send_again(unraisable.exc_value.signal_number)
         else:
@@ -96,17 +96,18 @@ class _SignalHandlers:
 
 
 class Deferral:
-    """Record a signal during work that can be stopped only at certain points.
+    """A context manager that records a signal during work that can be stopped only at certain points.
 
     A recorded signal raises `Interrupted` at the end of the `with` block, even if the block raises another error. A
     second signal raises `Interrupted` at once.
 
     Args:
-        echo: seconds after the first signal in which further signals are ignored as copies of it. Copies occur because
-            a terminal signals all processes of a program, and a launcher passes the signal on to them.
+        echo: the number of seconds after the first signal during which further signals are ignored, because they are
+            probably copies of it. Copies occur if a terminal sends a signal to all processes of a program, and a
+            launcher passes it on to them.
 
     Attributes:
-        received: the number of the recorded signal, or None.
+        received: the number of the recorded signal; None if there was no signal.
     """
 
     def __init__(self, echo: float = 0.0) -> None:
@@ -136,7 +137,7 @@ class Deferral:
 
 
 def _listen(handler: _Handler) -> dict[int, Any]:
-    """Set the handler of every signal that is not ignored, and return the previous handlers."""
+    """Set this handler for all signals that stop programs and are not ignored. Return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():  # elsewhere Python allows no handlers
         return {}
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -173,7 +174,7 @@ _LOOKING = 0.5  # seconds between checks for the file
 
 
 def request_stop(process: int, file: Path) -> None:
-    """Ask a process to save its work and end: by SIGTERM, or on Windows by a file (`heed_stop_file`)."""
+    """Ask a process to save its work and end. This is done by SIGTERM, or on Windows by a file (`heed_stop_file`)."""
     if windows.IS_WINDOWS:
         file.touch()
     else:
@@ -182,7 +183,10 @@ def request_stop(process: int, file: Path) -> None:
 
 
 def heed_stop_file() -> None:
-    """Send SIGTERM to this process when the file appears whose path is in the environment variable VITKIT_STOP_FILE."""
+    """Send SIGTERM to this process as soon as a certain file exists.
+
+    The environment variable VITKIT_STOP_FILE contains the path of this file. If it is not set, nothing is done.
+    """
     name = os.environ.pop(STOP_FILE, "")  # removed, so that child processes do not inherit it
     if not name:
         return
@@ -196,14 +200,17 @@ def heed_stop_file() -> None:
 
 
 def detached() -> dict[str, Any]:
-    """Return arguments of `subprocess.Popen` for a process that outlives this one and its terminal."""
+    """Return arguments for `subprocess.Popen` that start a process which outlives this process and its terminal."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
     return {"start_new_session": True}
 
 
 def _let_go(number: int) -> None:
-    """Redirect a closed terminal's streams to the null device after SIGHUP, so that the program can end cleanly."""
+    """If the signal is SIGHUP, redirect the streams of the closed terminal to the null device.
+
+    Without this, the program could not end cleanly, because writing to the terminal would fail.
+    """
     if number != getattr(signal, "SIGHUP", None):
         return
     with suppress(OSError):
@@ -213,9 +220,9 @@ def _let_go(number: int) -> None:
 
 
 def _leave_to_parent() -> None:
-    """Reset the handlers in a forked process.
+    """Remove this module's signal handlers in a forked process.
 
-    The forked process ignores Ctrl-C, because its parent receives Ctrl-C, too, and decides what happens to the work.
+    Ctrl-C is ignored there, because the parent process receives it, too, and decides what happens to the work.
     """
     for number in _SIGNALS:
         if isinstance(getattr(signal.getsignal(number), "__self__", None), (_SignalHandlers, Deferral)):
@@ -235,8 +242,8 @@ _RUN = (
 def python(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of vitkit in an interpreter that does not import from the current folder.
 
-    `python -m` and `python -c` import from the current folder first. That is often a folder of photographs, and a
-    `queue.py` in it would replace the standard library's.
+    `python -m` and `python -c` import from the current folder first. It is often a folder of photographs, and a file
+    `queue.py` in it would replace the module of the standard library.
 
     Args:
         module: the full name of the module; `vitkit` is the command line.
@@ -260,7 +267,7 @@ def _safe_path() -> list[str]:
 def is_same(process: int, birth: str) -> bool:
     """Return whether a process with this id and start time (`birth_of`) still runs and belongs to this user.
 
-    Returns False if the system does not report start times, since another process may have the same id.
+    Returns False if the system does not report start times, because another process may have the same id by now.
     """
     if process <= 1 or not birth or birth_of(process) != birth:
         return False
@@ -270,7 +277,7 @@ def is_same(process: int, birth: str) -> bool:
 
 
 def birth_of(process: int) -> str:
-    """Return the start time of a process as the system reports it. Id and start time identify a process.
+    """Return the start time of a process as the system reports it. It identifies a process together with the id.
 
     Returns an empty string if there is no such process, if it has ended, or if the system does not report start times.
     """
@@ -308,7 +315,7 @@ class Worker:
         module: the full name of the module.
         environment: environment variables to set in addition to those of this process.
         is_quiet: whether to discard what the worker prints to stderr.
-        is_detached: whether to protect the worker from Ctrl-C in the terminal of this process.
+        is_detached: whether the worker does not receive Ctrl-C from the terminal of this process.
     """
 
     def __init__(
@@ -359,8 +366,8 @@ def answer_questions(answer: Callable[[Any], Any], *, stops_at_end: bool = False
     """Answer questions of the parent process until the pipe is closed.
 
     Args:
-        answer: takes a question and returns the answer.
-        stops_at_end: whether to stop the current answer by SIGTERM when the pipe is closed.
+        answer: a function that takes a question and returns the answer.
+        stops_at_end: whether an answer in progress is stopped by SIGTERM when the pipe is closed.
     """
     import pickle  # here, as commands without workers start faster
     from queue import SimpleQueue

@@ -1,8 +1,8 @@
 """Callbacks through which long work reports lines and progress, and a progress bar for Jupyter notebooks.
 
 Public functions take a callback as the keyword argument `progress`. The decorator `check_arguments` makes the callback
-the current receiver for the length of the call. Inner functions report to the current receiver by calling `progress`,
-so that the callback need not be passed on.
+the current receiver during the call. Inner functions report to the current receiver by calling `progress`, so the
+callback need not be passed to them.
 
 IPython is used only if it is already imported, as it is in a notebook.
 """
@@ -33,7 +33,7 @@ _RECEIVER: ContextVar[Progress] = ContextVar("receiver", default=silent)
 
 
 def progress(what: str, done: int, total: int | None) -> None:
-    """Report progress to the current receiver; by default, it is ignored.
+    """Report progress to the current receiver. If there is none, the report is ignored.
 
     Args:
         what: a description of the work, such as "reading images".
@@ -44,7 +44,7 @@ def progress(what: str, done: int, total: int | None) -> None:
 
 
 def receiver() -> Progress:
-    """Return the current receiver, to pass it to other threads, because threads do not inherit it."""
+    """Return the current receiver, for passing it to other threads, which do not inherit it."""
     return _RECEIVER.get()
 
 
@@ -60,7 +60,7 @@ def reporting_to(target: Progress) -> Iterator[None]:
 
 @contextmanager
 def reporting_within(label: str) -> Iterator[None]:
-    """Prefix the progress that a `with` block reports with a label such as "run 2 of 6"."""
+    """Put a label such as "run 2 of 6" before the description of all progress that a `with` block reports."""
     outer = receiver()
     with reporting_to(lambda what, done, total: outer(f"{label}: {what}", done, total)):
         yield

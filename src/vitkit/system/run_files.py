@@ -1,4 +1,4 @@
-"""The names of the files in a run's folder, except for those of its model folder (`model_folder`)."""
+"""The names of the files in a run's folder. The names in its model folder are in `model_folder`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check_run_folder(folder: Path) -> None:
     """Check that a folder contains a recipe. A run writes its recipe before its first step.
 
     Raises:
-        VitkitError: the folder does not exist, is not a run folder, or its run was stopped before the first step.
+        VitkitError: the folder does not exist or is not a run folder, or its run was stopped before the first step.
     """
     if (folder / RECIPE).is_file():
         return

@@ -1,7 +1,7 @@
 """Information about processes and memory on Windows. Other systems provide it by signals and by /proc.
 
-The functions are called only on Windows. They replace `os.kill`, which cannot test there whether a process exists:
-signal 0 is Ctrl-C on Windows, and other signals end the process at once.
+The functions are called only on Windows. There, `os.kill` cannot test whether a process exists: signal 0 is Ctrl-C, and
+other signals end the process at once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if sys.platform == "win32":
             return bool(_KERNEL.GetExitCodeProcess(handle, ctypes.byref(code))) and code.value == _STILL_ACTIVE
 
     def birth(process: int) -> str:
-        """Return when a process started, in units of 100 ns; empty if it has ended or belongs to somebody else."""
+        """Return the start time of a process, in units of 100 ns; "" if it has ended or belongs to another user."""
         created, *others = (wintypes.FILETIME() for _ in range(4))
         if not exists(process):
             return ""

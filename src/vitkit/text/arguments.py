@@ -1,11 +1,11 @@
 """Check arguments of functions and fields of dataclasses against their annotations, with messages of one line.
 
-Annotations are read as text, because importing some of the types takes seconds. An annotation that contains an unknown
-type is not checked. Without these checks, `load("")` would read the current folder, `explain(5)` would open a file
-descriptor, and text instead of a number would end in a traceback.
+Annotations are read as text, because importing some of the types takes seconds. If an annotation contains an unknown
+type, its argument is not checked. Without these checks, `load("")` would read the current folder, `explain(5)` would
+open a file descriptor, and passing text instead of a number would end in a traceback.
 
-Fields have values from files, flags and callers. `settle_types` converts all fields in the `__post_init__` of a frozen
-dataclass. `as_typed` and `from_text` convert single values.
+The values of dataclass fields come from files, flags and callers. `settle_types` converts all fields in the
+`__post_init__` of a frozen dataclass. `as_typed` and `from_text` convert single values.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Split `Annotated[type, *marks]`, given as text, into the type as text and the list of marks.
+    """Split the text of an annotation `Annotated[type, *marks]` into the type, as text, and the list of marks.
 
-    Any other annotation is returned unchanged, with an empty list.
+    Any other annotation is returned unchanged, with an empty list of marks.
 
     Args:
         annotation: the annotation of a parameter, as text.
@@ -131,7 +131,7 @@ def path_text(path: object, what: str) -> str:
 
 
 def type_of(value: object) -> str:
-    """Describe a value for an error message: by its `repr` if it is text or short, otherwise by its type."""
+    """Describe a value for an error message: text and short values by their `repr`, other values by their type."""
     if isinstance(value, str):
         return f"{value!r:.40}"
     kind = value if isinstance(value, type) else type(value)
@@ -182,7 +182,7 @@ def _is_a(kind: str, value: object) -> bool:
 
 
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
-    """Return whether a value is of a kind, and the value, which is converted if the answer is True."""
+    """Return whether a value is of a kind. Also return the value, which has been converted if it is of the kind."""
     is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
     if kind == "path":
         is_path = isinstance(value, (str, os.PathLike))
@@ -213,7 +213,7 @@ _LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # comparison with it excludes NaN and i
 
 @dataclass(frozen=True)
 class Between:
-    """A mark for the `Annotated` type of a field or parameter: a value that is not None must be in this range."""
+    """A mark for the `Annotated` type of a field or parameter. Values must be in this range, or None."""
 
     low: float
     high: float = math.inf

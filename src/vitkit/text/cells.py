@@ -2,7 +2,7 @@
 
 A spreadsheet treats a cell that begins with = + - or @ as a formula, and a terminal treats control characters as
 commands. Names of files and classes may contain both. `harmless` escapes such text, and `restored` reverses this. Names
-of classes may also contain characters that nobody sees. `look` and `alike` compare names without them.
+of classes may also contain invisible characters. `look` and `alike` ignore these when they compare names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2}))")
 
 
 def harmless(text: str) -> str:
-    """Escape text so that spreadsheets do not read it as a formula, nor terminals as commands.
+    """Escape text so that spreadsheets do not treat it as a formula, and terminals do not treat it as commands.
 
     Text that begins like a formula gets a leading quote. Text with control characters gets a leading `'\\`. Its control
     characters become escapes such as `\\x1b`, and its backslashes are doubled. `restored` reverses this.
@@ -52,7 +52,7 @@ def record(cells: tuple[str, ...]) -> str:
 
 
 def visible(text: str) -> str:
-    """Replace control characters, except tabs and line feeds, by visible escapes such as `\\x1b`."""
+    """Replace control characters, except tabs and line feeds, with visible escapes such as `\\x1b`."""
     return _CONTROL.sub(_escape, text)
 
 
@@ -78,13 +78,13 @@ def plural(count: int, one: str, more: str) -> str:
 
 
 def by_chance(count: int, expected: float) -> str:
-    """Say how many cases chance explains, such as `of these 32 about 21 are expected by chance`."""
+    """Return a phrase such as `of these 32 about 21 are expected by chance`."""
     about = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
     return f"of these {count} about {about} {'is' if about == '1.0' else 'are'} expected by chance"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """Join the first `most` names with commas, and add the number of the others, such as `and 4 more`."""
+    """Join the first `most` names with commas. If there are others, add their number, such as ` and 4 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -122,18 +122,18 @@ _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters,
 
 
 def bare(name: str) -> str:
-    """Return a name without invisible characters, except those that shape other characters."""
+    """Return a name without invisible characters. Those that change the shape of other characters are kept."""
     kept = {match.start() for match in _SHAPING.finditer(name)}
     return _UNSEEN.sub(lambda match: match[0] if match.start() in kept else "", name)
 
 
 def look(name: str) -> str:
-    """Return a canonical form that is the same for names that look the same: NFC, single spaces, nothing invisible."""
+    """Return a form that is equal for names that look the same: NFC, single spaces, no invisible characters."""
     return " ".join(unicodedata.normalize("NFC", bare(name)).split())
 
 
 def unseen_in(name: str) -> str | None:
-    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`, or None."""
+    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`; None if none."""
     kept = {match.start() for match in _SHAPING.finditer(name)}
     for place, character in enumerate(name):
         if _UNFIT.match(character) or (_UNSEEN.match(character) and place not in kept):
@@ -149,9 +149,9 @@ def _code_point(character: str) -> str:
 
 
 def alike(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """Return the first two names that differ but look the same, and a character in which they differ.
+    """Return the first two names that differ but look the same, and describe a character in which they differ.
 
-    None if there are no such names.
+    Return None if there are no such names.
     """
     first: dict[str, str] = {}
     for name in names:

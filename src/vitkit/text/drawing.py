@@ -1,7 +1,7 @@
 """Create matplotlib figures, and write them as PNG, SVG or PDF files.
 
-Functions that draw obtain their figure from `new_figure`. With `onto`, a caller makes `new_figure` return another
-figure: one of pyplot, which notebooks display, or a part of a larger figure.
+Functions that draw get their figure from `new_figure`. A caller can use `onto` to make `new_figure` return another
+figure: a figure of pyplot, which notebooks display, or a part of a larger figure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _figure: ContextVar[Callable[..., Any] | None] = ContextVar("figure", default=No
 
 
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
-    """Return a figure to draw on: the one set by `onto`, or otherwise a new one that needs no display.
+    """Return a figure to draw on: the figure that `onto` has set, or otherwise a new figure, which needs no display.
 
     Args:
         width: the width of a new figure in inches.
@@ -66,7 +66,7 @@ def onto(figure: FigureBase | None) -> Iterator[None]:
 
 
 def whole_numbers(axis: Axis) -> None:
-    """Place the ticks of an axis at whole numbers only, even if it contains only one whole number."""
+    """Place the ticks of an axis at whole numbers only, even if only one whole number is within its limits."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -164,7 +164,7 @@ def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False)
 
     Args:
         target: the file.
-        kinds: the supported suffixes.
+        kinds: the supported suffixes, such as .png.
         or_folder: whether the error message mentions a folder as an alternative.
 
     Raises:

@@ -101,7 +101,7 @@ class Live:
 def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = None) -> None:
     """Write an HTML page, completely or not at all.
 
-    The page's Content-Security-Policy forbids all requests and all scripts except its own.
+    The page's Content-Security-Policy forbids all requests, and all scripts except those of the page itself.
 
     Args:
         path: the file to write.
@@ -138,7 +138,7 @@ def _with_contents(body: str) -> str:
 
 
 def folded(title: str, content: str) -> str:
-    """Return a collapsible section: HTML content that is hidden until its title, plain text, is clicked."""
+    """Return a collapsible section: its content (HTML) is hidden until its title (plain text) is clicked."""
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
@@ -193,8 +193,9 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), words: Coll
 
     Args:
         rows: the cells of each row, as HTML.
-        header: the headings as HTML. If there are any, all columns except the first are formatted as numbers.
-        words: headings of columns that contain text, not numbers.
+        header: the headings, as HTML. If there are any, all columns except the first and those in `words` are formatted
+            as numbers.
+        words: the headings of columns that contain text instead of numbers.
     """
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -249,7 +250,8 @@ def figure(caption: str, data: bytes, kind: str = "png", *, is_photograph: bool 
         caption: the caption, as plain text.
         data: the content of the picture's file.
         kind: png, jpeg or svg+xml.
-        is_photograph: False inverts the picture on dark pages, which suits drawings on a white background.
+        is_photograph: whether the picture is a photograph. Other pictures, which are drawings on a white background,
+            are inverted on dark pages.
     """
     return f"<h2>{escape(caption)}</h2>{image(caption, data, kind, '' if is_photograph else DRAWN)}"
 

@@ -1,1 +1,1 @@
-"""Find problems that would spoil a training run, such as unreadable files, leaks between splits and tiny classes."""
+"""Find problems in data that would spoil a training run: unreadable files, leaks between splits, tiny classes."""

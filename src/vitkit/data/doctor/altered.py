@@ -68,7 +68,7 @@ class Described:
     """The appearance of n pictures: their keypoints and thumbnails.
 
     Attributes:
-        words: the packed descriptors of all keypoints, picture by picture, (keypoints,).
+        words: the packed descriptors of all keypoints, (keypoints,). Those of one picture follow one another.
         places: x and y of each keypoint, in 4095ths of the picture's width and height, (keypoints, 2).
         ends: indices into `words`, (n + 1,). Picture i has the keypoints `words[ends[i]:ends[i+1]]`.
         aspects: width / height, (n,).
@@ -83,7 +83,7 @@ class Described:
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> Described:
-        """Collect the keypoints and thumbnails of some pictures from their facts."""
+        """Collect the keypoints and thumbnails of pictures from their `Facts`."""
         table = FactTable.of(facts)
         keypoints = table.column("keypoints")
         counts = [len(packed) // BYTES for packed in keypoints]
@@ -108,7 +108,7 @@ class Described:
 
     @cached_property
     def codes(self) -> npt.NDArray[np.int8]:
-        """Return the descriptors (keypoints, 20), whose values are odd numbers from -7 to 7."""
+        """Return the unpacked descriptors (keypoints, 20), whose values are odd numbers from -7 to 7."""
         shifts = 3 * np.arange(COEFFICIENTS, dtype=np.uint64)
         codes = np.empty((len(self.words), COEFFICIENTS), np.int8)
         for start in range(0, len(codes), 1 << 16):
@@ -139,9 +139,9 @@ class Described:
 
     @cached_property
     def tags(self) -> npt.NDArray[np.uint64]:
-        """Return a number for each picture that depends only on its keypoints, (n,).
+        """Return one number per picture, (n,), which depends only on the picture's keypoints.
 
-        The numbers decide which picture of a pair is mapped onto the other.
+        These numbers decide which picture of a pair is mapped onto the other, whatever the order of the pictures.
         """
         sums = np.concatenate([[np.uint64(0)], np.cumsum(self.words)])
         return sums[self.ends[1:]] - sums[self.ends[:-1]]
@@ -175,22 +175,23 @@ _SPREAD = np.array([4, 4, 3.3, 3.5, 3.5, 3.3, 3.3, 2.3, 3.3, 3.3, 2.7, 2.7, 1.9,
 
 
 def ends_of(counts: Sequence[int] | npt.NDArray[np.integer[Any]]) -> Ints:
-    """Return the index of each picture's first keypoint, and last the total number of keypoints, (n + 1,)."""
+    """Return the index of each picture's first keypoint, followed by the total number of keypoints, (n + 1,)."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence that the pictures of each pair are copies, one entry per pair.
+    """The evidence that two pictures are copies, for many pairs: each attribute has one entry per pair.
 
     Attributes:
-        matches: the number of matches, which are pairs of mutually most similar keypoints.
+        matches: the number of matches. A match is a pair of keypoints, each of which is the most similar to the other.
         agreeing: the number of matches that agree with the best affine map.
         off: the median distance of the agreeing keypoints from their mapped positions, in units of the short side of
             the picture with the larger scale.
-        reached: the share of the keypoints in the overlap that have an agreeing keypoint nearby. It is the lower of the
-            shares of the two pictures.
-        correlation: the correlation of the thumbnails' greys in the overlap; -1 if the overlap is small or uniform.
+        reached: of a picture's keypoints in the overlap of the two pictures, the share with an agreeing keypoint
+            nearby. The lower value of the two pictures is used.
+        correlation: the correlation of the thumbnails' grey values in the overlap; -1 if the overlap is small or has no
+            contrast.
     """
 
     matches: Ints
@@ -220,7 +221,7 @@ def find_altered(
 ) -> Pairs | None:
     """Find all pairs of altered copies, mirrored or not.
 
-    Return None if too many pictures are similar to one another.
+    Return None if so many pictures are similar to one another that the search is stopped.
 
     Args:
         pictures: the pictures to search for.
@@ -282,9 +283,9 @@ class _Index:
     Attributes:
         starts: the position of the first keypoint with each hash.
         numbers: the indices of the keypoints, sorted by hash, (keypoints,).
-        codes, lengths: the descriptors of the keypoints and the norms of the descriptors, in the same order.
-        ranks: the ranks of the keypoints' pictures, in the same order. The picture of a pair with the lower rank is
-            looked up in the index.
+        codes, lengths: the descriptors of the keypoints, and the norms of these descriptors, in the order of `numbers`.
+        ranks: the rank of each keypoint's picture, in the order of `numbers`. Of a pair of pictures, the one with the
+            lower rank is looked up in the index.
     """
 
     starts: Ints
@@ -303,11 +304,11 @@ class _Index:
 
 
 class _Search:
-    """A search for pairs of pictures whose keypoints have equal hashes.
+    """A search for pairs of pictures by keypoints that have equal hashes.
 
     For each pair, the picture with less detail is looked up among the keypoints of the other picture's set. If both
-    pictures are detailed, the picture with the lower tag is looked up. The result therefore does not depend on which
-    set a picture is in. Two pictures with little detail are not compared.
+    pictures are detailed, the picture with the lower `Described.tags` is looked up. Therefore it makes no difference
+    which of the two sets contains a picture. Two pictures with little detail are not compared.
 
     Args:
         pictures, others: the sets of pictures, as for `find_altered`.
@@ -334,7 +335,7 @@ class _Search:
         """Search for the pictures of one task.
 
         Returns:
-            The pairs, or None if there are too many; and the number of detailed comparisons.
+            The pairs, or None if there are too many of them; and the number of pairs that were compared in detail.
         """
         source = self._sides[task.is_swapped]
         target = 0 if self._within or task.is_swapped else 1
@@ -366,7 +367,8 @@ class _Search:
         Only pictures in the index with a higher rank are searched.
 
         Returns:
-            The indices of the keypoints of the task's pictures, and those of the index; None if there are too many.
+            For each hit, the index of the keypoint in the task's pictures and that of the keypoint in the index. None
+            if there are too many hits.
         """
         ends = source.ends[task.start : task.stop + 1]
         span = slice(int(ends[0]), int(ends[-1]))
@@ -400,9 +402,10 @@ class _Search:
 
 
 def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> Ints:
-    """Return the hashes of keypoints, (keypoints, probes): the signs of the descriptor, with some signs flipped.
+    """Return several hashes per keypoint, (keypoints, probes): the signs of its descriptor, with some of them flipped.
 
-    The values nearest to zero have the least certain signs. The most likely combinations of flips come first.
+    The signs of the values nearest to zero are flipped, because they are the least certain. The most likely
+    combinations of flips come first.
     """
     codes = side.codes[rows] * (_MIRROR if is_mirrored else np.int8(1))
     bright = side.is_bright[rows]
@@ -416,9 +419,10 @@ def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> In
 
 @cache
 def _choices(probes: int) -> Ints:
-    """Return which of the 10 signs nearest to zero are flipped in each probe, (probes, 10).
+    """Return, for each probe, which of the 10 least certain signs are flipped, (probes, 10).
 
-    Probes with fewer flips, and flips of values nearer to zero, come first.
+    The order is from the least certain sign to the most certain one. Probes with fewer flips, and with flips of less
+    certain signs, come first.
     """
     sets = [chosen for size in range(5) for chosen in combinations(range(_UNSURE), size)]
     likely = sorted(sets, key=lambda chosen: (sum((i + 1) * (i + 2) for i in chosen), chosen))[:probes]
@@ -426,7 +430,7 @@ def _choices(probes: int) -> Ints:
 
 
 def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, is_mirrored: bool) -> tuple[Ints, Ints]:
-    """Return the pairs of pictures in which at least three hits have the same arrangement in both pictures."""
+    """Return the pairs of pictures that have at least three hits in the same arrangement in both pictures."""
     pair = source.owner[first] * len(side) + side.owner[second]
     order = np.argsort(pair, kind="stable")
     starts = np.flatnonzero(np.diff(pair[order], prepend=-1))
@@ -458,13 +462,13 @@ def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, 
 
 
 def _distinct(numbers: Ints, which: Bools) -> Ints:
-    """Return the number of distinct selected values in each row, (rows,)."""
+    """Return the number of distinct values that are selected in each row, (rows,)."""
     ordered = np.sort(np.where(which, numbers, -1), axis=1)
     return (np.diff(ordered, axis=1, prepend=-1) > 0).sum(axis=1)
 
 
 def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.complex128]:
-    """Return the positions of keypoints in their picture, or in its mirror image."""
+    """Return the positions of keypoints in their picture, or in the mirror image of their picture."""
     points = side.points[rows]
     if not is_mirrored:
         return points
@@ -475,7 +479,7 @@ def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.c
 def _movements(
     a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, p: Ints, q: Ints
 ) -> tuple[npt.NDArray[np.complex128], Bools]:
-    """Return the rotation and scale implied by each pair of matches, as a complex number, and whether it is plausible.
+    """Return the rotation and scale that each pair of matches implies, as a complex number, and if it is plausible.
 
     Args:
         a: the keypoint positions of m matches in the first picture, (..., m).
@@ -495,7 +499,7 @@ def _movements(
 
 
 def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_mirrored: bool) -> Evidence:
-    """Gather the evidence that picture i of one set is an altered copy of picture j of the other, for each pair."""
+    """For each pair (i, j), gather evidence that picture i of one set is an altered copy of picture j of the other."""
     n = len(i)
     first, second = _padded(source, i), _padded(side, j)  # (n, 96) keypoints, -1 for none
     a_codes, b_codes = (
@@ -600,7 +604,7 @@ def _extent(aspect: float) -> Floats:
 def _reached(
     points: npt.NDArray[np.complex128], agreeing: npt.NDArray[np.complex128], onto: Floats, aspect: float
 ) -> float:
-    """Return the share of the keypoints in the overlap that have an agreeing keypoint nearby.
+    """Return the share of a picture's keypoints in the overlap that have an agreeing keypoint nearby.
 
     Args:
         points: the keypoints of a picture.
@@ -616,7 +620,7 @@ def _reached(
 
 
 def _correlation(a: Pixels, b: Pixels, plane: Floats, aspects: tuple[float, float]) -> float:
-    """Return the correlation of two thumbnails' greys in the overlap of the pictures.
+    """Return the correlation of the grey values of two thumbnails in the overlap of their pictures.
 
     `plane` maps positions of the first picture to positions of the second.
     """

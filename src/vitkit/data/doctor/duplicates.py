@@ -1,8 +1,8 @@
 """Find photographs that occur more than once: identical files, resized or recompressed pictures, and altered copies.
 
-Two pictures count as copies if their 16 x 16 thumbnails agree in structure (correlation of the greys) and in colour.
-They also count as copies if their keypoints have the same arrangement. The limits were measured
-(docs/decisions/0009-duplicates.md).
+Two pictures count as copies if their 16 x 16 thumbnails agree in structure (correlation of the grey values) and in
+colour. They also count as copies if their keypoints have the same arrangement. The thresholds were chosen by
+measurements (docs/decisions/0009-duplicates.md).
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def find_known(
         progress: receives the number of comparisons done and their total.
 
     Returns:
-        Tuples of the index of a new picture, the index of a known picture and the kind (near, altered or mirrored); and
-        the last kind of copies that was searched for (`exact`, `near` or `altered`). The search stops early if a large
-        share of the new pictures are similar to one another, as from a fixed camera.
+        A list of tuples: the index of a new picture, the index of a known picture, and the kind (near, altered or
+        mirrored). Second, the last kind of copies that was searched for with a useful result: `exact`, `near` or
+        `altered`. It is not `altered` if a large share of the new pictures are similar to one another, for example
+        because they are from a fixed camera.
     """
     first, second = _halves(progress)
     pairs = find_pairs(new.pixels, known.pixels, _MOST_PAIRS * (len(new) + len(known)), first)
@@ -69,7 +70,7 @@ def find_known(
 
 
 def _halves(progress: Callable[[int, int], None] | None) -> tuple[Callable[[int, int], None], ...]:
-    """Return the progress callbacks of two successive searches, which each report half of the whole progress."""
+    """Return progress callbacks for two searches in succession. Each of them accounts for half of the progress."""
 
     def tell(done: int, total: int) -> None:
         if progress is not None:
@@ -83,7 +84,7 @@ def _with_kinds(pairs: Pairs, kind: Kind) -> list[tuple[int, int, Kind]]:
 
 
 def _are_alike(links: Sequence[tuple[int, int, Kind]], new: int, known: int) -> bool:
-    """Return whether the links would connect a large share of the new pictures into one group of copies."""
+    """Return whether the links would join a large share of the new pictures into a single group of copies."""
     forest = Forest(new + known)
     for i, j, _ in links:
         forest.join(i, new + j)
@@ -98,8 +99,8 @@ class Compared:
     Attributes:
         digests: the SHA-256 digests of the contents, sorted.
         pairs: near and mirrored copies, found by thumbnails. They are pairs of indices into `digests`, the lower index
-            first. None if there are too many pairs to be meaningful.
-        altered: further altered and mirrored copies, found by keypoints; None if there are too many pairs.
+            first. None if there are so many pairs that they mean nothing.
+        altered: further copies, altered and mirrored ones, found by keypoints. None if there are too many pairs.
     """
 
     digests: tuple[bytes, ...]
@@ -114,7 +115,8 @@ def compare(
 
     Args:
         facts: the facts of the images. All images must be readable.
-        before: the result of an earlier comparison, which may include some of these images.
+        before: the result of an earlier comparison of some of these images, possibly with others; None if there is
+            none.
         progress: receives the number of images compared and their total.
     """
     table = FactTable.of(facts)
@@ -165,9 +167,9 @@ def _none() -> Pairs:
 
 
 def _kept(pairs: Pairs, before: Sequence[bytes], now: Sequence[bytes]) -> Pairs:
-    """Return the pairs whose contents are still present, with their new indices.
+    """Return the pairs whose two contents are still present, converted to indices into `now`.
 
-    The digests `before` and `now` are sorted.
+    The pairs are indices into `before`. Both lists of digests are sorted.
     """
 
     def place(pair: int) -> int | None:
@@ -195,12 +197,12 @@ def find_duplicates(
     Args:
         facts: the facts of the images. All images must be readable.
         progress: receives the number of images compared and their total.
-        compared: the result of `compare` for these images, if it is known.
+        compared: the result of `compare` for these images; None to compute it.
 
     Returns:
-        The links that connect all copies of a picture, mirrored copies last; and the last kind of copies that was
-        searched for (`exact`, `near` or `altered`). The search stops early if a large share of the images are similar
-        to one another, as from a fixed camera.
+        The links that connect all copies of a picture, mirrored copies last. Second, the last kind of copies that was
+        searched for with a useful result: `exact`, `near` or `altered`. It is not `altered` if a large share of the
+        images are similar to one another, for example because they are from a fixed camera.
     """
     first_of: dict[bytes, int] = {}
     exact = []
@@ -232,7 +234,10 @@ def _links(
     altered: Sequence[tuple[int, int]],
     mirrored: Sequence[tuple[int, int]],
 ) -> list[Link]:
-    """Return the fewest links that connect all near and altered pairs, and the mirrored pairs between their groups."""
+    """Return as few links as possible that connect all near and altered pairs into groups.
+
+    A mirrored pair adds a link if its two pictures are in different groups.
+    """
     forest = Forest(images)
     links = [Link(i, j, "near") for i, j in near if forest.join(i, j)]
     links += [Link(i, j, "altered") for i, j in altered if forest.join(i, j)]
@@ -257,7 +262,7 @@ class Forest:
         return thing
 
     def join(self, first: int, second: int) -> bool:
-        """Merge the sets of two items; return False if they were in the same set already."""
+        """Merge the sets of two items. Return False if both items were in the same set already, otherwise True."""
         low, high = sorted((self.find(first), self.find(second)))
         self._above[high] = low
         return low != high
@@ -268,7 +273,7 @@ class Forest:
 
 
 def connect(links: Sequence[Link], images: int) -> list[int]:
-    """Return the group of each image: the lowest index among the images that links connect with it."""
+    """Return the group of each image. A group is named by the lowest index of the images that links connect."""
     forest = Forest(images)
     for link in links:
         forest.join(link.first, link.second)

@@ -59,7 +59,7 @@ class Copies:
 
     Attributes:
         images: the indices of two or more images.
-        kind: the least similar kind of link in the group. It is `exact` if all files are equal, and `mirrored` if one
+        kind: the kind of the least similar link in the group: `exact` if all files are equal, and `mirrored` if one
             image is a mirror image of another.
         is_leak: whether the images are in more than one split, so that a model may be tested on its training images.
         is_conflict: whether the images have more than one label.
@@ -86,7 +86,7 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
 
 
 def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
-    """Report pictures that occur more than once, with examples of those that invalidate results."""
+    """Report pictures that occur more than once, with examples if they invalidate results."""
     conflicts, leaks = [group for group in copies if group.is_conflict], [group for group in copies if group.is_leak]
     what = table.task.conflict
     same = [group for group in conflicts if group.kind != "altered"]
@@ -113,9 +113,9 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
 
 
 def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
-    """Report the kinds of copies that could not be searched for, and mirror images in other classes.
+    """Report the kinds of copies that were not searched for, and pairs of mirror images in different classes.
 
-    `opposite` is the number of links between mirror images in different classes.
+    `opposite` is the number of such pairs.
     """
     if looked_for != "altered":
         left = {"exact": "exact copies", "near": "exact, resized, recompressed and mirrored copies"}[looked_for]
@@ -130,9 +130,9 @@ def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
 
 
 def of_sets(table: ImageTable) -> Iterator[Finding]:
-    """Report that images may have several classes, if the table is multi-label.
+    """If the table is multi-label, report that images may have several classes.
 
-    The user should know, because a single `;` in a label makes a table multi-label.
+    A single `;` in one label makes a table multi-label, possibly by mistake.
     """
     summary = table.task.summary([len(table.classes_of(i)) for i in range(len(table))])
     if summary is not None:
@@ -158,7 +158,7 @@ def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]
 
 
 def of_splits(table: ImageTable) -> Iterator[Finding]:
-    """Report classes without an image in one of the splits, and data without training images."""
+    """Report classes that have no image in one of the splits, and data without training images."""
     have = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
     if have and "train" not in have:
         there = " and ".join(have)
@@ -179,7 +179,7 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
 
 
 def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
-    """Report the classes that have no image in the same splits, in one line."""
+    """Report all classes that have no image in the same splits, in a single sentence."""
     lesson = ", so the model cannot learn them" if "train" in missing else ""
     have = plural(len(counts), "class has", "classes have")
     named = _list([f"{name} ({count})" for name, count in counts])
@@ -218,7 +218,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
-    """Report if the crop of the preprocessing removes much of the pictures."""
+    """Report if the preprocessing crops away a large part of many pictures."""
     sizes = Counter(zip(column(facts, "width"), column(facts, "height"), strict=True))
     lost = {size: 1 - preprocess.kept(*size) for size in sizes}
     cropped = sum(images for size, images in sizes.items() if lost[size] > MOST_LOST)
@@ -239,7 +239,7 @@ def _fits(suffix: str, image_format: str) -> bool:
 
 
 def _pair(table: ImageTable, copies: Copies, groups: Sequence[Any]) -> str:
-    """Return the paths of two copies that have different values in `groups`."""
+    """Return the paths of two copies whose values in `groups` (such as labels or splits) differ, as text."""
     first = copies.images[0]
     other = next(i for i in copies.images if groups[i] != groups[first])
     return f"{table.paths[first]} = {table.paths[other]}" + ("" if copies.kind == "exact" else f" ({copies.kind})")
@@ -276,7 +276,7 @@ class Diagnosis:
 
     @property
     def has_problems(self) -> bool:
-        """Return whether there is a problem that would invalidate results on this data."""
+        """Return whether a finding is a `problem`, which would invalidate results on these data."""
         return any(finding.severity == "problem" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -354,8 +354,8 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
     """Return a number for each image, equal for copies of one picture.
 
-    A group of copies may fall apart when images are left out. This function finds the groups among the remaining
-    images.
+    Images that are copies of each other only by way of a third image are no longer in one group if that image is left
+    out. This function therefore finds the groups anew for a part of the images.
 
     Args:
         table: the images. All of them must have been examined before.
@@ -391,10 +391,10 @@ def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
 
 
 def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequence[Facts]) -> tuple[list[Link], int]:
-    """Remove the links between mirror images of different classes. Return the other links and the number removed.
+    """Remove links between mirror images in different classes. Return the other links and the number of removed ones.
 
-    Such pictures are not copies if the classes distinguish left from right. Files with the same content may have
-    several classes. A link is kept if its two contents have a class in common.
+    Such pictures are not copies if the classes distinguish left from right. Files with the same content may be in
+    several classes. A link is kept if the contents of its two files have a class in common.
     """
     if not any(link.kind == "mirrored" for link in links):
         return list(links), 0
@@ -410,7 +410,7 @@ def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequen
 
 
 def _copies(table: ImageTable, links: Sequence[Link], twins: Sequence[int]) -> list[Copies]:
-    """Return the groups of images that the links connect."""
+    """Return the groups of images that the links connect. `twins` is the group of each image (`connect`)."""
     kinds: dict[int, set[Kind]] = {}
     for link in links:
         kinds.setdefault(twins[link.first], set()).add(link.kind)

@@ -3,8 +3,8 @@
 A keypoint is a bright or a dark blob at one of eight sizes: an extremum of a difference of Gaussians (Lowe 2004,
 doi:10.1023/B:VISI.0000029664.99615.94). Its descriptor consists of the 20 lowest cosine coefficients of the patch
 around the blob, without mean and contrast, in three bits each. Patches are upright, so a picture that is rotated by
-more than about 15 degrees is not recognised. In a mirror image, only the coefficients that are odd from left to right
-change, and only in sign. All arithmetic up to the patches is in integers.
+more than about 15 degrees is not recognised. Mirroring a picture only changes the signs of the coefficients with an odd
+horizontal frequency. All arithmetic up to the patches is in integers.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def working_copy(picture: Image.Image) -> Grey:
 
 
 def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
-    """Find at most 96 keypoints of each picture, packed into 12 bytes each. `altered.Described` unpacks them.
+    """Find at most 96 keypoints of each picture. A keypoint is packed into 12 bytes, which `altered.Described` unpacks.
 
     Args:
-        pictures: results of `working_copy`. Pictures of similar shape are processed together to save time, with the
-            same result.
+        pictures: results of `working_copy`. Pictures of similar shape are processed together to save time, which does
+            not change the keypoints.
     """
     descriptors = [b""] * len(pictures)
     alike: dict[tuple[int, ...], list[int]] = {}
@@ -77,7 +77,7 @@ def find_keypoints(pictures: Sequence[Grey]) -> list[bytes]:
 
 @dataclass(frozen=True)
 class _Level:
-    """The position of one level in `_Pyramid.images`: its start, its height and width, and the size of its pixels."""
+    """The position of one level in `_Pyramid.images`: its first index, its height and width, and its pixel size."""
 
     start: int
     height: int
@@ -87,11 +87,11 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Pyramid:
-    """Pictures at eight levels of blur, one level after the other. Each level is a flattened (n, height, width).
+    """Pictures at eight levels of blur. The levels are flattened arrays (n, height, width), one after the other.
 
     Attributes:
         images: the blurred pictures.
-        differences: each level minus the previous level.
+        differences: each level minus the less blurred level before it.
         levels: the start and the shape of each level.
         extrema: indices into `differences` of the values with the largest absolute value within two pixels.
     """
@@ -108,7 +108,7 @@ class _Points:
 
     Attributes:
         picture: the index of the picture.
-        level: the index of the size, 0 to 7.
+        level: the index of the blob's size, 0 to 7.
         row, column: the position in the images of this level.
         y, x: the position in pixels of the canvas.
         contrast: the contrast to the surroundings, below 2 ** 14.
@@ -214,7 +214,7 @@ def _extrema(differences: npt.NDArray[np.int16]) -> Ints:
 
 
 def _blobs(pyramid: _Pyramid) -> _Points:
-    """Find the extrema that are not edges, with subpixel positions."""
+    """Find the extrema that are blobs rather than edges, and their positions to a fraction of a pixel."""
     starts, heights, widths, pixels = (
         np.array([getattr(level, name) for level in pyramid.levels]) for name in ("start", "height", "width", "pixels")
     )
@@ -246,7 +246,7 @@ def _blobs(pyramid: _Pyramid) -> _Points:
 
 
 def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
-    """Select the strongest keypoints of each picture, spread over the cells of a grid.
+    """Select at most `most` keypoints of each picture, spread over the cells of a grid.
 
     The strongest keypoint of each cell comes first, then the second strongest of each cell, and so on.
     """
@@ -262,7 +262,7 @@ def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
 
 
 def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
-    """Return each entry's rank in its group by descending merit, and the indices sorted by group and rank."""
+    """Return each entry's rank in its group, the highest merit first, and the indices sorted by group and rank."""
     index = np.arange(len(group))
     order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)  # much faster than by two keys
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
@@ -307,7 +307,7 @@ def frequencies() -> tuple[Ints, Ints]:
 
 @cache
 def _waves(size: int) -> npt.NDArray[np.float64]:
-    """Return the cosine basis of patches in whole numbers, (64, 20).
+    """Return the cosine basis of patches, scaled and rounded to whole numbers, (64, 20).
 
     Higher frequencies have larger factors, because they are weaker in photographs.
     """

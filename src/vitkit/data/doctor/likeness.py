@@ -1,8 +1,7 @@
 """Find pairs of thumbnails that show the same picture, without comparing every pair in full.
 
-Whether two pictures match depends only on these two pictures, and is computed in integers. The order of the pictures
-and the other pictures have no effect. Earlier results therefore stay valid when pictures are added
-(docs/decisions/0009-duplicates.md).
+Whether two pictures match depends only on these two pictures, not on their order or on other pictures, and is computed
+in integers. Earlier results therefore stay valid when pictures are added (docs/decisions/0009-duplicates.md).
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def find_pairs(
 
 
 class _LikenessSearch:
-    """A search for similar thumbnails, sorted along the axis of the largest variance.
+    """A search for similar thumbnails, which are sorted along the axis of their largest variance.
 
     Similar pictures are close together along this axis. Each block of pictures is therefore compared only with nearby
     pictures.
@@ -106,7 +105,7 @@ class _LikenessSearch:
         return matches
 
     def _likely(self, start: int) -> tuple[Places, Places]:
-        """Return candidate pairs: those whose upper bound on the correlation is large enough."""
+        """Return the pairs of a block for which an upper bound on the correlation is large enough."""
         end = min(start + _BLOCK, len(self._keys))
         low = start if self._within else int(np.searchsorted(self._keys_beside, self._keys[start] - _REACH))
         high = int(np.searchsorted(self._keys_beside, self._keys[end - 1] + _REACH, side="right"))
@@ -131,10 +130,10 @@ def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Plac
 
 
 def _bounds(spectrum: Floats) -> Floats:
-    """Return unit vectors (n, 20). The dot product of two is an upper bound on the correlation of their pictures.
+    """Return unit vectors (n, 20), of which the dot product of two is an upper bound on the pictures' correlation.
 
-    The bound also holds if one picture is mirrored, because the frequencies that change sign are replaced by their norm
-    (Cauchy-Schwarz inequality).
+    The bound also holds if one picture is mirrored. For this purpose, the frequencies that change sign in a mirror
+    image are replaced by their norm (Cauchy-Schwarz inequality).
     """
     return np.hstack([spectrum[:, :_EVEN], np.linalg.norm(spectrum[:, _EVEN:], axis=1, keepdims=True)])
 
@@ -148,9 +147,9 @@ def spectra(pixels: Pixels) -> Floats:
     - the norm of the high frequencies
     - the low frequencies that change sign in a mirror image
 
-    In the cosine basis, the correlation of two pictures is the dot product of their low frequencies plus that of their
-    high frequencies. The latter is at most the product of the two norms. If one picture is mirrored, the products of
-    the frequencies that change sign are subtracted.
+    In the cosine basis, the correlation of two pictures is the dot product of their low frequencies plus the dot
+    product of their high frequencies. The second term is at most the product of the two norms. If one picture is
+    mirrored, the products of the frequencies that change sign are subtracted instead of added.
     """
     basis = cosines()[:_COARSE]
     waves = np.kron(basis, basis)  # (36, 256)
@@ -178,7 +177,7 @@ def cosines() -> Floats:
 
 
 def _structure(pixels: Pixels) -> Floats:
-    """Return the greys of thumbnails minus their mean, as unit vectors (n, 256); zero for a uniform picture."""
+    """Return the grey values of thumbnails minus their mean, as unit vectors (n, 256); zeros for a uniform picture."""
     grey = (pixels.reshape(-1, 3) @ (_LUMA / 1000).astype(np.float32)).reshape(len(pixels), -1)
     grey -= grey.mean(axis=1, keepdims=True)
     length = np.linalg.norm(grey, axis=1, keepdims=True)
