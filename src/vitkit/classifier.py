@@ -76,13 +76,15 @@ class Classifier:
         report: how each tensor of the loaded checkpoint was used; None if no checkpoint was loaded.
         thresholds: for a multi-label model, the lowest probability of each class at which it is predicted; otherwise
             None.
-        pictures: the serialised record of the images that the weights were trained on (`data.seen`), or None.
+        pictures: the serialised record of the images that the weights were trained on (`data.seen`); None if there is
+            none.
         runner: the backend that computes logits instead of the model, see `use`. Features and explanations always come
             from the model.
         trust: the serialised predictions of held-out images (`inference.trust`). Prediction sets and rules for
             uncertain or unknown images are derived from them. None if the model was not calibrated.
         runner_has_features: whether the runner returns the features in further columns after the logits.
-        views: the views of each picture whose probabilities are averaged, see `with_views`; None for the usual input.
+        views: the views of each picture over which probabilities are averaged, see `with_views`; None if only the usual
+            input is used.
         among: the positions of this classifier's pictures among all pictures of a command, see `as_part`; None if it
             gets all of them.
     """
@@ -186,7 +188,8 @@ class Classifier:
             device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, else the CPU.
 
         Raises:
-            VitkitError: this machine has no such device, or a backend computes logits with a copy of the weights.
+            VitkitError: this machine has no such device, or `use` has chosen a backend, which has a copy of the
+                weights.
         """
         chosen = choose_device(device)
         if self.runner is not None:
@@ -316,8 +319,9 @@ class Classifier:
     def probabilities(self, images: Tensor) -> Tensor:
         """Compute calibrated probabilities (B, K) from preprocessed images (B, C, height, width).
 
-        Each row sums to 1; classes of a multi-label model have independent probabilities. If any logit of an image is
-        not finite, its whole row is NaN, because a sigmoid would turn an infinite logit into a probability of 1.
+        Each row sums to 1, unless the model is multi-label, so that its classes have independent probabilities. If any
+        logit of an image is not finite, its whole row is NaN, because a sigmoid would turn an infinite logit into a
+        probability of 1.
         """
         return self._calibrated(self.logits(images))
 

@@ -16,7 +16,7 @@ from vitkit.cli.say import give_up_stdout, prepare_streams, say, set_quiet
 from vitkit.errors import VitkitError, first_line, is_memory_short
 from vitkit.exporting.formats import TORCHSCRIPT
 
-_BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed it (SIGPIPE)
+_BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed the pipe (SIGPIPE)
 _LONGEST = 2000  # characters of an error message
 # Flags of timm and of other common training scripts, with advice on the equivalent flags of vitkit.
 SCRIPT_FLAGS = {

@@ -134,19 +134,19 @@ def _set_values(function: _Function, values: _Values) -> _Values:
 
 
 def _silent(function: _Function, values: _Values) -> None:
-    _call(function, values)  # which prints its log itself
+    _call(function, values)  # the function prints its log itself
 
 
 def _doctor(function: _Function, values: _Values, *, as_json: bool) -> int:
     result = _call(function, values)
     show(result, as_json=as_json)
-    return int(not getattr(result, "is_trustworthy", True))  # a part has no findings
+    return int(not getattr(result, "is_trustworthy", True))  # a result of one part has no findings
 
 
 def _gather(function: _Function, values: _Values, *, as_json: bool) -> int:
     result = _call(function, values)
     show(result, as_json=as_json)
-    is_failure = result.verb == "predict" and result.unreadable == result.images  # as predict without parts
+    is_failure = result.verb == "predict" and result.unreadable == result.images  # like predict without parts
     return int(is_failure or not result.is_trustworthy)
 
 
@@ -169,7 +169,7 @@ def _predict(function: _Function, values: _Values, *, strict: bool, as_json: boo
     else:
         for line in result.lines():
             if out is None:
-                remark(line, file=sys.stderr)  # because the rows are on stdout
+                remark(line, file=sys.stderr)  # the rows are on stdout
             else:
                 say(line)
     is_failure = result.unreadable == result.images and "shard" not in values  # a shard may contain no readable image
@@ -335,7 +335,7 @@ _FLAGS = {  # flags whose names differ from those of their parameters
     "model_fields": ("--set",),
     "as_json": ("--json",),
 }
-_ARGUMENTS = {  # names in the help; an argument whose name ends in ... can be repeated
+_ARGUMENTS = {  # names of arguments in the help; an argument whose name ends in ... can be repeated
     "model": "MODEL",
     "models": "MODEL...",
     "others": "OTHER...",
@@ -353,7 +353,7 @@ _METAVARS = {
     "time": "TIME",
     "select_time": "TIME",
 }
-_WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}  # names of values of a type
+_WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}  # placeholders for values of a type
 _ENVIRONMENT = {"token": "VITKIT_TOKEN"}
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "Sequence[str]": list[str]}
 

@@ -67,7 +67,7 @@ def say(text: object = "", *, file: TextIO | None = None, flush: bool = False) -
 
 def set_quiet(wanted: bool) -> None:
     """Set whether only results and errors are printed (--quiet)."""
-    global _is_quiet  # a setting of the whole program, as its streams are
+    global _is_quiet  # a setting of the whole program, like its streams
     _is_quiet = wanted
 
 

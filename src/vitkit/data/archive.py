@@ -26,13 +26,13 @@ from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
 
-_COMPRESSED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")  # refused, with what to do
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")  # refused with advice
 SUFFIXES = (".zip", ".tar", *_COMPRESSED)
 _MOST_MEMBERS = 2_000_000
-_MOST_LISTED = 2**28  # bytes of a zip's list of its members, which is read at once
-_MOST_FOLDERS, _LONGEST = 100, 4096  # folders in one another, and characters, of a name
-_LARGE, _MOST_RATIO, _LARGEST = 2**26, 100, 2**31  # bytes, and how far a large member may have been compressed
-_STORED, _DEFLATED = 0, 8  # zip's methods of compression that are read
+_MOST_LISTED = 2**28  # bytes of a zip's list of members, which is read as a whole
+_MOST_FOLDERS, _LONGEST = 100, 4096  # the most nested folders, and the most characters, of a name
+_LARGE, _MOST_RATIO, _LARGEST = 2**26, 100, 2**31  # bytes and ratio: refused above the third, or above both others
+_STORED, _DEFLATED = 0, 8  # the compression methods of zip that can be read
 _ENCRYPTED = 1  # bit of a zip member's flags
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length of its name and of its extra field
 _END = struct.Struct("<4s8xL6x")  # of a zip: signature, size of the list of members
@@ -192,18 +192,18 @@ def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG0
 
 
 def _index_of_zip(path: Path) -> _MemberIndex:
-    import zipfile  # imported late: it loads all compression modules
+    import zipfile  # imported only here, because it loads all compression modules
 
     _check_list(path)
     index = _MemberIndex()
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
-                kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3: Unix, which has types of files
+                kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3 is Unix, which stores file types
                 if kind == 0o12:
                     index.ignored["link in the archive"] += 1
                     continue
-                name, is_folder = info.filename.replace("\\", "/"), info.is_dir()  # as some Windows programs write
+                name, is_folder = info.filename.replace("\\", "/"), info.is_dir()  # some Windows programs write "\"
                 member = _Member(
                     info.header_offset,
                     info.compress_size,

@@ -1,7 +1,7 @@
 """Apply a label file to a table of images: change classes, leave images out, and add others.
 
-Images that the label file does not name keep their class and, with `split_from`, their split
-(docs/decisions/0028-label-files.md).
+Images that the label file does not name keep their class. They also keep their split if a run uses the split of an
+earlier run (`split_from`) (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def read_corrected(
             such data, but not trained on them.
 
     Raises:
-        VitkitError: the data or the label file cannot be understood, or fewer than two classes remain.
+        VitkitError: the data or the label file cannot be understood, or fewer than two classes remain although
+            `may_be_one_class` is False.
     """
     if labels is None:
         table = read_table(data, layout)
@@ -63,7 +64,8 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     Args:
         table: the images, split or not.
         labels: the rows of the label file.
-        may_add: whether to add pictures to the table that the label file names and the data's folder contains.
+        may_add: whether to add pictures that are not in the table, but are named in the label file and exist in the
+            data's folder.
 
     Returns:
         The corrected table: the remaining rows in their order, then the added rows. Classes are sorted, and classes
@@ -367,7 +369,7 @@ class Followed:
             self._begin()
             known, self._task = 0, task
         added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
-        self._edits = ()  # an error in between starts again from the first row
+        self._edits = ()  # after an error in the loop, the next call starts again from the first row
         for edit, label, rows in _settled_edits(self._table, added, self._finder, self._spelt, task):
             for i in rows:
                 self.labels[i] = label

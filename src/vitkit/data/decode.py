@@ -50,7 +50,7 @@ from vitkit.system import windows
 from vitkit.text.cells import visible
 
 MAX_PIXELS = 178_956_970  # Pillow's limit, above which a file may be a decompression bomb
-STRIP = 2**20  # pixels that are converted at a time
+STRIP = 2**20  # number of pixels that are converted at a time
 _WHITE = (255, 255, 255, 255)
 _RGB_BYTES = 4  # bytes per pixel of an RGB image in Pillow
 _READER_BYTES = {"AVIF": 5, "HEIF": 8}  # bytes per pixel that a reader holds in addition to Pillow's image
@@ -158,7 +158,7 @@ def _read(path: str | Place, short_side: int | None, content: bytes | None, take
             return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt)
     except (UnreadableImageError, OverBudgetError):
         raise
-    except Exception as error:  # a reader may raise anything: the file is unreadable, or the machine is short
+    except Exception as error:  # a reader may raise anything if the file is damaged or memory is short
         raise_if_short(path, error, size)
         raise UnreadableImageError(reason(path, error, content)) from error
 
@@ -515,7 +515,7 @@ def _of_png(file: IO[bytes]) -> float | None:
 
 
 def _is_shortened(image: ImageFile.ImageFile) -> bool:
-    """Return whether Pillow reads only the upper 8 bits of 16-bit colours."""
+    """Return whether Pillow reads only the upper 8 bits of the 16-bit colours in this file."""
     args = image.tile[0][3] if image.tile else ()
     raw = args[0] if isinstance(args, tuple) and args else args
     return isinstance(raw, str) and raw.startswith(("RGB", "LA")) and ";16" in raw
@@ -666,8 +666,8 @@ def _is_unscaled(image: Image.Image, samples: Samples) -> bool:
 
 # --- The memory budget ------------------------------------------------------------------------------------
 
-LEAST_BUDGET = 2**30  # bytes, however little memory seems to be free
-_UNCOUNTED = 2**16  # bytes of a picture that is too small to count
+LEAST_BUDGET = 2**30  # bytes; the minimum, even if less memory seems to be free
+_UNCOUNTED = 2**16  # bytes; smaller pictures are not counted
 
 
 class OverBudgetError(Exception):

@@ -57,9 +57,9 @@ from vitkit.system.processes import Worker, answer_questions
 Stamped = tuple[Place, bytes | None]  # a file, and its stamp (`stamp_of`)
 _PART = 2**20  # bytes read at a time
 LEAST_SIDE = 48  # pixels; in smaller pictures, blobs have too few pixels for keypoints
-_KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of the formats that decode from memory as from a file
+_KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of the formats that are decoded from memory just as from a file
 
-_VERSION = 6  # increased if the stored facts or the comparison of pictures change
+_VERSION = 6  # increase it if the stored facts or the comparison of pictures change
 _FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt, keypoints"
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest));
@@ -78,7 +78,7 @@ _MOST_COMPARED = 64 * 2**20  # bytes of digests
 _DIGEST = 32  # bytes of each
 _WRITTEN = 4096  # files in one transaction
 _MOST_AT_ONCE = 512  # files or contents in one query
-_SETTLED = 2 * 10**9  # nanoseconds after which another change surely changes the file's time
+_SETTLED = 2 * 10**9  # nanoseconds after which another change certainly changes the file's times
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class FactTable(Sequence[Facts]):
     def thumbnails(self) -> npt.NDArray[np.uint8]:
         """Return the thumbnails (n, 16, 16, 3)."""
         pixels = empty_array((len(self), 3 * THUMBNAIL**2), "uint8")
-        np.take(self._columns.thumbnails, self._rows, axis=0, out=pixels, mode="clip")  # which needs no buffer
+        np.take(self._columns.thumbnails, self._rows, axis=0, out=pixels, mode="clip")  # "clip" needs no buffer
         return pixels.reshape(-1, THUMBNAIL, THUMBNAIL, 3)
 
 
@@ -413,7 +413,7 @@ def _may_pass(cause: BaseException | None) -> bool:
 
 
 def _decode(file: Place, content: _Content) -> _Look:
-    with picture_of(file, short_side=SHORT // 2, content=content.itself) as opened:  # a JPEG is read to its end
+    with picture_of(file, short_side=SHORT // 2, content=content.itself) as opened:  # reads a JPEG to its end
         small = opened.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
         facts = Facts(
             content.digest,
@@ -517,7 +517,7 @@ def serve() -> None:
     The first message is the largest number of bytes that decoding a picture may take. All other messages are lists of
     files.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal also sends it to the parent process, which decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process also receives it, and decides what to do
     gc.set_threshold(100_000)  # decoding creates few reference cycles
     with Memory() as memory:
 
@@ -650,9 +650,9 @@ def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def stamp_of(file: Place) -> bytes | None:
-    """Return bytes that change whenever a file changes; None if there are no such bytes at the moment.
+    """Return the stamp of a file: bytes that change whenever the file changes. Return None if there is no stamp now.
 
-    There are none if the file cannot be read, or if it changed in the last two seconds, because another change might
+    There is none if the file cannot be read, or if it changed in the last two seconds, because another change might
     then leave its times equal.
     """
     if isinstance(file, Stored):
@@ -663,7 +663,7 @@ def stamp_of(file: Place) -> bytes | None:
         return None
     if time.time_ns() - max(seen.st_mtime_ns, seen.st_ctime_ns) < _SETTLED:
         return None
-    inode = seen.st_ino & 0xFFFFFFFFFFFFFFFF  # of 128 bits on some file systems of Windows
+    inode = seen.st_ino & 0xFFFFFFFFFFFFFFFF  # it has 128 bits on some file systems of Windows
     return struct.pack("=QQQqq", seen.st_dev, inode, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
 
 

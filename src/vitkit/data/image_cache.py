@@ -32,8 +32,8 @@ from vitkit.system.environment import cache_folder
 Cache = Literal["auto", "ram", "disk", "none"]
 Make = Callable[[], Image.Image]
 _FORMAT = 2
-_LARGEST = 64 * 2**30  # bytes on disk, however much is free
-_MEASURED = 64  # pictures from which the size of all is estimated
+_LARGEST = 64 * 2**30  # bytes on disk, even if more are free
+_MEASURED = 64  # number of pictures from which the size of all is estimated
 _HEAD = struct.Struct("<III")  # checksum, width, height
 
 
@@ -102,7 +102,10 @@ class MemoryCache:
 
 
 class DiskCache:
-    """A cache of files, which later runs can use, too. A file is named by the photograph's content and `rule`.
+    """A cache of files, which later runs can use, too.
+
+    A file is named by a hash of `rule` and of the photograph's stamp (`stamp_of`). If the photograph has no stamp, its
+    content is used instead.
 
     Args:
         rule: a description of how a picture is reduced before it is stored.

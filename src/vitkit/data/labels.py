@@ -96,7 +96,7 @@ class Proposal(NamedTuple):
     digest: str = ""
 
 
-_HEADER = (",".join(Edit._fields) + "\n").encode()  # only files with this header are appended to
+_HEADER = (",".join(Edit._fields) + "\n").encode()  # rows are appended only to files with this header
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
         return _parse(name, content)
     if len(content) == len(known.content):
         return known
-    first = known.content.count(b"\n") - 1  # the lines below the header that are known
+    first = known.content.count(b"\n") - 1  # the number of known lines below the header
     added = _parse(name, _HEADER + content[len(known.content) :], first)
     return LabelFile(name, known.edits + added.edits, known.lines + added.lines, content=content)
 
@@ -291,7 +291,7 @@ def _text(edits: Iterable[Edit]) -> bytes:
 def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
     """Return the rows as CSV, after checking that reading the CSV returns the same rows.
 
-    Without this check, a single unusual name could make a file unreadable that took hours of work.
+    Without this check, a single unusual name could make the whole file unreadable.
 
     Raises:
         VitkitError: reading would return other rows, for example because a name contains line ends.
@@ -485,7 +485,7 @@ def chance_in_words(suspects: Sequence[Suspect]) -> str:
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
     """Return, by path, the rows of a label file that count as decisions about a run's suspected label errors.
 
-    Only the last row of each image counts. It is returned if the run's copy of the label file does not contain it, so
+    Only the last row of each image counts. It is returned if it is not in the run's copy of the label file, which means
     that it was added later. A row in the run's copy is returned only if it confirms a label (`is_confirmation`),
     because otherwise its label is the one that the run suspects.
     """

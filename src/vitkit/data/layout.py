@@ -351,7 +351,7 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
 
 
 def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others: Sequence[Folder]) -> bool:
-    """Return whether a folder that is named like a split is a class, because the other folders beside it are classes.
+    """Return whether a folder that is named like a split is a class, like the folders beside it.
 
     Raises:
         VitkitError: the folder may be a split or a class.

@@ -108,7 +108,7 @@ class EpochSampler(Sampler[tuple[int, ...]]):
         """Draw one image of each class in turn. When all images of a class have been drawn, they are drawn again."""
         by_label: dict[
             int, list[int]
-        ] = {}  # the first class is the most often drawn, by one: which that is, chance decides
+        ] = {}  # in random order, as the first classes may be drawn once more than the others
         for i, label in zip(order.tolist(), labels[order].tolist(), strict=True):
             by_label.setdefault(label, []).append(i)
         classes = list(by_label)
@@ -283,7 +283,7 @@ class BatchedImages:
     @cached_property
     def _val_loader(self) -> DataLoader[Any]:
         rank, size = self.process
-        indices = list(range(rank, len(self.val), size)) or [0]  # none may stay idle while others meet
+        indices = list(range(rank, len(self.val), size)) or [0]  # every process must take part in collective operations
         return self._loader(self.val, sampler=indices, batch_size=self.batch_size)
 
     def put_together(self, shares: Sequence[Tensor]) -> Tensor:
@@ -316,8 +316,8 @@ class BatchedImages:
             images,
             num_workers=self.workers,
             persistent_workers=self.workers > 0,
-            multiprocessing_context="fork" if self.workers and self.cache == "ram" else None,  # which shares memory
-            pin_memory=torch.cuda.is_available(),  # copied to the GPU while it computes
+            multiprocessing_context="fork" if self.workers and self.cache == "ram" else None,  # to share the cache
+            pin_memory=torch.cuda.is_available(),  # so that it can be copied while the GPU computes
             **options,
         )
 
@@ -326,8 +326,8 @@ class TellOnce:
     """A SIGCHLD handler that raises only one error if several workers die together.
 
     PyTorch's handler raises an error for each dead worker, at any point of the program, so a second error would
-    interrupt the handling of the first. If another worker dies while the first error is handled, its error is raised
-    only when the program waits for its images.
+    interrupt the handling of the first. If another worker dies after the first error, its error is raised only when the
+    program waits for its images.
     """
 
     def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
@@ -336,7 +336,7 @@ class TellOnce:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.is_reported:
             self.is_reported = True
-            self.tell(number, frame)  # raises when one was lost
+            self.tell(number, frame)  # raises an error if a worker was lost
             self.is_reported = False
 
 

@@ -162,7 +162,7 @@ _TRAIN_VAL = {name: {"split": name} for name in ("train", "val")}
 _TRAIN_VAL_TEST = {name: {"split": name} for name in ("train", "val", "test")}
 _TRAINVAL_TEST = {"train": {"split": "trainval"}, "test": {"split": "test"}}
 _ALL: dict[str, dict[str, Any]] = {"": {}}
-_AS_PATHS = {"loader": str}  # instead of decoding
+_AS_PATHS = {"loader": str}  # return the paths instead of decoding the images
 
 _FLOWERS = TarDownload(
     "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",

@@ -69,7 +69,7 @@ class Preprocess:
     unknown: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, int):  # of a square
+        if isinstance(self.size, int):  # the side of a square
             object.__setattr__(self, "size", (self.size, self.size))
         settle_types(self)
         if min(self.size) < 1:
@@ -180,7 +180,7 @@ class Preprocess:
             return 1.0
         (h, w), (full_h, full_w) = self.size, self.before_crop
         kept = (h * w) / (full_h * full_w)
-        if self.fit == "crop":  # the resized picture is longer than the smallest one on one side
+        if self.fit == "crop":  # one side of the resized picture is longer than in `before_crop`
             ratio = (width * full_h) / (height * full_w)
             kept *= min(ratio, 1 / ratio)
         return kept

@@ -23,7 +23,7 @@ from vitkit.system.files import from_json, read_text
 from vitkit.system.run_files import LABEL_ERRORS, PROPOSALS, SPLIT, folds_in
 
 _MOST_RUNS = 10  # the newest runs of a folder are searched
-_SAME = 0.75  # share of equal labels from which on two runs use the same labels
+_SAME = 0.75  # two runs have the same purpose if at least this share of their labels is equal
 
 
 class Renaming:
@@ -99,8 +99,8 @@ class Earlier:
 def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
     """Read the labels of a run, as far as later runs need them.
 
-    Return None if the run is damaged, or if it can have proposed no labels: it is not an ancestor, and it has neither
-    suspected label errors nor proposals.
+    Return None if the run is damaged. Unless it is an ancestor of the new run, also return None if it has neither
+    suspected label errors nor proposals, because the new run then does not need it.
     """
     try:
         suspects = read_suspects(run / LABEL_ERRORS) if (run / LABEL_ERRORS).is_file() else []
@@ -114,7 +114,7 @@ def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
     splits, label_of = {}, {}
     for i, path in enumerate(table.paths):
         if (digest := contents.get(path)) is not None:
-            label_of[path] = table.cell_of(i)  # the run's label, since people edit the list
+            label_of[path] = table.cell_of(i)  # the run's label, because people may have edited the list
             labels[digest] = labels.get(digest, frozenset()) | {label_of[path]}
             splits[digest] = table.splits[i]
     suggested = {contents[row.path]: (label_of[row.path], row.suggested) for row in suspects if row.path in label_of}

@@ -240,8 +240,8 @@ def _filesystem_of(scheme: str, process: int) -> AbstractFileSystem:  # noqa: AR
 # shard. Copies never affect results: if a shard has no copy, its images are read remotely, one by one.
 
 _Shards = Sequence[tuple[str, str, int]]  # address, SHA-256 and bytes of each
-_LARGEST = 64 * 2**30  # bytes of all copies, however much is free
-_STALLED = 30.0  # seconds after which a copy that does not grow is given up: its process or the server has failed
+_LARGEST = 64 * 2**30  # bytes of all copies, even if more are free
+_STALLED = 30.0  # a copy that has not grown for so many seconds is given up: its process or the server has failed
 _LEAD = 4  # shards that are fetched before the reader reaches them
 
 
@@ -327,11 +327,11 @@ def _fetch(address: str, sha256: str, size: int) -> None:
     """
     path, partial = _folder() / f"{sha256}.tar", _folder() / f"{sha256}.tar.part"
     with contextlib.suppress(FileNotFoundError):
-        os.utime(path)  # the copies that were not needed for longest are deleted first
+        os.utime(path)  # the least recently used copies are deleted first
         return
     if _is_arriving(partial) or not _make_room(size):
         return
-    partial.unlink(missing_ok=True)  # what a killed process left
+    partial.unlink(missing_ok=True)  # a killed process may have left it
     try:
         file = partial.open("xb")
     except FileExistsError:  # another process has begun to fetch it
@@ -340,7 +340,7 @@ def _fetch(address: str, sha256: str, size: int) -> None:
     try:
         with file:
             _download(address, file, digest.update)
-        if digest.hexdigest() == sha256:  # otherwise the checksums of single images tell which are damaged
+        if digest.hexdigest() == sha256:  # otherwise images are read remotely, where their own checksums are verified
             partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -32,13 +32,13 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import empty_array, from_json, to_json
 from vitkit.system.progress import progress
 
-ROLES = ("test", "val", "train")  # weights did not use a picture, were selected with it, or learned it
+ROLES = ("test", "val", "train")  # not used by the weights, used to select them, used to train them; from low to high
 DIGEST = 16  # bytes of a file's SHA-256 that are kept
 _FORMAT = 1
 _PIXELS = THUMBNAIL**2
 _TO_YCC = np.array([[0.299, 0.587, 0.114], [-0.169, -0.331, 0.5], [0.5, -0.419, -0.081]], np.float32)
 _FINEST = np.array([1.0, 8.0, 8.0], np.float32)  # grey levels; smaller steps do not help to distinguish pictures
-_LARGE, _MOST_RATIO = 2**30, 200  # unpacked bytes, and their ratio to the packed bytes; one may be exceeded
+_LARGE, _MOST_RATIO = 2**30, 200  # unpacked bytes, and their ratio to the packed bytes; refused if both are exceeded
 _AT_ONCE = 1024  # thumbnails
 _ROWS = 64  # coefficients: what a line of a processor's cache holds
 _MOST_TEXT = 64 * 2**20  # characters; a safetensors file takes 100 million in its header
@@ -309,7 +309,7 @@ def make_record(
     for span in _spans(len(chosen)):
         part = Described.of(chosen[span])
         scales[span], codes[span] = _encode(part.pixels)
-        parts.append(replace(part, pixels=part.pixels[:0].copy()))  # a view would keep all of them
+        parts.append(replace(part, pixels=part.pixels[:0].copy()))  # a view would keep all pixels in memory
     return PictureRecord(
         digests=digests[order],
         roles=role_of[content[order]],
@@ -365,8 +365,9 @@ def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt
     """Return the means and steps (n, 6) and the cosine coefficients (n, 768) of thumbnails (n, 16, 16, 3).
 
     The quantisation step of a channel is a hundredth of the norm of the channel after its mean is subtracted. No
-    coefficient exceeds this norm, so every quantised coefficient fits into a byte. The decoded greys correlate with the
-    originals by at least 0.9985, and colours differ by at most 5 of 255 levels (measured on 2,500 flowers).
+    coefficient exceeds this norm, so every quantised coefficient fits into a byte. The decoded grey values correlate
+    with the original ones by at least 0.9985, and colours differ by at most 5 of 255 levels (measured on 2,500
+    flowers).
     """
     n, side = len(pixels), THUMBNAIL
     basis = cosines()

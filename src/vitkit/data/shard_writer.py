@@ -52,7 +52,7 @@ from vitkit.system.files import (
 )
 from vitkit.system.progress import progress
 
-_BLOCK, _RECORD = 512, 10240  # bytes: the parts of a tar, and what its length is a multiple of
+_BLOCK, _RECORD = 512, 10240  # bytes: a tar consists of blocks, and its length is a multiple of a record
 _MOST_THREADS = 8
 
 
@@ -416,7 +416,7 @@ def _write(plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[Non
 
         for member in shard.members:
             if is_stopped.is_set():
-                raise VitkitError("the shards are not complete")  # what stopped it is reported instead
+                raise VitkitError("the shards are not complete")  # the error that stopped it is reported instead
             data = _bytes_of(plan, member.row)
             put(f"{member.number:08}{PurePosixPath(plan.table.paths[member.row]).suffix.lower()}", data)
             for name, content in member.after:

@@ -30,7 +30,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_bytes
 from vitkit.text.cells import listed, plural
 
-INDEX, UNFINISHED = "shards.json", "sharding.json"  # the latter is there while shards are being written
+INDEX, UNFINISHED = "shards.json", "sharding.json"  # the second exists while shards are being written
 VERSION = 1
 _FORMAT = "vitkit shards"
 _SHARD, _SHA256 = re.compile(r"shard-\d{5,9}\.tar"), re.compile(r"[0-9a-f]{64}")
@@ -88,7 +88,7 @@ class ShardIndex:
         offsets, lengths: the position of each image's first byte in its shard, and its number of bytes.
         checks: the CRC-32 of each image's bytes.
         left_out: the images that were left out.
-        proposals: the proposals of models that labels of these images follow.
+        proposals: the proposals of models to change labels of these images, as in `ImageTable`.
     """
 
     plan: str
@@ -212,7 +212,7 @@ class ShardFolder:
     _recent: dict[str, tuple[float, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[type[ShardFolder], tuple[Path]]:
-        return ShardFolder, (self.path,)  # without the index, which each process reads
+        return ShardFolder, (self.path,)  # without the index, which each process reads itself
 
     @cached_property
     def name(self) -> str:
@@ -369,7 +369,7 @@ def _index_at(address: str) -> ShardIndex:
     return index
 
 
-_FOLDERS: set[str] = set()  # addresses that contain shards, so that no server is asked about their images one by one
+_FOLDERS: set[str] = set()  # addresses that contain shards; servers are not asked about each of their images
 
 
 def _parsed(folder: str, text: bytes) -> ShardIndex:

@@ -127,7 +127,7 @@ def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ..
     return names, tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
 
 
-_OTHER = " (another picture now)"  # appended to the path of such an image, so that no file has it
+_OTHER = " (another picture now)"  # appended to an image's path, so that there is no such file
 
 
 @dataclass(frozen=True)

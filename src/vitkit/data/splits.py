@@ -19,7 +19,7 @@ from vitkit.errors import VitkitError
 
 UNEQUAL = 3  # ratio of the largest to the smallest class above which classes are very unequal
 
-ALL, _NONE = -2, -1  # counted in addition to the classes: all images, and images without a class
+ALL, _NONE = -2, -1  # keys of counts beside the classes: all images, and images without a class
 
 
 def classes_in(table: ImageTable, images: Sequence[int]) -> Counter[int]:
@@ -93,7 +93,7 @@ def stratify(
         for label in counts[i]:
             holders.setdefault(label, []).append(i)
     left = {label: len(numbers) for label, numbers in holders.items()}
-    queue = [(groups, label) for label, groups in left.items()]  # entries whose count has changed since are skipped
+    queue = [(groups, label) for label, groups in left.items()]  # entries whose count has changed later are skipped
     heapify(queue)
     parts = [-1] * len(members)
     while queue:
@@ -183,9 +183,9 @@ def split(
 ) -> ImageTable:
     """Assign a split to every image. The same seed gives the same result.
 
-    If the data already have splits, these are kept. If there is no val split among them, val, and test if it is
-    missing, too, are taken from train. If a class is too small for three splits, train gets an image first, then test,
-    then val. Multi-label images are assigned by iterative stratification (Sechidis et al. 2011).
+    If the data already have splits, these are kept. If they have no val split, it is taken from train; if they have no
+    test split either, this is also taken from train. If a class is too small for three splits, train gets an image
+    first, then test, then val. Multi-label images are assigned by iterative stratification (Sechidis et al. 2011).
 
     Args:
         table: the images.

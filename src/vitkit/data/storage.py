@@ -83,7 +83,7 @@ class Stored:
 Place = Path | Stored
 Opener = Callable[[Path], Storage]
 STORAGES: dict[str, Opener] = {}  # by the suffix of their files; `data.sources` registers them
-FOLDER_STORAGES: list[tuple[Callable[[Path], bool], Opener]] = []  # whether a folder or address is one, and its opener
+FOLDER_STORAGES: list[tuple[Callable[[Path], bool], Opener]] = []  # a test of folders and addresses, and an opener
 
 
 def storage_at(path: Path) -> Storage | None:
@@ -185,7 +185,7 @@ SUFFIXES = frozenset(
     )
 )
 _SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))
-_LOOKED_AT = 10_000  # files of a hidden folder that are checked for an image
+_LOOKED_AT = 10_000  # number of files in a hidden folder that are checked
 
 
 @dataclass

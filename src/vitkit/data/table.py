@@ -181,7 +181,7 @@ def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None
         rows: the rows of the table. The message names the first row with the second of the two names.
 
     Raises:
-        VitkitError: two names look the same; the message has a character in which they differ.
+        VitkitError: two names look the same; the message shows a character in which they differ.
     """
     if (twins := alike(classes)) is not None:
         one, other, apart = twins

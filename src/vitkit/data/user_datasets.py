@@ -44,7 +44,7 @@ _LEVELS = 1.0  # of 255; the largest mean difference of such a picture
 
 @dataclass
 class _Steps:
-    """The preprocessing that the transforms of a chain do, as far as they have been read.
+    """The preprocessing that a chain of transforms performs, as far as the chain has been read.
 
     Attributes:
         resized: the short side, or the (height, width), to which pictures are resized; None if there was no resize yet.

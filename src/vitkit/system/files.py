@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _IN_MEMORY = 2**28  # bytes of the largest array that is not stored in a file
-_LONGEST = 255  # bytes of a file's name
-LOCK = ".lock"  # in a locked folder
+_LONGEST = 255  # the most bytes of a file's name
+LOCK = ".lock"  # the name of the lock file in a folder
 _HOLDER_SUFFIX = ".holder"
 
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
 _HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock
 _STARTING = 10.0  # seconds for which an empty lock file counts as that of a process which is just starting
-_ATTEMPTS = 20  # to create a folder and lock it
-_TRIAL = 0.1  # seconds to wait for `is_held`, which holds a lock for an instant in order to try it
+_ATTEMPTS = 20  # attempts to create a folder and lock it
+_TRIAL = 0.1  # seconds to wait for `is_held`, which holds a lock for an instant to test it
 _REPLACED_WITHIN = 2.0  # seconds after which a virus scanner of Windows, or another reader, should have closed a file
 _ADDRESS = re.compile(r"([a-z][a-z0-9+]+):/+([^/].*)", re.DOTALL)  # a scheme has two letters: C:/ is a drive
 _UNFINISHED = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)  # as `replacing` names it
@@ -247,7 +247,7 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
         with lock:
             yield
     finally:
-        with suppress(OSError):  # usually it is not empty
+        with suppress(OSError):  # rmdir fails if a folder is not empty
             for parent in made:
                 parent.rmdir()
 

@@ -138,7 +138,7 @@ class Deferral:
 
 def _listen(handler: _Handler) -> dict[int, Any]:
     """Set this handler for all signals that stop programs and are not ignored. Return the previous handlers."""
-    if threading.current_thread() is not threading.main_thread():  # elsewhere Python allows no handlers
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
         return {}
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     answered = {number: previous for number, previous in before.items() if previous not in (signal.SIG_IGN, None)}
@@ -369,7 +369,7 @@ def answer_questions(answer: Callable[[Any], Any], *, stops_at_end: bool = False
         answer: a function that takes a question and returns the answer.
         stops_at_end: whether an answer in progress is stopped by SIGTERM when the pipe is closed.
     """
-    import pickle  # here, as commands without workers start faster
+    import pickle  # imported here, so that commands without workers start faster
     from queue import SimpleQueue
 
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")

@@ -18,7 +18,7 @@ from html import escape
 from typing import Any
 
 Say = Callable[[str], None]  # receives a line
-Progress = Callable[[str, int, int | None], None]  # what, how much is done, of how much; None or 0 if unknown
+Progress = Callable[[str, int, int | None], None]  # description, amount done, total (None or 0 if unknown)
 
 
 def silent(what: str, done: int, total: int | None) -> None:

@@ -199,7 +199,7 @@ def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
     if kind in ("str", "None"):
         return (isinstance(value, str) if kind == "str" else value is None), value
     if kind == "pair" or kind.startswith("Sequence"):
-        inner = "path" if kind == "Sequence[str]" else "int"  # a text may name a file
+        inner = "path" if kind == "Sequence[str]" else "int"  # a text in it may be the name of a file
         is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
         fits = is_list and all(_is_a(inner, item) for item in value)  # type: ignore[attr-defined]
         return fits and (kind != "pair" or len(value) == 2), value  # type: ignore[arg-type]
@@ -208,7 +208,7 @@ def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
 
 # --- Fields of dataclasses ------------------------------------------------------------------------------------
 
-_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # comparison with it excludes NaN and infinity
+_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # a comparison with the second excludes NaN and infinity
 
 
 @dataclass(frozen=True)

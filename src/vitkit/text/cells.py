@@ -178,7 +178,7 @@ def check_names(classes: Iterable[object]) -> None:
     for name in classes:
         try:
             is_text = isinstance(name, str) and name.encode("utf-8", "surrogateescape") is not None
-        except UnicodeEncodeError:  # JSON can have half of a character
+        except UnicodeEncodeError:  # JSON can contain half of a surrogate pair
             is_text = False
         if not is_text:
             raise VitkitError(f"class names must be text, not {name!r:.80}")

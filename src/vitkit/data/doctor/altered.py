@@ -29,7 +29,7 @@ from vitkit.data.doctor.likeness import THUMBNAIL, Pairs, Pixels
 from vitkit.data.file_facts import Facts, FactTable
 
 LEAST_SCORE = 4.5
-PRECISE, DEARER = 0.0035, 1300.0  # the score must be so much more for each short side that matches are off beyond that
+PRECISE, DEARER = 0.0035, 1300.0  # the least score grows by the second times the excess of `off` over the first
 LEAST_AGREEING = 8
 LEAST_REACHED = 0.4
 LEAST_CORRELATION = 0.25
@@ -37,20 +37,20 @@ _ALIKE = 0.7  # least cosine of the descriptors of two keypoints that match
 _PROBES = 96  # hashes with which each keypoint is looked up
 _UNSURE = 10  # signs of a hash that may be flipped: those of the values nearest to zero
 _LEAST_HITS = 3
-_MANY_HITS = 5  # that suffice whatever the number of other hits
+_MANY_HITS = 5  # as many agreeing hits suffice, whatever the number of other hits
 _ARRANGED = 16  # hits of two pictures whose arrangement is compared
-_MATCHES, _BASES = 48, 12  # matches that are counted, and the best of them, from which maps are computed
-_SHORTEST = 0.08  # distance of two keypoints that define a map; lengths are in short sides of the picture
+_MATCHES, _BASES = 48, 12  # the number of matches that are counted, and of the best ones, which define maps
+_SHORTEST = 0.08  # least distance of two keypoints that define a map; in short sides of the picture
 _TURN = 0.36  # tangent of the largest angle between two pictures
 _SCALE = 3.0  # largest factor between the change of area and that of the keypoints' sizes
 _NEAR = 0.02  # largest distance of a keypoint from its mapped position
-_ROUGH = 0.03  # the same before the map is fitted
-_AROUND = 0.2  # largest distance of a keypoint from an agreeing one to count as reached
+_ROUGH = 0.03  # the same limit before the map is fitted
+_AROUND = 0.2  # a keypoint is reached if an agreeing keypoint is within this distance
 _FINE = 3  # samples along each side of a thumbnail's pixel
-_LEAST_CELLS = 12  # pixels of a thumbnail that must lie in the other picture
+_LEAST_CELLS = 12  # the least number of a thumbnail's pixels that must lie in the other picture
 _HITS = 1 << 19  # hits that are processed at a time
-_MOST_HITS = 4_000_000  # of a picture, before giving up
-_MOST_LOOKS, _MOST_COPIES, _ALLOWED = 200, 25, 5_000  # of a picture and in all, before giving up
+_MOST_HITS = 4_000_000  # per picture; with more, the search is given up
+_MOST_LOOKS, _MOST_COPIES, _ALLOWED = 200, 25, 5_000  # per picture, and in addition; with more, give up
 _PART = 128  # pairs of pictures that are matched at a time
 _AT_ONCE = 1024  # pairs of pictures whose arrangement is compared at a time
 _BLOCK = 128  # pictures whose keypoints are looked up in one task
@@ -188,8 +188,8 @@ class Evidence:
         agreeing: the number of matches that agree with the best affine map.
         off: the median distance of the agreeing keypoints from their mapped positions, in units of the short side of
             the picture with the larger scale.
-        reached: of a picture's keypoints in the overlap of the two pictures, the share with an agreeing keypoint
-            nearby. The lower value of the two pictures is used.
+        reached: the share of a picture's keypoints in the overlap that have an agreeing keypoint nearby. The lower of
+            the two pictures' shares is used.
         correlation: the correlation of the thumbnails' grey values in the overlap; -1 if the overlap is small or has no
             contrast.
     """
@@ -284,8 +284,8 @@ class _Index:
         starts: the position of the first keypoint with each hash.
         numbers: the indices of the keypoints, sorted by hash, (keypoints,).
         codes, lengths: the descriptors of the keypoints, and the norms of these descriptors, in the order of `numbers`.
-        ranks: the rank of each keypoint's picture, in the order of `numbers`. Of a pair of pictures, the one with the
-            lower rank is looked up in the index.
+        ranks: the rank of each keypoint's picture, in the order of `numbers`. In each pair, the picture with the lower
+            rank is looked up among the keypoints of the other picture.
     """
 
     starts: Ints

@@ -23,7 +23,7 @@ LookedFor = Literal[
 ]  # copies of this kind and of those before it in `Kind`, and mirrored ones
 # If a larger share of the images are near copies of one another, they show one scene rather than one picture.
 LARGEST_GROUP, LEAST_LARGE = 0.25, 20
-_MOST_PAIRS = 100  # of a kind, for each image, before giving up
+_MOST_PAIRS = 100  # per image and kind of copies; with more, the comparison is given up
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ def find_known(
         progress: receives the number of comparisons done and their total.
 
     Returns:
-        A list of tuples: the index of a new picture, the index of a known picture, and the kind (near, altered or
-        mirrored). Second, the last kind of copies that was searched for with a useful result: `exact`, `near` or
+        First, a list of tuples: the index of a new picture, the index of a known picture, and the kind (near, altered
+        or mirrored). Second, the last kind of copies that was searched for with a useful result: `exact`, `near` or
         `altered`. It is not `altered` if a large share of the new pictures are similar to one another, for example
         because they are from a fixed camera.
     """
@@ -200,9 +200,9 @@ def find_duplicates(
         compared: the result of `compare` for these images; None to compute it.
 
     Returns:
-        The links that connect all copies of a picture, mirrored copies last. Second, the last kind of copies that was
-        searched for with a useful result: `exact`, `near` or `altered`. It is not `altered` if a large share of the
-        images are similar to one another, for example because they are from a fixed camera.
+        First, the links that connect all copies of a picture, mirrored copies last. Second, the last kind of copies
+        that was searched for with a useful result: `exact`, `near` or `altered`. It is not `altered` if a large share
+        of the images are similar to one another, for example because they are from a fixed camera.
     """
     first_of: dict[bytes, int] = {}
     exact = []

@@ -27,7 +27,7 @@ MOST_LOST, MOST_CROPPED = (
     0.5,
     0.2,
 )  # warn if a crop loses more than this share of the area in more than this share of the images
-_SINGLY = 20  # with more classes that lack a split, they share a line
+_SINGLY = 20  # if more classes than this lack a split, they are reported together
 _IMBALANCE = 10.0  # ratio of the largest class to the smallest
 _JPEG = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"))
 _SUFFIXES_OF = {

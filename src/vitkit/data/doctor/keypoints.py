@@ -2,9 +2,9 @@
 
 A keypoint is a bright or a dark blob at one of eight sizes: an extremum of a difference of Gaussians (Lowe 2004,
 doi:10.1023/B:VISI.0000029664.99615.94). Its descriptor consists of the 20 lowest cosine coefficients of the patch
-around the blob, without mean and contrast, in three bits each. Patches are upright, so a picture that is rotated by
-more than about 15 degrees is not recognised. Mirroring a picture only changes the signs of the coefficients with an odd
-horizontal frequency. All arithmetic up to the patches is in integers.
+around the blob, after the mean and the contrast are removed, in three bits each. Patches are upright, so a picture that
+is rotated by more than about 15 degrees is not recognised. Mirroring a picture only changes the signs of the
+coefficients with an odd horizontal frequency. All arithmetic up to the patches is in integers.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-SHORT = 96  # pixels of the short side, whatever the picture has
+SHORT = 96  # pixels of the short side to which every picture is resized
 LEVELS = 8  # sizes of blobs, each about 1.4 times the one before
 COEFFICIENTS = 20
 STEP = 0.14  # quantisation step of the coefficients, whose vector has length 1
 BYTES = 12  # of a keypoint
 PLACES = 4095  # positions along either side of a picture
-MOST = 96  # keypoints of a detailed picture; one with little detail has at most one less, by which it is known
+MOST = 96  # keypoints of a detailed picture; a picture with little detail gets at most 95, which marks it
 _MANY, _CLEAR = 120, 48  # a picture is detailed, as photographs are, if it has this many blobs of this contrast
 _LONGEST = 4 * SHORT  # longer pictures are compressed to this length
 _GRID = 32  # sides of canvases are multiples of this, so that many pictures share a shape
-_FINE = 4  # bits below a grey level
+_FINE = 4  # bits for fractions of a grey level
 _LEAST = 6  # contrast of a blob, in 16ths of a grey level
 _ROUNDEST = 6.0  # largest ratio of the principal curvatures; beyond it, an extremum is an edge
-_CELLS = 4  # along the short side, from each of which keypoints are taken
+_CELLS = 4  # cells of the grid along the short side; keypoints are taken from each cell
 _PATCH = 8  # samples along each side of a patch
-_PARTS = 16  # of a pixel: the precision of a patch's position
+_PARTS = 16  # the position of a patch is precise to this fraction of a pixel
 
 # Correct the unequal steps between the levels of an octave, and weaken the finest, which JPEG and noise affect.
 _WEIGHTS = np.array([1.2, 1.0] + [2.0, 1.0] * (LEVELS // 2 - 1))
@@ -191,7 +191,7 @@ def _smooth(images: Fine, apart: int = 1) -> Fine:
     framed[:, margin:-margin, :margin], framed[:, margin:-margin, -margin:] = images[:, :, :1], images[:, :, -1:]
     framed[:, :margin], framed[:, -margin:] = framed[:, margin, None], framed[:, -margin - 1, None]
     rows, columns = framed.shape[1:]
-    flat = framed.reshape(-1)  # sums across the ends of rows land in what is cut off
+    flat = framed.reshape(-1)  # sums across the ends of rows are in the margin, which is cut off
     for stride in (apart, apart * columns):
         for _ in range(4):
             flat = flat[:-stride] + flat[stride:]
@@ -264,7 +264,7 @@ def _spread(points: _Points, sizes: Ints, most: Ints) -> _Points:
 def _ranked(group: Ints, merit: Ints) -> tuple[Ints, Ints]:
     """Return each entry's rank in its group, the highest merit first, and the indices sorted by group and rank."""
     index = np.arange(len(group))
-    order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)  # much faster than by two keys
+    order = np.sort(group << 44 | ((1 << 20) - merit) << 23 | index) & ((1 << 23) - 1)  # faster than two keys
     starts = np.flatnonzero(np.diff(group[order], prepend=-1))
     place = np.empty_like(order)
     place[order] = index - np.repeat(starts, np.diff(starts, append=len(order)))
@@ -284,7 +284,7 @@ def _describe(points: _Points, pyramid: _Pyramid) -> npt.NDArray[np.uint64]:
         for at in (points.y, points.x)
     )
     patches = np.zeros((len(size), _PATCH, _PATCH))
-    for step, lower in ((0, _PARTS - down), (1, down)):  # between the four pixels, in sixteenths
+    for step, lower in ((0, _PARTS - down), (1, down)):  # interpolate between four pixels, in sixteenths
         rows = starts + ((row + step + around).clip(0, heights - 1) + points.picture[:, None] * heights) * widths
         for side, nearer in ((0, _PARTS - right), (1, right)):
             columns = (column + side + around).clip(0, widths - 1)

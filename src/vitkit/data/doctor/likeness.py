@@ -19,9 +19,9 @@ THUMBNAIL = 16  # pixels of its sides: enough to recognise a picture, too few to
 LEAST_CORRELATION = 0.985
 MOST_DIFFERENCE = 10.0  # root mean square over the thumbnail's 8-bit RGB
 _LUMA = np.array([299, 587, 114])  # thousandths
-_COARSE = 6  # low frequencies in either direction, which suffice to exclude nearly all pairs
+_COARSE = 6  # low frequencies per direction; they suffice to exclude nearly all pairs
 _EVEN = _COARSE**2 // 2 + 1  # values of a spectrum that do not change in a mirror image
-_LIKELY = LEAST_CORRELATION - 1e-4  # the same limit for products in single precision
+_LIKELY = LEAST_CORRELATION - 1e-4  # the same limit, lowered for products in single precision
 _REACH = (
     float(np.sqrt(2 * (1 - _LIKELY))) + 1e-3
 )  # largest distance of a likely pair along any axis; the vectors have length 1
@@ -31,7 +31,7 @@ _REPORT_EVERY = 2048  # pictures between two reports of progress, and spectra co
 Floats = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.intp]
-Pairs = tuple[list[tuple[int, int]], list[tuple[int, int]]]  # near ones, and mirrored ones
+Pairs = tuple[list[tuple[int, int]], list[tuple[int, int]]]  # near pairs, and mirrored pairs
 
 
 def find_pairs(
@@ -130,7 +130,7 @@ def _in_order(bounds: Floats, axis: npt.NDArray[np.floating[Any]]) -> tuple[Plac
 
 
 def _bounds(spectrum: Floats) -> Floats:
-    """Return unit vectors (n, 20), of which the dot product of two is an upper bound on the pictures' correlation.
+    """Return unit vectors (n, 20). The dot product of two vectors is an upper bound on the pictures' correlation.
 
     The bound also holds if one picture is mirrored. For this purpose, the frequencies that change sign in a mirror
     image are replaced by their norm (Cauchy-Schwarz inequality).
@@ -139,7 +139,7 @@ def _bounds(spectrum: Floats) -> Floats:
 
 
 def spectra(pixels: Pixels) -> Floats:
-    """Return the low frequencies of each thumbnail's greys, and the norm of the high frequencies, (n, 37).
+    """Return the low frequencies of each thumbnail's grey values, and the norm of the high frequencies, (n, 37).
 
     The columns are, in this order:
 
