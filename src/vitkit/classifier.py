@@ -360,7 +360,7 @@ class Classifier:
         return assess
 
     def seeing(self) -> Callable[[npt.NDArray[np.float32]], Seen]:
-        """Return a function from preprocessed images (B, C, height, width) to their logits and features."""
+        """Return a function that computes logits and features from preprocessed images (B, C, height, width)."""
         import torch
 
         K, none = len(self.classes), np.empty(0, np.int64)

@@ -133,7 +133,7 @@ def _read_beside(folder: Path, name: str, description: Mapping[str, Any]) -> byt
 
 
 def _next(folder: Path, name: str) -> Path:
-    """Return the temporary path of a file while the model folder is being saved."""
+    """Return the path at which a file is stored while the model folder is being saved."""
     return folder / f"{name}.next"
 
 

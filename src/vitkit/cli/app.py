@@ -239,7 +239,7 @@ def _shortened(text: str) -> str:
 
 
 def _with_flag(message: str, arguments: list[str]) -> str:
-    """Replace a parameter name at the beginning of a message by the parameter's flag, if the user passed this flag."""
+    """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it."""
     name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
     flag = f"--{name.replace('_', '-')}"
     passed = {argument.partition("=")[0] for argument in arguments}

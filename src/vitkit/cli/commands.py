@@ -447,7 +447,7 @@ def _spelling(function: Callable[..., Any], flags: Collection[str]) -> dict[str,
 
 
 def _in_flags(text: str, written: Mapping[str, str]) -> str:
-    """Replace parameters in backticks by their spelling on the command line, and remove all other backticks."""
+    """Replace parameters in backticks with their spelling on the command line, and remove all other backticks."""
     return re.sub(r"`([^`]+)`", lambda match: written.get(match[1], match[1]), text)
 
 

@@ -29,7 +29,7 @@ HARMLESS = "vitkit"  # the error handler for characters that an encoding lacks
 
 
 def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Keep bytes of file names that are not UTF-8, and write characters that the console lacks as escapes."""
+    """Keep bytes of file names that are not UTF-8, and replace characters that the console lacks with escapes."""
     assert isinstance(error, UnicodeEncodeError)
     if all("\udc80" <= character <= "\udcff" for character in error.object[error.start : error.end]):
         return codecs.lookup_error("surrogateescape")(error)
@@ -40,7 +40,7 @@ codecs.register_error(HARMLESS, _replace)
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr accept any text; if one of them is closed, replace it by the null device."""
+    """Make stdout and stderr accept any text. If one of them is closed, replace it with the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # for as long as it runs

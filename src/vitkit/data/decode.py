@@ -183,7 +183,7 @@ def sizes_of(files: Iterable[str | Place]) -> list[tuple[int, int]]:
 
 
 def warn_of_doubt(path: str | Place, picture: Picture) -> None:
-    """Log why a picture's brightness is doubtful, once per folder."""
+    """Log a warning if a picture's brightness is doubtful, but only once per folder."""
     if picture.doubt is None:
         return
     folder = Path(str(path)).parent
@@ -247,7 +247,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int | None:
-    """Return the EXIF orientation.
+    """Return the EXIF orientation of a picture; None if there is none, or if its metadata cannot be read.
 
     `ImageOps.exif_transpose` is not used, because it also rewrites EXIF data and fails on unusual data.
     """
@@ -497,7 +497,7 @@ def _number(value: Any) -> float | None:
 
 
 def _of_png(file: IO[bytes]) -> float | None:
-    """Return the largest value of a PNG's significant bits (its sBIT chunk); None if there is no such chunk."""
+    """Return the largest number that a PNG's significant bits (sBIT) allow; None if it does not state fewer than 16."""
     position = file.tell()
     try:
         file.seek(8)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TarDownload:
-    """A function that downloads a tar file, and writes its images (`class/name.jpg`) and its licence."""
+    """A callable that downloads a tar file, and writes its images (`class/name.jpg`) and its licence."""
 
     url: str
     sha256: str
@@ -60,7 +60,7 @@ class TarDownload:
 
 @dataclass(frozen=True)
 class Torchvision:
-    """A function that downloads a data set with a class of torchvision.datasets, and writes its images.
+    """A callable that downloads a data set with a class of torchvision.datasets, and writes its images.
 
     Attributes:
         kind: the name of the class in torchvision.datasets.

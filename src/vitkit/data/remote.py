@@ -187,7 +187,7 @@ def check_writable(address: str) -> None:
 
 
 def _insist(address: str, read: Callable[[], T]) -> T:
-    """Call `read`, and repeat it after a wait if it fails, unless a repetition cannot help or there were enough."""
+    """Call `read`. If it fails, wait and call it again, unless this cannot help or too many attempts have failed."""
     for wait in (*_WAITS, None):
         try:
             return read()

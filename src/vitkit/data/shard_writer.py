@@ -106,7 +106,7 @@ class _Folder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder for this process."""
+        """Lock the folder for this process during a `with` block."""
         with exclusive_in(self.path):
             yield
 

@@ -63,7 +63,7 @@ class _Steps:
 
 
 class _UnknownError(Exception):
-    """A transform that cannot be expressed as a `Preprocess`."""
+    """The preprocessing of a dataset cannot be expressed as a `Preprocess`. The message is the reason."""
 
 
 def read_preprocess(dataset: Any, shape: tuple[int, int, int], item: Callable[[int], Any]) -> Preprocess:

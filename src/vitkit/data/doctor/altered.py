@@ -542,7 +542,7 @@ def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_
 
 
 def _padded(side: Described, pictures: Ints) -> Ints:
-    """Return the indices of each picture's keypoints, padded with -1, (n, 96)."""
+    """Return the indices of each picture's keypoints, padded with -1 to 96 per picture, (n, 96)."""
     numbers = side.ends[pictures, None] + np.arange(MOST)
     return np.where(numbers < side.ends[pictures + 1, None], numbers, -1)
 

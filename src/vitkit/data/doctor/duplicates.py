@@ -273,7 +273,7 @@ class Forest:
 
 
 def connect(links: Sequence[Link], images: int) -> list[int]:
-    """Return the group of each image. A group is named by the lowest index of the images that links connect."""
+    """Return the group of each image: the lowest index of the images that links connect with it, or its own."""
     forest = Forest(images)
     for link in links:
         forest.join(link.first, link.second)

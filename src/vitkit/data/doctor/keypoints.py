@@ -49,7 +49,7 @@ Fine = npt.NDArray[np.uint16]
 
 
 def working_copy(picture: Image.Image) -> Grey:
-    """Return the greys of a picture (height, width), resized for the search for keypoints."""
+    """Return the grey values (height, width) of a picture, which is resized for the search for keypoints."""
     scale = SHORT / min(picture.size)
     width, height = (min(_LONGEST, max(SHORT, round(side * scale))) for side in picture.size)
     filter_ = Image.Resampling.BILINEAR if scale < 1 else Image.Resampling.BICUBIC
@@ -200,7 +200,7 @@ def _smooth(images: Fine, apart: int = 1) -> Fine:
 
 
 def _extrema(differences: npt.NDArray[np.int16]) -> Ints:
-    """Return the flat indices of the values (n, h, w) with the largest absolute value within two rows and columns."""
+    """Return the flat indices of values (n, h, w) whose absolute value is the largest within two rows and columns."""
     _, h, w = differences.shape
     size = np.abs(differences.reshape(-1))
     best = size
