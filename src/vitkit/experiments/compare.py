@@ -1,7 +1,7 @@
 """`vitkit.compare`: train several models on the same images, and test which is better.
 
-`Comparison` is the result, with lines for the terminal, a CSV table and an HTML page. This module also measures the
-costs of the models: size, operations, and images per second in prediction.
+`Comparison` is the result. It provides lines for the terminal, a CSV table and an HTML page. This module also measures
+the costs of the models: size, operations, and images per second in prediction.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TABLE_KEYS = (  # columns of comparison.csv
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
-    """Several models that were trained in the same way and tested on the same images.
+    """The result of comparing models that were trained in the same way and tested on the same images.
 
         import vitkit
 
@@ -62,7 +62,7 @@ class Comparison(Result):
 
     Attributes:
         folder: the folder of comparison.html, comparison.json, comparison.csv and the runs.
-        figures: the content of comparison.json.
+        figures: the content of comparison.json: all measured numbers, test results and sentences.
     """
 
     folder: Path
@@ -70,12 +70,16 @@ class Comparison(Result):
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """The figures and the runs of each model, in the requested order."""
+        """The measured numbers of each model and of its runs, in the requested order of models."""
         return list(self.figures["models"])
 
     @property
     def pairs(self) -> list[dict[str, Any]]:
-        """For each pair of models: difference in accuracy (1 is 100 %), 95 % interval, joint p-value and verdict."""
+        """The comparison of each pair of models.
+
+        An entry contains the difference in accuracy (1 is 100 %), its 95 % interval, the p-value adjusted for all
+        pairs, and the verdict in words.
+        """
         return list(self.figures["pairs"])
 
     @property
@@ -95,7 +99,7 @@ class Comparison(Result):
         return [self.figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the figures of each model; the ends of the 95 % interval are `low` and `high`."""
+        """Return a row of numbers for each model; `low` and `high` are the ends of its accuracy's 95 % interval."""
         plain = [key for key in HEADINGS if key not in ("interval", "caveats")]
         return [
             {
@@ -110,7 +114,7 @@ class Comparison(Result):
         return self.figures
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw accuracy against epochs, data and computation, by name."""
+        """Return functions that plot the accuracy against epochs, data and computation, by caption."""
         from vitkit.reporting.comparison import pictures_of
 
         return pictures_of(self.models)
@@ -159,7 +163,7 @@ HEADINGS = {
 
 
 def cells(model: dict[str, Any]) -> list[str]:
-    """Return the cells of a model's row as text, with a dash for each figure that was not measured."""
+    """Return the cells of a model's row in the table as text; a dash stands for a value that was not measured."""
     return [_cell(key, model) for key in HEADINGS]
 
 
@@ -189,7 +193,7 @@ def _cell(key: str, model: dict[str, Any]) -> str:
 
 
 def to_csv(models: Sequence[dict[str, Any]]) -> str:
-    """Format the figures as CSV, one row per run. Cells are empty for figures that were not measured."""
+    """Format the results as CSV with one row per run. Cells of values that were not measured are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("model", *_TABLE_KEYS))
@@ -258,8 +262,8 @@ def compare(
         data sets it is a `ComparisonSuite`, whose folder contains a folder with a comparison for each data set.
 
     Raises:
-        VitkitError: a model or the data cannot be trained on, `out` is not free, or it contains another comparison. A
-            model whose training diverges is left out of the figures, with a note.
+        VitkitError: a model cannot be trained on the data, or `out` is in use, not empty, or contains another
+            comparison. A model whose training diverges is left out of the results, with a note.
         Interrupted: a signal stopped the comparison; `resume` continues it.
         OSError: the folder cannot be written.
     """
@@ -315,7 +319,10 @@ def _arguments(
 def _begun(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], say: Say, hold: ExitStack
 ) -> tuple[Path, Plan]:
-    """Plan a new comparison, and return its locked folder, which contains the plan, and the plan."""
+    """Plan a new comparison, write the plan into its folder, and return the folder and the plan.
+
+    The folder stays locked until `hold` is closed.
+    """
     for name in ("data", "models"):
         if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
@@ -340,7 +347,13 @@ def _begun(
 def _taken_up(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
-    """Resume a comparison: lock its folder again, and check that the new arguments agree with its plan."""
+    """Prepare to resume a comparison, and return its folder and its plan.
+
+    The folder is locked until `hold` is closed.
+
+    Raises:
+        VitkitError: an argument or a field differs from the one with which the comparison was started.
+    """
     from vitkit.experiments.comparison_plan import Plan
 
     folder = PLACE.lock(out, hold)
@@ -364,7 +377,12 @@ def _taken_up(
 
 
 def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
-    """Return the plan without the models whose training diverged, and print a note about each of them.
+    """Return the plan without the models of which a training diverged, and print a note about each of them.
+
+    Args:
+        past_help: the error messages of the trainings that diverged, by folder.
+        plan: the plan of the comparison.
+        say: called with each note.
 
     Raises:
         VitkitError: no model is left.
@@ -381,7 +399,7 @@ def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
 
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
-    """Compare the models by their finished runs, and write the results."""
+    """Compare the models on the basis of their finished runs, and write the results into the folder."""
     from vitkit.experiments.comparison_figures import (
         best_of,
         families_of,
@@ -438,10 +456,10 @@ BATCH, ROUNDS = 32, 5  # images per batch, and number of timings per model
 
 
 def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
-    """Measure the size, the operations and the prediction speed of each model.
+    """Return the size, the operations and the prediction speed of each model, by the name of the model.
 
-    Each model is loaded from its first run on the largest fraction of the data. Speeds are measured once per
-    comparison, alternating between the models.
+    Each model is loaded from its first run on the largest fraction of the data. The speeds are measured in rounds that
+    alternate between the models. They are stored in a file and not measured again if the comparison is resumed.
 
     Args:
         plan: the plan of the comparison.
@@ -473,7 +491,7 @@ def _gmacs(model: Any) -> float:
 
 
 def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> dict[str, float]:
-    """Return the images per second of each model, read from `file` if possible, otherwise measured."""
+    """Return the images per second of each model. They are read from `file` if it exists, and measured otherwise."""
     with suppress(OSError, VitkitError):  # then they are measured again
         known = read_json(file)
         if known.keys() == classifiers.keys() and all(map(is_number, known.values())):

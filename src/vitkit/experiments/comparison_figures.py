@@ -1,6 +1,6 @@
-"""Compute the figures of a comparison: of each run, each model, and each pair of models.
+"""Compute the numbers of a comparison ("figures"): those of each run, each model, and each pair of models.
 
-`stress_figures` classifies corrupted pictures. All other figures are derived from the folders of the runs. A figure
+`stress_figures` classifies corrupted pictures. All other numbers are derived from the folders of the runs. A number
 that was not measured is None.
 """
 
@@ -51,15 +51,15 @@ Answers = dict[tuple[str, int], npt.NDArray[np.bool_]]  # by (model, seed): whet
 
 @dataclass(frozen=True)
 class Judged:
-    """The predictions for the test images by all runs that were trained on one fraction of the data.
+    """The test predictions of all runs that were trained on the same fraction of the data.
 
     Attributes:
         fraction: the fraction of the training images.
         paths: the sorted paths of the n test images.
         labels: the labels of the test images.
-        answers: for each model and seed, an array (n,): whether the run classifies each image correctly.
-        units: the independent units: images, or groups of images.
-        split: the split of the images.
+        answers: for each pair (model, seed), a boolean array (n,): whether the run classifies each image correctly.
+        units: the statistically independent units: single images, or groups of related images.
+        split: the name of the held-out split.
     """
 
     fraction: float
@@ -75,7 +75,7 @@ class Judged:
         return images_in_words(len(self.paths), self.split)
 
     def of(self, model: str) -> npt.NDArray[np.bool_]:
-        """Return whether each of a model's S trainings classifies each image correctly, (S, n)."""
+        """Return an array (S, n): whether each of a model's S trainings classifies each of n images correctly."""
         return np.stack([answers for (name, _), answers in sorted(self.answers.items()) if name == model])
 
     @cached_property
@@ -85,10 +85,10 @@ class Judged:
 
 
 def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) -> Judged:
-    """Read the predictions of the runs of one fraction, and check that all runs predicted the same images.
+    """Read the test predictions of all runs on one fraction of the data, without the images that `judging` leaves out.
 
     Raises:
-        VitkitError: a run predicted other images, or its files are damaged.
+        VitkitError: the runs did not predict the same images, or the files of a run are missing or damaged.
     """
     answers: Answers = {}
     known: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -110,7 +110,7 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
 
 
 def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.bool_]]:
-    """Read the paths, the labels, and whether each prediction is correct, sorted by path."""
+    """Read a run's predictions: the paths, the labels, and whether each prediction is correct, all sorted by path."""
     try:
         with file.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
             rows = sorted((restored(row["path"]), row["label"], row["predicted"]) for row in csv.DictReader(text))
@@ -121,12 +121,12 @@ def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[
 
 @dataclass(frozen=True)
 class JudgedFamily:
-    """The models that were trained on one fraction of the data, for joint statistics.
+    """The models that were trained on one fraction of the data, prepared for joint statistical tests.
 
     Attributes:
         judged: the predictions of the models' runs.
-        family: the models. Models that share their runs occur once.
-        place: the index of each model in the family.
+        family: the models. Several models that share the same runs occur once.
+        place: the index in `family` of each model, by name.
     """
 
     judged: Judged
@@ -135,9 +135,9 @@ class JudgedFamily:
 
 
 def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
-    """Prepare the models of each fraction of the data for joint statistics.
+    """Prepare the models for joint statistical tests, separately for each fraction of the data.
 
-    The effect of the seed is estimated from all models and fractions.
+    The variance between seeds is estimated from all models and fractions together.
     """
     places, answers, spreads = [], [], []
     for judged_fraction in judged:
@@ -163,10 +163,10 @@ def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
 
 
 def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -> dict[str, Any]:
-    """Return the figures of one run.
+    """Return the numbers of one run, such as accuracy, duration and peak memory.
 
-    The accuracy is computed from the predictions for the test images. Log loss and calibration error are taken from
-    the run's evaluation. They are None if this evaluation used other images.
+    The accuracy is computed from the predictions for the test images in `judged`. Log loss and calibration error are
+    taken from the evaluation at the end of the run. They are None if this evaluation used another number of images.
     """
     folder = out / job.folder
     figures = read_figures(folder / EVALUATION)
@@ -198,7 +198,13 @@ def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -
 
 
 def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) -> float | None:
-    """Return the FLOPs of a training, without those of augmented views; None if they are unknown."""
+    """Return the FLOPs of a training; None if they are unknown. The cost of additional augmented views is not counted.
+
+    Args:
+        job: the training.
+        gmacs: 10^9 multiply-accumulates of a forward pass for one image; None if unknown.
+        epochs: the number of epochs that were trained; None if unknown.
+    """
     if gmacs is None:
         return None
     looks = 1 if job.fields["method"] == "probe" else epochs
@@ -206,7 +212,10 @@ def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) 
 
 
 def _when(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return the epochs and seconds until the validation accuracy reached `GOAL`, and until it was highest."""
+    """Return the epochs and seconds until the validation accuracy reached `GOAL`, and until it was highest.
+
+    They are None if this never happened. `rows` are the rows of metrics.csv.
+    """
     judged = [row for row in rows if "val_acc" in row]
     goal = next((row for row in judged if row["val_acc"] >= GOAL), {})
     best = max(judged, key=lambda row: row["val_acc"], default={})
@@ -224,9 +233,10 @@ _MEANS = ("accuracy", "loss", "ece")
 def of_model(
     name: str, plan: Plan, out: Path, families: Sequence[JudgedFamily], costs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the figures of a model, summarised over its seeds on the largest fraction of the data.
+    """Return the numbers of a model on the largest fraction of the data, summarised over its seeds.
 
-    The accuracies on the other fractions are in `by_fraction`.
+    Accuracy, loss and calibration error are means; durations, training speed and memory are medians. The accuracies on
+    all fractions are in `by_fraction`.
 
     Args:
         name: the name of the model.
@@ -268,7 +278,11 @@ def of_model(
 
 
 def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
-    """Return the difference in accuracy of each pair of models, tested on the same images with the same seeds."""
+    """Compare the accuracies of each pair of models, which were tested on the same images with the same seeds.
+
+    Returns:
+        One entry for each pair, with the difference, intervals, p-values and verdict.
+    """
     judged, family, place = models.judged, models.family, models.place
     twos = list(itertools.combinations(plan.models, 2))
     compared = list(itertools.combinations(range(family.models), 2))  # models that share their runs count once
@@ -298,7 +312,7 @@ def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
 
 
 def numbers_of(difference: Difference) -> dict[str, Any]:
-    """Return the interval, the p-values and the smallest significant size of a difference, in JSON types."""
+    """Return the interval and p-values of a difference, and the smallest significant difference, in JSON types."""
     return {
         "interval": list(difference.interval),
         "p": difference.p,
@@ -308,12 +322,12 @@ def numbers_of(difference: Difference) -> dict[str, Any]:
 
 
 def better_of(a: str, b: str, difference: Difference) -> str | None:
-    """Return the better of two models; None if they cannot be distinguished."""
+    """Return the name of the better of two models; None if they cannot be distinguished."""
     return (a if difference.mean > 0 else b) if difference.is_distinguished else None
 
 
 def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:
-    """Return a sentence that says which of two models is better, as trained here and with other seeds.
+    """Return a sentence that says which of two models is better, both as trained here and with other seeds.
 
     Args:
         a: the first model.
@@ -359,7 +373,7 @@ def _gain(difference: Difference) -> str:
 
 
 def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
-    """Return the model with the highest accuracy, and its expected accuracy on other images and seeds.
+    """Return the model with the highest accuracy, and the accuracy to be expected on other images with other seeds.
 
     The measured accuracy is too optimistic, because the model was selected on the same images and seeds.
     """
@@ -385,7 +399,7 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
 
 
 def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) -> dict[str, Any] | None:
-    """Return each model's standard deviation of the accuracy between seeds; None with one seed."""
+    """Return the standard deviation between seeds of each model's accuracy; None if there is only one seed."""
     family = models.family
     if family.seeds == 1:
         return None
@@ -408,7 +422,7 @@ def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) 
 
 
 def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
-    """Return sentences that state limitations of the figures, and name the models that are no better than chance."""
+    """Return sentences that state limitations of the results, and name the models that are no better than chance."""
     return [*judging.findings(), *_no_better_than_chance(models, judged)]
 
 
@@ -444,7 +458,10 @@ def _drop(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.
 
 
 def _shuffle(picture: Image.Image, side: float, rng: np.random.Generator) -> Image.Image:
-    """Permute the cells of a grid. Remaining pixels at the right and lower edges stay in place."""
+    """Divide a picture into a grid of `side` x `side` cells of equal size, and permute the cells.
+
+    Remaining pixels at the right and lower edges stay in place.
+    """
     pixels, k = np.array(picture), int(side)
     h, w = (length // k for length in pixels.shape[:2])
     whole = pixels[: h * k, : w * k]
@@ -460,7 +477,10 @@ def _smooth(picture: Image.Image, width: float, _: np.random.Generator) -> Image
 
 
 def _paste(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.Image:
-    """Fill a rectangle at a random position with random colours. It has the picture's aspect ratio."""
+    """Fill a rectangle at a random position with random colours.
+
+    It covers the fraction `part` of the picture's area, and has the picture's aspect ratio.
+    """
     pixels = np.array(picture)
     height, width = (max(round(side * part**0.5), 1) for side in pixels.shape[:2])
     top, left = (int(rng.integers(0, s - length + 1)) for s, length in zip(pixels.shape, (height, width), strict=False))
@@ -497,7 +517,7 @@ def at_one_size(picture: Image.Image, short_side: int) -> Image.Image:
 
 
 def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image.Image:
-    """Corrupt a picture by a stress. The same key always gives the same result.
+    """Corrupt a picture by one kind of stress, such as blur. The same key always gives the same result.
 
     Args:
         picture: an RGB picture.
@@ -514,7 +534,10 @@ def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image
 
 
 def variants(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[Image.Image]:
-    """Yield the unchanged picture, then the picture under each stress at each strength except the first."""
+    """Yield the unchanged picture, then a corrupted picture for each stress and each of its strengths except the first.
+
+    The first strength of a stress leaves pictures unchanged.
+    """
     yield picture
     for name in names:
         for strength in STRESSES[name].strengths[1:]:
@@ -525,7 +548,7 @@ _STRESSED = "stress"  # a folder next to the runs
 
 
 def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str) -> list[dict[str, Any]]:
-    """Return the accuracy of each model under each stress and strength, with 95 % intervals.
+    """Return the accuracy of each model under each stress and strength, with 95 % intervals; one entry per stress.
 
     Args:
         plan: the plan of the comparison.
@@ -572,7 +595,9 @@ def _short_side(run: Path) -> int:
 def _answers_under_stress(
     out: Path, folder: str, paths: Sequence[str], names: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return whether a run classifies each of n images correctly, unchanged and under each stress; cached in a file.
+    """Return whether a run classifies each of n images correctly, both unchanged and under each stress.
+
+    The result is cached in a file.
 
     Returns:
         Arrays (n,) by key: the empty string for unchanged pictures, otherwise stress and strength, such as `blur 2`.
@@ -592,7 +617,7 @@ def _answers_under_stress(
 def _ask(
     run: Path, paths: Sequence[str], names: Sequence[str], keys: Sequence[str], side: int, seed: int, device: str
 ) -> dict[str, str]:
-    """Classify every variant of every image.
+    """Classify every image, both unchanged and under each stress.
 
     Returns:
         A string for each key, with one character per image: `1` for a correct prediction, otherwise `0`.
@@ -618,7 +643,7 @@ def _ask(
 def _of_image(
     classifier: Classifier, table: ImageTable, i: int, names: Sequence[str], side: int, key: str
 ) -> npt.NDArray[np.bool_]:
-    """Return whether each of the V variants of an image is classified correctly, (V,)."""
+    """Return whether each of the V pictures from `variants` of an image is classified correctly, (V,)."""
     import torch
 
     from vitkit.data.decode import picture_of

@@ -1,6 +1,6 @@
 """Plan the trainings of a comparison: every model, on every fraction of the data, with every seed.
 
-Everything is resolved before the first training starts. Weights that do not fit the named model are refused.
+All settings are resolved before the first training starts. Weights that do not fit the named model are refused.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ComparisonJob:
         fraction: the fraction of the training images.
         images: the number of training images.
         fields: the fields of the recipe.
-        folder: the folder of the run, relative to that of the comparison.
+        folder: the folder of the run, relative to the folder of the comparison.
         pretraining: the fields of the pre-training that provides the initial weights; None without pre-training.
         flops: the FLOPs of the training; None if they are not known before it starts.
     """
@@ -192,7 +192,12 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
 
 
 def _of_idle(labels: Sequence[str], idle: Sequence[Mapping[str, str]], shared: Collection[str]) -> list[str]:
-    """Return a note for each model and each field that has no effect on it.
+    """Return a note for each recipe field that has no effect on the training of a model.
+
+    Args:
+        labels: the names of the models.
+        idle: for each model, the fields without effect and the reasons.
+        shared: the fields that were set for the whole comparison.
 
     Raises:
         VitkitError: a field that was set for the comparison has no effect on any model.
@@ -208,7 +213,7 @@ def _of_idle(labels: Sequence[str], idle: Sequence[Mapping[str, str]], shared: C
 
 
 def _label(name: str) -> str:
-    """Return the name of a model in the comparison, without the path of its recipe or weights."""
+    """Return the name that a requested model has in the comparison, without the path of its recipe or weights."""
     if name.endswith(RECIPES):
         return Path(name).stem
     model, at, weights = name.partition("@")
@@ -217,7 +222,7 @@ def _label(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A model with its resolved training on all images."""
+    """A model to compare, with the resolved settings of its training on all images."""
 
     label: str
     fields: dict[str, Any]
@@ -248,7 +253,7 @@ class _Candidate:
 
     @property
     def configuration(self) -> str:
-        """The complete recipe as text, without its seed. Models with equal texts share their trainings."""
+        """The complete recipe as text, without its seed. Models with the same text share their trainings."""
         return replace(self.start.recipe, seed=0).to_toml()
 
 
@@ -281,7 +286,11 @@ def _fields(
 
 
 def _check_subsets(entry: _Candidate, fractions: Sequence[float], seeds: Sequence[int]) -> None:
-    """Refuse fractions of which the smallest leaves a class without a training image."""
+    """Check that the smallest fraction contains a training image of each class, for every seed.
+
+    Raises:
+        VitkitError: a class would have no training image.
+    """
     for seed in seeds:
         try:
             limit_training(entry.split_images.images.table, _count(entry.images, fractions[0]), seed)
@@ -332,7 +341,7 @@ def _folder(place: int, label: str, fraction: float, seed: int) -> str:
 
 
 def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
-    """Return the number of epochs that a compute budget allows for this many images, at least one, and a note."""
+    """Return the number of epochs that fit into a budget of FLOPs, which is at least one, and a note for the user."""
     epoch = passes_of(entry.start.recipe.method) * entry.forward_flops * images
     epochs = max(int(flops // epoch), 1)
     spent = (
@@ -345,7 +354,7 @@ def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
 
 
 def passes_of(method: str) -> int:
-    """Return the cost of a training step in forward passes; a full backward pass costs two."""
+    """Return the cost of a training step of this method, in forward passes; a full backward pass counts as two."""
     return {"probe": 1, "probe-sgd": 1, "lora": 2}.get(method, 3)  # lora has no gradients of the large matrices
 
 

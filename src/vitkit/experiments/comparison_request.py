@@ -85,18 +85,18 @@ def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
 
 @dataclass(frozen=True)
 class ExperimentFolder:
-    """The folders of comparisons or of experiments, which are locked while they are in use.
+    """Access to the folders of comparisons or experiments, which are locked while they are in use.
 
     Attributes:
-        plan: the name of the file with the plan, which is written first.
-        what: a word for the content of such a folder, for messages.
+        plan: the name of the file that contains the plan; it is the first file written to a folder.
+        what: the word for the content of a folder in messages, such as `comparison`.
     """
 
     plan: str
     what: str
 
     def reserve(self, out: str | Path, hold: ExitStack) -> Path:
-        """Lock an empty or new folder for a new comparison or experiment.
+        """Lock an empty or new folder for a new comparison or experiment, until `hold` is closed.
 
         Raises:
             VitkitError: another process has locked it, or it is not empty.
@@ -112,7 +112,7 @@ class ExperimentFolder:
         return Path(out)
 
     def lock(self, out: str | Path | None, hold: ExitStack) -> Path:
-        """Lock the folder of an interrupted comparison or experiment to continue it.
+        """Lock the folder of an interrupted comparison or experiment, until `hold` is closed.
 
         Raises:
             VitkitError: `out` is None, the folder contains no plan, or another process has locked it.
@@ -148,11 +148,11 @@ GRID = 14  # patches along a side, as in a picture of 224 pixels with patches of
 
 @dataclass(frozen=True)
 class Stress:
-    """One way to make pictures harder.
+    """One way to make pictures harder to classify.
 
     Attributes:
         name: the name by which users request it.
-        title: the name in a heading.
+        title: the name in headings.
         unit: the unit of the strength.
         about: a sentence that describes the change.
         strengths: the strengths in ascending order; the first leaves pictures unchanged.
@@ -171,43 +171,43 @@ STRESSES: dict[str, Stress] = {
         Stress(
             "occlusion",
             "patches dropped",
-            "part of the patches that is black",
-            f"Random patches of a {GRID} x {GRID} grid are black; a higher strength adds to those of a lower.",
+            "fraction of the patches that are black",
+            f"Random patches of a {GRID} x {GRID} grid are black; a higher strength blackens additional patches.",
             (0.0, 0.25, 0.5, 0.75, 0.9),
         ),
         Stress(
             "shuffle",
             "patches shuffled",
             "cells along a side",
-            "The cells of a grid are put in another order, so that what is in them stays and where it is does not.",
+            "The cells of a grid are permuted, so that their content stays the same but their positions change.",
             (1.0, 2.0, 4.0, 8.0),
         ),
         Stress(
             "texture",
             "fine texture removed",
             "width of the median filter, % of the short side",
-            "A median filter takes fine texture away and leaves outlines; a model that lives by texture loses by it.",
+            "A median filter removes fine texture and keeps outlines; a model that relies on texture loses accuracy.",
             (0.0, 2.0, 4.0, 6.0),
         ),
         Stress(
             "patch",
             "a patch pasted",
-            "part of the area",
-            "A rectangle of random colours is pasted somewhere.",
+            "fraction of the area",
+            "A rectangle of random colours is pasted at a random position.",
             (0.0, 0.05, 0.1, 0.2, 0.4),
         ),
         Stress(
             "jpeg",
             "JPEG compression",
-            "100 less the quality",
-            "Stored as JPEG by this quality, and read again.",
+            "100 minus the quality",
+            "The picture is stored as JPEG with this quality, and read again.",
             (0.0, 50.0, 80.0, 90.0, 95.0),
         ),
         Stress(
             "blur",
             "blurred",
             "standard deviation, % of the short side",
-            "A Gaussian blur takes away fine detail and outlines alike.",
+            "A Gaussian blur removes fine detail and softens outlines.",
             (0.0, 0.5, 1.0, 2.0, 4.0),
         ),
     )

@@ -1,10 +1,11 @@
 """Run the trainings of a comparison, one after another or in parallel.
 
 Each training is an ordinary run, which is resumed if it was interrupted. After a run, the digests of its result files
-are stored next to its folder. They reveal exchanged folders and edited files.
+are stored next to its folder. With these digests, exchanged folders and edited files are detected.
 
-In parallel, each worker process (`system.processes`) trains one job at a time. A worker ends when its parent process
-ends, even if the parent is killed. Therefore no worker blocks a folder that another process wants to use.
+If trainings run in parallel, each worker process (`system.processes`) trains one job at a time. A worker ends when its
+parent process ends, even if the parent is killed. Therefore no worker keeps a folder locked that another process wants
+to use.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ _TELLING = ("seed", "max_images", "model", "model_fields", "method", "epochs")
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether a run has written the last of its files."""
+    """Return whether a run is finished, that is, whether it has written its last file."""
     return (folder / REPORT).is_file()
 
 
 def is_done(job: ComparisonJob, out: Path) -> bool:
-    """Return whether a job's run is finished and its results are recorded."""
+    """Return whether a job's run is finished and the digests of its files are stored."""
     return is_finished(out / job.folder) and _digests_of(job, out).is_file()
 
 
@@ -79,7 +80,11 @@ def check_run(job: ComparisonJob, out: Path) -> None:
 
 
 def _check_recipe(job: ComparisonJob, folder: Path) -> None:
-    """Refuse to continue the run in a folder if it belongs to another job."""
+    """Check that the run in a folder belongs to this job, so that it can be continued.
+
+    Raises:
+        VitkitError: the run has another recipe.
+    """
     expected, recipe = build(dict(job.fields)), load_of_run(folder / RECIPE)
     for name in _TELLING:
         wanted, there = getattr(expected, name), getattr(recipe, name)
@@ -131,7 +136,7 @@ def make(job: ComparisonJob, out: Path) -> None:
 
 
 def _finish(begin: Callable[..., Path], resume: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
-    """Start the run of a folder, or resume it if the folder contains a recipe."""
+    """Resume the run in a folder if the folder contains a recipe; otherwise, start it."""
     if (folder / RECIPE).is_file():
         resume(folder, say=ignore)
         return
@@ -185,7 +190,7 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -
 
 
 class _RunMonitor:
-    """Report each run that ends, and estimate the remaining time from the numbers of training images."""
+    """Report each run that ends, with the remaining time as estimated from the numbers of training images."""
 
     def __init__(
         self, runs: int, left: Sequence[ComparisonJob], out: Path, say: Say, now: Callable[[], float] = time.monotonic
@@ -273,7 +278,7 @@ def _hand_out(
     answers: queue.SimpleQueue[tuple[ComparisonJob, dict[str, Any]]],
     out: Path,
 ) -> None:
-    """Let a worker train one job after another until none is left."""
+    """Let a worker train one job after another from the queue `left`, and put its answers into the queue `answers`."""
     while True:
         try:
             job = left.get_nowait()
@@ -302,7 +307,11 @@ def _environments(count: int, device: str) -> list[dict[str, str]]:
 
 
 def _make(question: tuple[ComparisonJob, Path]) -> dict[str, Any]:
-    """Train a job in a worker, and return the error message, or None, and whether the training diverged."""
+    """Train a job in a worker.
+
+    Returns:
+        `error`, the error message or None, and `is_past_help`, whether the training diverged.
+    """
     from vitkit.training.stability import DivergedError
 
     try:
@@ -327,8 +336,8 @@ class PeakMemory:
     """Measure the peak memory of a `with` block.
 
     With a GPU, this is the maximum that torch has allocated on it. Otherwise, it is the peak resident memory of the
-    process, including libraries. The block begins by resetting this peak, for which Linux is required. Before the
-    reset, free memory is returned to the system, so that it does not count.
+    process, including libraries. This peak is reset at the beginning of the block, which is possible only on Linux.
+    Before the reset, unused memory is returned to the system, so that it does not count.
 
     Attributes:
         peak: the peak in bytes, set at the end of the block; None if it cannot be measured.

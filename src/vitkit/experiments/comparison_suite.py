@@ -1,7 +1,7 @@
 """Compare models on several data sets, as in Table 2 of the paper.
 
 For each data set there is an ordinary comparison in its own folder. A table contains the accuracy of each model on each
-data set with its interval. It also contains means over the data sets, mean ranks, and the cost of the trainings.
+data set, with its 95 % interval. It also contains means over the data sets, mean ranks, and the cost of the trainings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TESTED = (3, 5)  # minimum numbers of models and data sets for a test of ranks
 
 @dataclass(frozen=True, repr=False)
 class ComparisonSuite(Result):
-    """Models that were compared on several data sets.
+    """The result of comparing models on several data sets.
 
     Attributes:
         folder: the folder of suite.html, suite.json, suite.csv, and a folder for each data set's comparison.
@@ -59,7 +59,7 @@ class ComparisonSuite(Result):
         return self.figures
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each model and data set; `low` and `high` are the ends of the 95 % interval."""
+        """Return a row for each model and data set; `low` and `high` are the ends of the accuracy's 95 % interval."""
         return [
             {"model": model["name"], "data": data, **_flat(model["by_data"].get(data))}
             for model in self.figures["models"]
@@ -67,7 +67,7 @@ class ComparisonSuite(Result):
         ]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the function that draws the accuracy of each model on each data set, by caption."""
+        """Return a function that plots the accuracy of each model on each data set; the key is its caption."""
         from vitkit.reporting.comparison import draw_suite
 
         return {"Accuracy on each data set": lambda: draw_suite(self.figures)}
@@ -99,12 +99,12 @@ def _flat(cell: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def headings(data: Sequence[str]) -> list[str]:
-    """Return the headings of the table."""
+    """Return the headings of the table of results; `data` are the names of the data sets."""
     return ["model", *data, "mean", "mean rank", "FLOPs of a training", "TPUv3-core-days of all"]
 
 
 def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
-    """Return a row of text for each model, with a dash for each figure that is missing."""
+    """Return a row of text cells for each model, with a dash for each missing value."""
     rows = []
     for model in figures["models"]:
         cells = [_accuracy(model["by_data"].get(data)) for data in figures["data"]]
@@ -153,8 +153,8 @@ def suite(
         resume: continue the comparison in `out`.
 
     Raises:
-        VitkitError: a model or data set cannot be trained on, or `out` is not free. All data sets are checked before
-            the first training.
+        VitkitError: a model cannot be trained on a data set, or `out` is in use or not empty. All data sets are checked
+            before the first training.
         Interrupted: a signal stopped the comparison; `resume` continues it.
     """
     with ExitStack() as hold:
@@ -247,7 +247,7 @@ def _cost(flops: Sequence[float | None]) -> str:
 
 
 def _one(place: int, folder: Path, begun: Mapping[str, Any], compare: Callable[..., Any], say: Say) -> Any:
-    """Compare the models on one data set, or resume this comparison if it has been started."""
+    """Compare the models on one data set. If this comparison has been started before, resume it."""
     source, label = begun["data"][place], begun["labels"][place]
     below = folder / _folder_of(place, label)
 
@@ -279,7 +279,7 @@ def _conclude(begun: Mapping[str, Any], contents: Sequence[Mapping[str, Any]], f
 
 
 def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of each model on each data set, and over all data sets.
+    """Return the results of each model, both on each data set and over all data sets.
 
     Args:
         labels: the names of the data sets.
@@ -323,7 +323,7 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
 
 
 def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of models that a model is significantly better than (wins) and worse than (losses)."""
+    """Return how many other models a model is significantly better than (`wins`) and worse than (`losses`)."""
     verdicts = [
         pair["better"]["recipe"] or pair["better"]["trained"] for pair in pairs if name in (pair["a"], pair["b"])
     ]
@@ -331,10 +331,11 @@ def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean accuracy over the data sets, and its 95 % interval over images and seeds.
+    """Return the mean accuracy over the data sets, with a 95 % interval for the uncertainty from images and seeds.
 
-    The distances between each accuracy and the ends of its interval are combined as roots of sums of squares. This is
-    done separately for the lower and the upper ends (Zou and Donner 2008), because the intervals are asymmetric.
+    The distances between each accuracy and the ends of its interval are combined by the square root of the sum of
+    squares. This is done separately for the lower and the upper ends (Zou and Donner 2008), because the intervals are
+    asymmetric.
     """
     mean = statistics.mean(cell["accuracy"] for cell in cells)
     below, above = (
@@ -380,7 +381,7 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
 
 
 def _comparisons(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of comparisons of a model with another model, over all data sets."""
+    """Return the number of comparisons of a model with other models, summed over all data sets."""
     return sum(data in other["by_data"] for data in row["by_data"] for other in rows if other is not row)
 
 

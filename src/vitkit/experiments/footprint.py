@@ -1,9 +1,9 @@
 """Simulate one training step to measure its FLOPs and its memory.
 
 The step of the real training loop runs with PyTorch's fake tensors, which have shapes but no data. Autocast, autograd,
-checkpointing, patch dropout, a teacher, gradient clipping and the optimiser behave as in a real step, but nothing is
-allocated or multiplied. Therefore the tensors that autograd keeps, the time when each tensor is freed, and all
-temporary tensors are those of the real step. Memory that a kernel allocates internally is not counted.
+checkpointing, patch dropout, a teacher, gradient clipping and the optimiser behave as in a real step, but no memory is
+allocated and nothing is computed. Therefore the tensors that autograd keeps, the moment when each tensor is freed, and
+all temporary tensors are the same as in the real step. Memory that a kernel allocates internally is not counted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Ledger:
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
 
     def mark(self) -> None:
-        """Reset the peak to the current memory, and the FLOPs to 0."""
+        """Begin a new measurement: reset the peak to the current memory, and the FLOPs to 0."""
         self.peak, self.flops = self.now, 0
         self._events.clear()
 
@@ -77,7 +77,7 @@ class Ledger:
         self._events.append((number, size))
 
     def peak_without(self, tensors: Iterable[Tensor]) -> int:
-        """Return the peak since `mark` without the memory of these tensors, which must be alive."""
+        """Return the peak in bytes since `mark`, not counting these tensors, which must still be alive."""
         numbers = {self._alive[tensor.untyped_storage()._cdata][0] for tensor in tensors}
         sizes = [size for number, size in self._events if number not in numbers]
         born = sum(size for number, size in self._events if number in numbers)
@@ -98,7 +98,7 @@ def rehearse() -> Iterator[Ledger]:
 
 
 def materialise(module: nn.Module) -> None:
-    """Move a module from the meta device into the current simulation, where its memory is counted."""
+    """Replace a module's meta tensors by fake tensors of the current simulation, so that their memory is counted."""
     module.to_empty(device="cpu")
 
 
@@ -158,17 +158,18 @@ class Footprint:
 
     Attributes:
         images: the number of images of the step on this device.
-        parameters, trained: the number of parameters, and of those that are trained.
+        parameters, trained: the number of all parameters, and the number of trained parameters.
         flops: FLOPs of the step, including attention products and recomputation; a multiply-accumulate counts as two.
-        forward_flops: FLOPs of the forward pass alone, including a teacher's.
-        weights, gradients, optimizer, average: sizes of the weights, of the trained part's gradients, of the
+        forward_flops: FLOPs of the forward pass alone, including the forward pass of a teacher.
+        weights, gradients, optimizer, average: sizes of the weights, of the gradients of the trained weights, of the
             optimiser's moments, and of the average of the weights, if the recipe has one.
         teacher: size of the teacher's weights.
         activations: size of the tensors that the forward pass keeps for the backward pass, including the images.
         peak: the largest total at any moment of the step. It is less than the sum of the parts, because activations
             are freed while gradients are computed.
-        moving: the largest total of all tensors except weights, moments, average, teacher and accumulated gradients.
-        block, around: size of the weights of the largest block of a Vision Transformer, and of everything outside the
+        moving: the largest total at any moment of all tensors except weights, moments, average, teacher and
+            accumulated gradients.
+        block, around: size of the weights of a Vision Transformer's largest block, and size of all weights outside the
             blocks.
     """
 
@@ -192,12 +193,12 @@ class Footprint:
 def rehearse_step(
     config: Config, recipe: Recipe, images: int, *, precision: str, on_gpu: bool, teacher: nn.Module | None = None
 ) -> Footprint:
-    """Simulate the second step of a training, when the optimiser has its moments.
+    """Simulate the second step of a training, in which the optimiser already has its moments.
 
     Args:
         config: the configuration of the model.
         recipe: the complete recipe.
-        images: the number of images that the device computes in a batch.
+        images: the number of images that the device processes at a time.
         precision: float32 or bfloat16.
         on_gpu: whether to use fused attention and a fused optimiser, as training does on GPUs.
         teacher: a network on the meta device in evaluation mode, whose logits include the student's classes.
@@ -213,7 +214,7 @@ def rehearse_step(
 
 
 def without_numbers(config: Config) -> Model:
-    """Build a model on the meta device."""
+    """Build a model on the meta device, which allocates no memory."""
     try:
         with torch.device("meta"):
             return build(config)
@@ -238,7 +239,7 @@ def _prepared(model: Model, recipe: Recipe, *, on_gpu: bool) -> Model:
 
 
 def _probed(model: Model, images: int, precision: str, ledger: Ledger) -> Footprint:
-    """Simulate the method `probe`, which computes the features of a batch and has no training steps."""
+    """Simulate the method `probe`, which only computes the features of each batch and has no training steps."""
     fabric = fabric_of(precision, "cpu")
     ledger.mark()
     with torch.no_grad(), fabric.autocast():
@@ -334,7 +335,7 @@ def _sizes(model: Model) -> dict[str, int]:
 def _logits(teacher: nn.Module, config: Config, images: Tensor) -> Tensor:
     """Compute the teacher's logits (B, K) of images (B, C, height, width).
 
-    If the teacher has more classes, the student's are assumed to be the first of them.
+    If the teacher has more classes than the student, its first K classes are assumed to be the student's classes.
     """
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         logits: Tensor = teacher(images.float()).float()

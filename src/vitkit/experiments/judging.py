@@ -1,10 +1,11 @@
 """Choose the test images of a comparison or a measurement: held-out images that no model's weights have seen.
 
-Weights that start from a run may have been trained on some of the held-out images, and the splits of a data set may
-share pictures. Such images would favour the model that has seen them, so they are left out for all models.
+Initial weights from an earlier run may have been trained on some of the held-out images, and several splits of a data
+set may contain the same picture. Such images would favour the model that has seen them, so they are left out for all
+models.
 
-`Subject` is the input of a measurement in the lab, a model with its split images, and `Measured` is the output, a
-table.
+A measurement of the lab takes a `Subject`, which is a model with its split images, and returns a `Measured`, which
+contains a table.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class JudgingImages:
         held_out: the number of images in the held-out split.
         seen: for each model, the paths of the held-out images that its weights had seen. Models whose weights had seen
             none are omitted.
-        chosen_on: the settings that the trainings chose with the images in `split`, such as the epoch; empty for test
-            images.
+        chosen_on: the settings that the trainings chose by means of these images, such as the best epoch. Empty if
+            `split` is test, because nothing is chosen on test images.
     """
 
     split: str
@@ -69,7 +70,7 @@ class JudgingImages:
 
     @property
     def left(self) -> int:
-        """The number of remaining images."""
+        """The number of held-out images that are not left out."""
         return self.held_out - len(self.left_out)
 
     @property
@@ -99,7 +100,7 @@ class JudgingImages:
         """Check that enough images remain.
 
         Raises:
-            VitkitError: the weights had seen so many images that fewer than `_FEWEST` and fewer than half remain.
+            VitkitError: the weights had seen so many images that fewer than half and fewer than `_FEWEST` remain.
         """
         if not self.seen or self.left >= max(min(_FEWEST, self.held_out / 2), 1):
             return
@@ -134,7 +135,7 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages
 
 
 def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingImages:
-    """Choose the test images for finished runs, by the records of the images that their weights have seen.
+    """Choose the test images for finished runs. Each run has a record of the images that its weights have seen.
 
     Args:
         runs: pairs of model name and run folder.
@@ -180,7 +181,9 @@ def hash_of_images(images: SplitImages, split: str) -> str:
 
 
 def _check_judge(run: Path, test_hash: str) -> ImageTable:
-    """Check by content and class that a run was tested on the images of the comparison; return all images of the run.
+    """Check that a run was tested on the images of the comparison, and return the table of all images of the run.
+
+    Images are compared by content and class.
 
     Raises:
         VitkitError: the run was tested on other images.
@@ -210,7 +213,7 @@ class Subject:
         table: the readable images, with splits. Held-out images that the weights had seen are left out, unless the
             weights had seen all held-out images.
         judging: the test images.
-        units: the independent units of the test images.
+        units: the statistically independent units of the test images: single images, or groups of related images.
         seeds: the seeds for random draws.
         findings: notes about the model and the images.
     """
@@ -228,7 +231,7 @@ class Subject:
         return held_out_split(self.table)
 
     def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:
-        """Return the input of the head for each image, (n, D).
+        """Return the features of each image, that is, the input of the classification head, (n, D).
 
         Args:
             images: the images.
@@ -270,7 +273,7 @@ class Measured:
 
     Attributes:
         headings, rows: the headings and the rows of the table.
-        numbers: entries of lab.json.
+        numbers: the entries that are written to lab.json.
         lines: remarks, one line each.
         arrays: arrays for the pictures, by name.
     """
@@ -283,10 +286,18 @@ class Measured:
 
 
 def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
-    """Load a model, and split images so that the model's weights have not seen the test images.
+    """Load a model, and split the images so that the model's weights have not seen the test images.
+
+    If the weights have seen all held-out images, these images are kept.
+
+    Args:
+        model: a run or model folder, a checkpoint, or a published name.
+        data: folder or name of the data.
+        seeds: the number of seeds for random draws.
+        seed: the first seed.
 
     Raises:
-        VitkitError: the model or the data cannot be read, or images have several classes.
+        VitkitError: the model or the data cannot be read, or an image can have several classes.
     """
     table = read_source(data)
     check_trainable(table)

@@ -1,19 +1,21 @@
-"""Test whether one configuration is better than another, by the predictions of their trainings on the same images.
+"""Test whether one configuration is better than another, given the predictions of their trainings on the same images.
 
 An accuracy depends on chance in two ways: on the test images, and on the seed of the training. Hence there are two
 questions. *Is this trained model better on other images, too?* concerns only the images. *Is the recipe better with
 other seeds, too?* concerns images and seeds, which are crossed random factors.
 
-The variance between images is known well, because there are many images. The variance between seeds is not known well,
-because each model has only a few trainings. Therefore the variance between seeds is pooled over all models (and
-fractions of the data) by a hierarchical model, `SeedSpread.pooled`. If all models vary similarly between seeds, the
-estimate for each model uses all trainings. If the models vary differently, the estimate uses mostly the model's own
-trainings. The remaining uncertainty of the variance is integrated out. The result is Student's t distribution if only
-the seeds matter and all models vary alike, and a normal distribution if only the images matter.
+The variance between images can be estimated precisely, because there are many images. The variance between seeds can
+only be estimated roughly, because each model has only a few trainings. Therefore the variance between seeds is pooled
+over all models (and fractions of the data) by a hierarchical model, `SeedSpread.pooled`. If all models vary similarly
+between seeds, the estimate for each model uses all trainings. If the models vary differently, the estimate mostly uses
+the model's own trainings. The remaining uncertainty of the variance is integrated out. The test statistic then follows
+Student's t distribution if only the seeds matter and all models vary alike, and a normal distribution if only the
+images matter.
 
 Several pairs are tested jointly. Errors of all models are drawn from their joint distribution. A pair counts as
-different if at most 5 % of these draws contain a standardised difference as large as that of the pair (max-t,
-step-down: Westfall and Young 1993). The same draws show by how much selection overestimates the best of several models.
+different if at most 5 % of these draws contain a standardised difference at least as large as that of the pair (max-t,
+step-down: Westfall and Young 1993). The same draws show by how much the accuracy of the best model is overestimated
+because this model was selected.
 
 Two imaginary images are added to each pair: one that only the first model classifies correctly, and one that only the
 second model does. They prevent an interval of length 0 if no prediction differs (Agresti and Min 2005).
@@ -50,15 +52,15 @@ _WEIGHTS = np.exp(-(_NODES**2) / 2)
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """The variance of accuracies between seeds, for each of M configurations.
+    """The variance between seeds of the accuracy, for each of M configurations.
 
     Attributes:
-        variance: sample variance of each configuration's accuracies between seeds, (M,).
+        variance: sample variance between seeds of each configuration's accuracy, (M,).
         scale: values to which the variances are proportional if all configurations vary alike, (M,). The value is
             p (1 - p) for accuracy p, because accuracies near 1 vary less than accuracies near 0.5.
         freedom: degrees of freedom of each variance; 0 with one seed.
-        images: the part of each variance that is due to the finite number of images, (M,). Trainings differ by chance
-            on single images, and these differences average out over more images.
+        images: the part of each variance that is due to the finite number of images, (M,). Trainings differ on single
+            images by chance, and with more images these differences average out.
     """
 
     variance: Floats
@@ -68,11 +70,11 @@ class SeedSpread:
 
     @classmethod
     def of(cls, right: Bools, units: Units, *, is_shared: bool = False) -> SeedSpread:
-        """Estimate the spread of M configurations, each trained with the same S seeds.
+        """Estimate the variance between seeds of M configurations, each trained with the same S seeds.
 
         Args:
             right: whether each training of each configuration classifies each image correctly, (M, S, n).
-            units: the independent units: images, or groups of images.
+            units: the statistically independent units: single images, or groups of related images.
             is_shared: whether a seed affects all configurations alike, for example because it also draws the subset of
                 training images. The common part is then removed from the variance, because it does not affect
                 differences.
@@ -93,9 +95,9 @@ class SeedSpread:
 
     @property
     def p_alike(self) -> float | None:
-        """The p-value of equal variances relative to `scale` in all configurations (Bartlett 1937).
+        """The p-value of the hypothesis that variance / `scale` is equal in all configurations (Bartlett 1937).
 
-        None if there is only one seed or configuration.
+        None if there is only one seed or only one configuration.
         """
         M, relative = len(self.variance), self.variance / self.scale
         if not self.freedom or M == 1:
@@ -104,11 +106,12 @@ class SeedSpread:
         return float(chdtrc(M - 1, ratio / (1 + (M + 1) / (3 * M * self.freedom))))
 
     def pooled(self, others: Sequence[SeedSpread], rng: np.random.Generator) -> Floats:
-        """Draw values of each configuration's variance between seeds from their posterior, (draws, M).
+        """Draw each configuration's variance between seeds from its posterior distribution, (draws, M).
 
-        In this hierarchical model, the logarithms of the variances relative to `scale` are normally distributed around
-        a common value with a flat prior. The standard deviation around this value has the prior `_PRIOR` and is
-        inferred from the trainings. Therefore the data determine how strongly the variances are pooled.
+        In this hierarchical model, the logarithms of variance / `scale` are normally distributed around a common value
+        with a flat prior. The standard deviation around this value has the prior `_PRIOR` and is inferred from the
+        trainings. Therefore the data determine how strongly the variances are pooled. The part `images` is subtracted
+        from the draws.
 
         Args:
             others: the estimates at other fractions of the data, which also inform the common value.
@@ -144,7 +147,7 @@ def _image_part(right: Floats, units: Units) -> float:
 
     Args:
         right: whether each training classifies each image correctly, (S, n).
-        units: the independent units.
+        units: the statistically independent units: single images, or groups of related images.
     """
     S, n = right.shape
     rest = right - right.mean(axis=0) - right.mean(axis=1, keepdims=True) + right.mean()
@@ -153,7 +156,7 @@ def _image_part(right: Floats, units: Units) -> float:
 
 
 def _likelihood(sampled: float, freedom: float, true: Floats) -> Floats:
-    """Return the likelihood of a sample variance given the true one, up to a factor."""
+    """Return the likelihood of a sample variance given the true variance, up to a constant factor."""
     logarithm = -freedom / 2 * (np.log(true) + sampled / true)
     return np.exp(logarithm - logarithm.max())
 
@@ -167,7 +170,7 @@ class Difference:
         interval: 95 % interval of the difference, for this pair alone.
         p_alone: p-value of no difference, for this pair alone.
         p: p-value adjusted for all pairs that are compared; if it is below LEVEL, the two models differ.
-        needed: the smallest difference that would be significant among all pairs.
+        needed: the smallest difference that would be significant after the adjustment for all pairs.
     """
 
     mean: float
@@ -188,12 +191,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Winner:
-    """The best of several models, corrected for its selection on these images and seeds.
+    """The best of several models. Its accuracy is corrected, because it was selected on these images and seeds.
 
     Attributes:
         index: index of the model.
         measured: the measured accuracy of the model.
-        corrected: the accuracy after correction for the selection.
+        corrected: the accuracy after the correction for the selection.
         interval: 95 % interval of the model's true accuracy.
     """
 
@@ -208,12 +211,12 @@ class Family:
 
     Args:
         right: whether each training of each model classifies each image correctly, (M, S, n).
-        units: the independent units: images, or groups of images.
-        spread: the variance of the models between seeds; None estimates it from `right`.
-        others: the variance of these models between seeds at other fractions of the data.
+        units: the statistically independent units: single images, or groups of related images.
+        spread: the variance between seeds of the models' accuracies; None estimates it from `right`.
+        others: the variances between seeds on other fractions of the data.
 
     Attributes:
-        models, seeds, images: the numbers M, S and n of models, seeds and images.
+        models, seeds, images: the number of models (M), of seeds (S), and of images (n).
         accuracy: the accuracy of each model, averaged over its seeds, (M,).
     """
 
@@ -232,7 +235,7 @@ class Family:
 
     @cached_property
     def _covariance(self) -> Floats:
-        """The covariance (M, M) of the models' accuracies over samples of images, for these trained models."""
+        """The covariance (M, M) of these trained models' accuracies, caused by the choice of the test images."""
         n, count = self.images, self.units.count
         rest = self._of_image - self.accuracy[:, None]
         sums = np.stack([np.bincount(self.units.group, row) for row in rest])  # (M, units)
@@ -241,17 +244,17 @@ class Family:
 
     @cached_property
     def _seed_variances(self) -> Floats:
-        """Draws of the part of the variance of each model's mean accuracy that is due to seeds, (draws, M)."""
+        """Posterior draws of the variance of each model's mean accuracy that is due to seeds, (draws, M)."""
         return self.spread.pooled(self._others, np.random.default_rng(0)) / self.seeds
 
     @cached_property
     def _image_factors(self) -> Floats:
-        """Draws of the true variance between images, divided by its estimate, (draws,)."""
+        """Random draws of the ratio between the true variance between images and its estimate, (draws,)."""
         freedom = max(self.units.count - 1, 1)
         return freedom / np.random.default_rng(1).chisquare(freedom, DRAWS)
 
     def _errors(self, *, of_recipes: bool) -> Floats:
-        """Draw the errors of all accuracies from their joint distribution, (draws, M).
+        """Draw the errors of all models' accuracies from their joint distribution, (draws, M).
 
         Args:
             of_recipes: whether to include the errors that are due to the seeds.
@@ -303,8 +306,8 @@ class Family:
         """Return the 95 % interval of a model's accuracy on other images and with other seeds.
 
         With one seed, the interval includes only the uncertainty from the images (Clopper and Pearson). With several
-        seeds, each end is moved outwards by the variance between seeds at an accuracy equal to this end
-        (`SeedSpread.scale`). Therefore the interval of a high accuracy is longer below the accuracy than above.
+        seeds, the variance between seeds moves each end outwards. This variance is taken at an accuracy equal to the
+        end (`SeedSpread.scale`). Therefore the interval of a high accuracy is longer below the accuracy than above.
 
         Args:
             model: index of the model.
@@ -325,9 +328,10 @@ class Family:
     def winner(self) -> Winner:
         """Return the best model, with its accuracy corrected for the selection.
 
-        Chance drives measured accuracies apart. Therefore the gap between each model and the best one is first reduced
-        by the contribution of chance. Evaluations are then simulated around the resulting accuracies. The correction
-        is the median overestimate of the best model in these simulations.
+        Measured accuracies differ more than true accuracies, because chance adds to the differences. Therefore the gap
+        between each model and the best one is first reduced by the contribution of chance. Evaluations are then
+        simulated around the resulting accuracies. The correction is the median, over these simulations, of the error
+        of the model that comes out best.
         """
         best = int(self.accuracy.argmax())
         low, high = self.interval(best)
@@ -350,8 +354,8 @@ def _step_down(drawn: Floats, seen: Floats) -> Floats:
     """Return the p-value of each pair, adjusted for all pairs (Westfall and Young 1993, free step-down).
 
     Args:
-        drawn: standardised differences of the pairs that are due to chance alone, (draws, pairs).
-        seen: measured standardised differences, (pairs,).
+        drawn: absolute standardised differences that would arise by chance alone, (draws, pairs).
+        seen: absolute standardised differences as measured, (pairs,).
     """
     order = np.argsort(-seen, kind="stable")
     largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]  # of the pairs from each step on
@@ -371,16 +375,16 @@ def _p_of(mean: Floats, errors: Floats) -> Floats:
 
     Args:
         mean: the measured means, (m,).
-        errors: possible standard errors of each mean, (quantiles, m).
+        errors: quantiles of the distribution of each mean's standard error, (quantiles, m).
     """
     return 2 * ndtr(-np.abs(mean) / np.maximum(errors, 1e-30)).mean(axis=0)
 
 
 def _margin(errors: Floats) -> Floats:
-    """Return half the width of the 95 % interval of each mean, (m,), by Newton's method within bounds.
+    """Return half the width of the 95 % interval of each mean, (m,), computed by Newton's method within bounds.
 
     Args:
-        errors: possible standard errors of each mean, (quantiles, m).
+        errors: quantiles of the distribution of each mean's standard error, (quantiles, m).
     """
     errors = np.maximum(errors, 1e-30)
     low, high = np.zeros(errors.shape[1]), 40 * errors.max(axis=0)

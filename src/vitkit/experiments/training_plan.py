@@ -49,9 +49,10 @@ class DeviceMemory:
     Attributes:
         checkpointing: see `Recipe`.
         strategy: `alone` for a single device, `ddp` for a whole model on each device, or `fsdp` for a shard on each.
-        weights, gradients, optimizer, average, teacher: the share of one device in the sizes of `Footprint`.
+        weights, gradients, optimizer, average, teacher: the sizes that `Footprint` describes, as stored on this device.
         activations: size of the tensors that a forward pass keeps for the backward pass.
-        exchange: memory for the communication of devices: a buffer with all gradients (ddp), or whole blocks (fsdp).
+        exchange: memory for the communication between devices: a buffer with all gradients (ddp), or the complete
+            weights of the current blocks (fsdp).
         peak: the largest total at any moment of a step.
         fits: whether the accelerator has enough memory.
         images: the largest number of images that fit into memory at a time, up to the device's batch. Training splits
@@ -85,21 +86,22 @@ class TrainingPlan(Result):
         name: the recipe or model, as the user named it.
         recipe: the complete recipe.
         classes: the number of classes.
-        parameters, trained: the number of the model's parameters, and of those that are trained.
+        parameters, trained: the number of all parameters of the model, and the number of trained parameters.
         images, images_seen: the number of images in an epoch, and in the whole training.
         steps: the number of optimiser steps; 0 if only a head is fitted in closed form.
-        batch_of_device: the number of images of a batch on one device, which is split further if it does not fit.
+        batch_of_device: the number of images of a batch on one device. They are split further if they do not fit into
+            memory.
         tokens_per_image, tokens: the number of tokens that pass through the layers, per image and in the whole
             training; 0 for a network without tokens.
-        forward_flops: FLOPs of the forward pass for one image, including a teacher's.
+        forward_flops: FLOPs of the forward pass for one image, including the forward pass of a teacher.
         flops_per_image: FLOPs per training image, forward and backward, including recomputation by checkpointing.
         flops: FLOPs of the whole training.
         accelerator, devices, precision: the accelerator, the number of devices, and the precision.
         utilisation: the assumed fraction of the accelerator's peak.
         images_per_second: the training speed of all devices together.
         seconds: the duration of all training steps.
-        decoding_cores: the number of CPU cores that are needed to prepare images, at `decode_rate` images per second
-            each.
+        decoding_cores: the number of CPU cores that are needed to read and augment the images, if each core prepares
+            `decode_rate` images per second.
         price: the price of a device hour; None if unknown.
         cost: the cost of the device hours.
         memory: the memory of a device for several strategies, beginning with the recipe's strategy.
@@ -395,7 +397,7 @@ add_recipe_fields(plan, ("data", "select_time"))
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A training with every field resolved.
+    """A training whose recipe is complete, so that its cost can be computed.
 
     Attributes:
         recipe: the complete recipe.
@@ -433,7 +435,8 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
         recipe: a TOML file, the name of a bundled recipe, or the name of a model.
         fields: fields that take precedence over those of the recipe.
         images: the number of training images; None uses the size of the recipe's data, if it is known.
-        classes: the number of classes; None uses that of the recipe's data, or otherwise of the named model.
+        classes: the number of classes; None uses that of the recipe's data if it is known, otherwise that of the named
+            model.
 
     Raises:
         VitkitError: the recipe or model does not exist, or the number of images is not known.
@@ -500,7 +503,7 @@ def _classes_of(recipe: Recipe) -> int:
 
 
 def _model_name(recipe: Recipe) -> str | None:
-    """Return the name of the recipe's model, or of the model of its published weights; None without either."""
+    """Return the name of the recipe's model, or of the model that its published weights belong to; otherwise None."""
     name = recipe.model or recipe.weights.split(".")[0]
     return name if is_model_name(name) else None
 
@@ -508,7 +511,7 @@ def _model_name(recipe: Recipe) -> str | None:
 def _config_of(recipe: Recipe, classes: int) -> Config:
     """Return the configuration of the model, without downloading weights.
 
-    Weights that are not on this machine are assumed to be those of the model in their name.
+    If the weights are not on this machine, they are assumed to belong to the model that their name contains.
     """
     from vitkit.training.architecture import config_of, look_at_weights, named_plan, plan_of
 
@@ -538,9 +541,13 @@ def _left_out(recipe: Recipe) -> list[str]:
 
 
 def passes(recipe: Recipe, images: int) -> tuple[int, int]:
-    """Return the number of images that a training processes in total, and its number of steps.
+    """Return the number of images that a training processes in total, and the number of optimiser steps.
 
-    There are no steps if a head is fitted in closed form.
+    The number of steps is 0 if a head is fitted in closed form.
+
+    Args:
+        recipe: the complete recipe.
+        images: the number of images in an epoch.
     """
     if recipe.method == "probe":
         return images * (1 + recipe.views), 0
@@ -582,13 +589,13 @@ def teacher_network(recipe: Recipe, config: Config) -> nn.Module | None:
 def memories(
     job: PlannedTraining, images: int, devices: int, room: int, precision: str
 ) -> tuple[Footprint, tuple[DeviceMemory, ...]]:
-    """Return the cost of a training step, and the memory of a device for several strategies.
+    """Return the cost of a training step, and the memory of a device for several strategies and checkpointings.
 
-    The recipe's strategy and checkpointing come first.
+    The first entry is for the strategy and the checkpointing of the recipe.
 
     Args:
         job: the training.
-        images: the number of images of a batch that each device computes.
+        images: the number of images of a batch that each device processes.
         devices: the number of devices.
         room: available memory of a device in bytes.
         precision: float32 or bfloat16.
@@ -629,7 +636,7 @@ def memories(
 
 
 def most_that_fit(peak: Callable[[int], int], guess: int, too_many: int, above: int, room: int) -> int:
-    """Find the largest number of images that fits into memory, with few simulations.
+    """Return the largest number of images that fits into memory, found with few simulations; 0 if not even one fits.
 
     The peak memory of a step is a convex, piecewise linear function of the number of images. Therefore linear
     interpolation between a number that fits and a number that does not fit never yields too many images. If
@@ -667,11 +674,11 @@ def memory_of(
     the complete gradients of one block. A teacher is not sharded.
 
     Args:
-        step: the cost of a step on a single device that computes its share of the images.
-        checkpointing: the checkpointing in this step.
+        step: the cost of a step on a single device that processes its share of the images.
+        checkpointing: the checkpointing that was used in `step`.
         strategy: how the training is distributed.
         devices: the number of devices.
-        images: the number of images of a batch that each device computes.
+        images: the number of images of a batch that each device processes.
         room: available memory of a device in bytes.
     """
     parts = devices if strategy == "fsdp" else 1

@@ -1,8 +1,9 @@
-"""The paper's ablations and measurements: the types of experiments and their results.
+"""Repeat the paper's ablations and measurements: this module defines the types of experiments and of their results.
 
-An experiment has a question, and compares configurations (`Ablation`, `PretrainingSizes`) or measures a quantity
-(`Measurement`). Each is a row of `ablations.EXPERIMENTS`. A `LabResult` has a table with the paper's figures, remarks,
-and the differences from the paper's experiment. Importing this module does not import torch.
+An experiment answers a question. It either compares configurations (`Ablation`, `PretrainingSizes`) or measures a
+quantity of a model (`Measurement`). Each experiment is a row of `ablations.EXPERIMENTS`. A `LabResult` contains a table
+with the paper's numbers next to the measured ones, remarks, and the differences from the paper's experiment. Importing
+this module does not import torch.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ class AblationVariant:
     Attributes:
         label: the name of the variant in tables.
         fields: the fields of the recipe that differ from the base; fields of the model are in `model_fields`.
-        paper: the paper's figure for this variant, as printed; None if there is none.
-        times: factors for numeric fields of the recipe, such as lr and epochs.
+        paper: the paper's number for this variant, as printed; None if the paper has none.
+        times: factors by which numeric fields of the recipe, such as lr and epochs, are multiplied.
         after: the label of an earlier variant, whose run with the same seed provides the initial weights; None if the
             variant does not start from another.
-        pretraining: the fields of a preceding `vitkit pretrain` on the training images, with the same seed; empty
-            without pre-training.
-        usual: default values for fields of the recipe that the user leaves unset, instead of the method's defaults.
+        pretraining: the fields of a pre-training (`vitkit pretrain`) that precedes the training. It uses the same
+            training images and the same seed. Empty without pre-training.
+        usual: default values for recipe fields that the user leaves unset. They replace the defaults of the training
+            method.
     """
 
     label: str
@@ -55,13 +57,13 @@ class AblationVariant:
 
 
 def of_model(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
-    """Create a variant whose model differs from the base in these fields."""
+    """Create a variant whose model differs from the base model in these fields."""
     return AblationVariant(label, {"model_fields": fields} if fields else {}, paper)
 
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A figure of the paper, which is drawn next to the result of an experiment.
+    """A figure of the paper, which is redrawn next to the result of an experiment.
 
     Attributes:
         caption: the caption, which names the paper's figure and table.
@@ -84,14 +86,15 @@ class Experiment:
     Attributes:
         name: the name by which users request the experiment.
         question: the question in one line.
-        source: the section or article that treats the question.
-        says: the result of the source.
+        source: the section of the paper, or the other article, that treats the question.
+        says: the result that the source reports.
         differs: how the `small` preset differs from the source's experiment.
         recipe: the bundled recipe with the published hyper-parameters for the `paper` preset; None if the source
             publishes none.
         picture: the kind of picture that shows the result.
-        drawn_lines: for `computation`, the labels of the variants that a line connects, by the name of the line.
-        printed: the paper's figure, which is drawn next to the result; None for no such figure.
+        drawn_lines: for pictures of the kind `computation`, the lines to draw: the labels of the variants that each
+            line connects, by the name of the line.
+        printed: the paper's figure, which is redrawn next to the result; None if there is none.
     """
 
     name: str
@@ -110,10 +113,10 @@ class Ablation(Experiment):
     """Variants that are trained in the same way with the same seeds, and tested on the same images.
 
     Attributes:
-        variants: function that returns the variants of a base configuration.
+        variants: function that takes the base configuration and returns the variants.
         against: the label of the variant that the others are compared with.
         better: labels of the variants that are better than `against` according to the source.
-        column: the heading of the figures in `AblationVariant.paper`.
+        column: the heading of the column with the paper's numbers (`AblationVariant.paper`).
     """
 
     variants: Callable[[ViTConfig], Sequence[AblationVariant]]
@@ -127,7 +130,7 @@ class Measurement(Experiment):
     """A quantity that is measured on an existing model.
 
     Attributes:
-        module, function: the names of a function from a `Subject` to a `Measured`, and of its module.
+        module, function: the name of the module, and of its function that takes a `Subject` and returns a `Measured`.
     """
 
     module: str
@@ -136,7 +139,7 @@ class Measurement(Experiment):
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingSizes(Experiment):
-    """Models that are pre-trained on parts of one source of images and fine-tuned on another; see `data_size`."""
+    """Pre-train models on subsets of one source of images, and fine-tune them on another source; see `data_size`."""
 
 
 LAB, PAGE = "lab.json", "lab.html"
@@ -155,7 +158,7 @@ class LabResult(Result):
     Attributes:
         experiment: the experiment.
         figures: the content of lab.json.
-        headings, cells: the headings of the table, and the text in each row.
+        headings, cells: the headings of the table, and the text of its cells, row by row.
         remarks: conclusions from the table, one line each.
         folder: the folder of lab.json, the page and the runs; None if nothing was written.
         arrays: measured arrays for the pictures.
@@ -175,7 +178,7 @@ class LabResult(Result):
         return None if self.folder is None else self.folder / PAGE
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the text of each row of the table by heading; an empty heading becomes `variant`."""
+        """Return the rows of the table, each as text by heading; an empty heading becomes `variant`."""
         keys = [heading or "variant" for heading in self.headings]
         return [dict(zip(keys, row, strict=True)) for row in self.cells]
 
@@ -199,7 +202,7 @@ class LabResult(Result):
         ]
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw the result as in the paper, by caption; empty without measurements."""
+        """Return functions that plot the result as in the paper, by caption; empty if only the cost was computed."""
         if self.figures.get("preset") == "paper" and self.folder is None:
             return {}
         if isinstance(self.experiment, Measurement) and self.experiment.picture == "attention":
@@ -254,7 +257,7 @@ def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ..
 
 
 def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
-    """Return the remarks on an ablation: summary, test images, findings, verdicts and the source's claims."""
+    """Return the remarks on an ablation: summary, test images, findings, verdicts, and whether the claims held."""
     seeds, chance = len(figures["seeds"]), 100 * figures["chance"]
     images = images_in_words(figures["test_images"], figures["split"])
     judged = f"{images}, {plural(seeds, 'seed', 'seeds')}; the most frequent class alone: {chance:.1f} %"
@@ -267,8 +270,9 @@ def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
     """Summarise in one sentence which variants are better or worse than the reference.
 
     Args:
-        pairs: the comparison of each variant with the same reference; p-values are adjusted for all pairs.
-        seeds: the number of seeds. With one seed, the trained models are compared, and not their recipes.
+        pairs: the comparison of each variant with the reference variant; p-values are adjusted for all pairs.
+        seeds: the number of seeds. With one seed, only the trained models are compared. With several seeds, their
+            recipes are compared.
     """
     tested = [(pair, pair if seeds > 1 else pair["trained"]) for pair in pairs]
     better = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] > 0]
@@ -286,7 +290,7 @@ def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
 
 
 def quoted(label: str) -> str:
-    """Return a label in quotation marks if it has several words, for sentences."""
+    """Return a label as it appears in a sentence: in quotation marks if it has several words."""
     return f"“{label}”" if " " in label else label
 
 

@@ -391,7 +391,7 @@ def _images(number: int) -> str:
 def fit_on(
     x: npt.NDArray[np.floating], labels: npt.NDArray[np.integer], others: npt.NDArray[np.floating], classes: int
 ) -> npt.NDArray[np.integer]:
-    """Fit least squares to features (n, D) and their labels (n,), and return the predicted labels of other features.
+    """Fit a linear classifier by least squares to features (n, D), and return the labels that it predicts for others.
 
     The targets are 1 for the correct class and -1 for all other classes (sec. 4.1).
     """
@@ -404,9 +404,9 @@ def fit_on(
 
 
 def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[np.integer]:
-    """Draw `shots` images of each class, or all if a class has fewer; return their indices.
+    """Draw `shots` images of each class, or all images of a class that has fewer; return the indices of the images.
 
-    With the same seed, a larger draw contains all images of a smaller one.
+    With the same seed, a draw with more shots contains all images of a draw with fewer shots.
     """
     import numpy as np
 
@@ -436,7 +436,7 @@ ATTENTION_DISTANCE = Measurement(
 
 
 def measure_attention_distance(subject: Subject) -> Measured:
-    """Measure the attention distance of each layer: the mean over its heads, the smallest and the largest."""
+    """Measure the attention distance of each layer in pixels: the mean, smallest and largest value of its heads."""
     import numpy as np
 
     from vitkit.experiments.judging import Measured
@@ -482,7 +482,7 @@ def measure_attention_distance(subject: Subject) -> Measured:
 def attention_pictures(
     figures: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[np.floating]]
 ) -> dict[str, Callable[[], Figure]]:
-    """Return the functions that draw the panels of Figure 7, by caption. Panels without data are omitted.
+    """Return functions that plot the panels of the paper's Figure 7, by caption. Panels without data are omitted.
 
     Args:
         figures: the content of lab.json.
@@ -508,10 +508,10 @@ def attention_pictures(
 
 
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
-    """Say whether the attention distance changes significantly with depth, by Kendall's test for a trend.
+    """Return a sentence on whether the attention distance changes significantly with depth (Kendall's trend test).
 
     Args:
-        distance: the distance of each layer, (L,).
+        distance: the mean attention distance of each layer, (L,).
     """
     from scipy.stats import kendalltau
 

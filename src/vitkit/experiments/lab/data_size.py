@@ -1,4 +1,4 @@
-"""Pre-train models on a part of one source of images and transfer them to another (sec. 4.3, Figures 3 and 4).
+"""Pre-train models on parts of one source of images, and transfer them to another (sec. 4.3, Figures 3 and 4).
 
 Every model is pre-trained with labels on 1/9, 1/3 and all images of the first source. It is then evaluated on the other
 source in two ways: by fine-tuning, and by least squares on the frozen features of a few images of each class. Seeds are
@@ -58,12 +58,14 @@ class Transfer:
 
 
 def halve(data: str, folder: Path) -> Transfer:
-    """Split a source by class into two sources, and write a list of the images of each.
+    """Split a source of images into two sources with different classes, and write a CSV list of each into `folder`.
 
-    Every second class goes into the source for the pre-training.
+    Every second class goes into the source for the pre-training, and the other classes go into the source for the
+    evaluation.
 
     Raises:
-        VitkitError: there are fewer than four classes, images have several classes, or the images are in an archive.
+        VitkitError: there are fewer than four classes, an image can have several classes, or the images are in an
+            archive.
     """
     table = read_source(data)
     table.task.require_single(f"{data}: images with several classes each cannot be halved by class; set --upstream")
@@ -95,10 +97,10 @@ def plan_sizes(
         transfer: the two sources of images.
         models: the names of the models, separated by commas.
         base: the recipe that all trainings share, without a model.
-        fields_of: a function (base, variant) that returns the recipe of a variant. It refuses fields that both the user
-            sets and the experiment varies.
+        fields_of: a function (base, variant) that returns the recipe of a variant. It raises an error if the user has
+            set a field that the experiment varies.
         seeds: the number of trainings of each model on each part.
-        here: the placeholder for the folder of the experiment in the paths of weights.
+        here: the placeholder that stands for the experiment's folder in paths of weights.
 
     Returns:
         The plan, a description of each model, and the number of images of each part.
@@ -176,7 +178,11 @@ def _training_images(start: Start) -> int:
 
 
 def _check_enough(upstream: str, images: int, classes: int) -> None:
-    """Refuse a source whose smallest part would not have an image of each class."""
+    """Check that the smallest part of a source can contain an image of each class.
+
+    Raises:
+        VitkitError: the source has too few images.
+    """
     least = math.ceil((classes - 0.5) / SIZES[0])
     if images < least:
         raise VitkitError(
@@ -193,7 +199,11 @@ def _described(name: str, start: Start) -> dict[str, Any]:
 
 
 def _check_apart(upstream: SplitImages, downstream: SplitImages, transfer: Transfer) -> None:
-    """Refuse sources that share pictures, because models would be evaluated on pictures of their pre-training."""
+    """Check that the sources share no pictures, because models must not be evaluated on pictures of their pre-training.
+
+    Raises:
+        VitkitError: a picture is in both sources.
+    """
     known = set(contents_of(upstream.images).values())
     if shared := sum(content in known for content in contents_of(downstream.images).values()):
         raise VitkitError(
@@ -255,7 +265,7 @@ def _measured(family: Family, place: int) -> dict[str, Any]:
 
 
 def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
-    """Evaluate the frozen features of each pre-trained model by least squares on a few images of each class."""
+    """Evaluate the frozen features of each pre-trained model by a least-squares fit to a few images of each class."""
     right = [
         [
             _few_shot(out / f"{job.folder}-pretrained", split_from_file(out / job.folder / SPLIT), judged, job.seed)
@@ -268,7 +278,7 @@ def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
 
 
 def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.NDArray[np.bool_]:
-    """Return whether each test image is classified correctly by least squares on a run's frozen features."""
+    """Fit least squares to a run's frozen features; return whether each test image is classified correctly, (n,)."""
     from vitkit.weights import load
 
     classifier = load(run)
@@ -291,7 +301,7 @@ def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.ND
 
 
 def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily], judged: Sequence[Judged]) -> str:
-    """Say which model is best with the fewest and with all images, and which accuracies change significantly."""
+    """Say which model is best with the fewest and with all images, and whose accuracy changes significantly."""
     of_recipes = len(plan.seeds) > 1
     best = [f"pre-trained on {counts[i]} images, {_best(families[i], plan, of_recipes)}" for i in (0, -1)]
     changes = {}
@@ -304,7 +314,7 @@ def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily
 
 
 def changes_in_words(changes: Mapping[str, float], fewest: int) -> str:
-    """Say how accuracies change if models are pre-trained on all images instead of the smallest part.
+    """Return a sentence on how accuracies change if models are pre-trained on all images instead of the smallest part.
 
     Args:
         changes: the significant changes in accuracy, by the name of the model.

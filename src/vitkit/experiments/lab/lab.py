@@ -61,7 +61,8 @@ def base_fields(
         fields: the fields that the user sets, which override those of the preset.
 
     Raises:
-        VitkitError: a field is unknown or has another type, or there is no published recipe.
+        VitkitError: a field is unknown or its value has the wrong type, or the preset is `paper` and there is no
+            published recipe.
     """
     unfolded = unfold(fields)
     if preset == "paper":
@@ -236,7 +237,8 @@ def lab(
             refused.
 
     Raises:
-        VitkitError: there is no such experiment, it does not support these images or this model, or `out` is not free.
+        VitkitError: there is no such experiment, it does not support these images or this model, or `out` is in use or
+            not empty.
         Interrupted: a signal stopped the experiment; `resume` continues it.
         OSError: the folder cannot be written.
     """
@@ -329,7 +331,7 @@ def _transfer(
 
 
 def _begin(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[str, Any], say: Say) -> LabResult:
-    """Write the plan, and run its trainings."""
+    """Write the plan, run its trainings, and return the result."""
     begun = {"vitkit": vitkit.__version__, "experiment": experiment.name, **described}
     write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
     say(f"{len(plan.runs())} runs, in {folder}")
@@ -545,7 +547,7 @@ def _described(variant: AblationVariant, parameters: int, gmacs: float) -> dict[
 
 
 def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
-    """Compute the figures of an ablation from its finished runs, in plain JSON types."""
+    """Compute the results of an ablation from its finished runs, in plain JSON types."""
     from vitkit.experiments.comparison_figures import of_run, read_judged
     from vitkit.experiments.judging import after_training
 
@@ -578,7 +580,7 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
 
 
 def family_of(labels: Sequence[str], judged: Judged) -> Family:
-    """Prepare the variants for joint statistics."""
+    """Prepare the variants for joint statistical tests."""
     import numpy as np
 
     from vitkit.experiments.statistics import Family
@@ -613,7 +615,11 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
 
 
 def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Judge each claim of the source. A claim holds if the interval of the difference is above 0."""
+    """Return whether each claim of the source held.
+
+    A claim held if the whole interval of the difference is above 0, and was reversed if it is below 0. Otherwise, the
+    claim was not shown.
+    """
     claims = []
     for pair in pairs:
         if pair["a"] not in ablation.better:
