@@ -17,7 +17,7 @@ To add a tab:
    nodes, never HTML. If there is a style sheet `static/NAME.css`, it is loaded with the tab.
 
 Three rules apply. Photographs are only read, never written. The browser refers to photographs by number and to runs by
-name, never by path. State that matters is on disk before a request is answered.
+name, never by path. All state that must survive is written to disk before a request is answered.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The web application of the studio: the page, its files, and the routes of each tab.
 
-`Studio` is the application that is served (`webapp.studio`). It passes requests to the application of a workspace,
-which `create_app` creates, or to the chooser, the page to choose a workspace. The chooser offers folders, runs and
-named data sets, and receives photographs.
+`Studio` is the application that is served (`webapp.studio`). If a workspace is open, it passes requests to the
+application of this workspace, which `create_app` creates. Otherwise, it passes them to the chooser, which is the page
+for choosing a workspace. The chooser offers folders, runs and named data sets, and receives photographs.
 
 The link to the page for phones is shown as a QR code and contains a separate token. With this token, the guard of the
-server opens only that page and its routes (`OPEN_TO_PHONES`). A phone that creates a folder receives a random key, and
-can send photographs only to folders whose keys it has. Answers to phones contain no paths.
+server allows access only to that page and its routes (`OPEN_TO_PHONES`). A phone that creates a folder receives a
+random key, and can send photographs only to folders whose keys it has. Answers to phones contain no paths.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tab:
-    """A tab of the studio: its routes are in `NAME.py`, its page in `static/NAME.js`.
+    """A tab of the studio. Its routes are in `NAME.py`, and its page is in `static/NAME.js`.
 
     Attributes:
         name: the name in URLs and file names.
         title: the title on the tab.
-        about: its purpose, in one line.
+        about: the purpose of the tab, in one line.
     """
 
     name: str
@@ -89,14 +89,14 @@ _PAGE_HEADERS = {
 
 
 class _Json(JSONResponse):
-    """A JSON response that every client can read, even if file names are not UTF-8 (`system.files.to_json`)."""
+    """A JSON response that every client can read, even if it contains file names that are not UTF-8 (`to_json`)."""
 
     def render(self, content: Any) -> bytes:
         return to_json(content).encode()
 
 
 class _Files(StaticFiles):
-    """Static files that the browser checks for changes at every request."""
+    """Serve static files with headers that make the browser check for changes at every request."""
 
     def file_response(self, *arguments: Any, **named: Any) -> Response:
         response = super().file_response(*arguments, **named)
@@ -109,7 +109,7 @@ def create_app(workspace: Workspace, *, can_choose: bool = False) -> FastAPI:
 
     Args:
         workspace: the workspace.
-        can_choose: whether the page offers to open another folder (`Studio`).
+        can_choose: whether the page offers to open another workspace, which requires `Studio`.
     """
     app = _create_page(TABS, {**workspace.to_dict(), "can_choose": can_choose})
     app.include_router(folders.router(workspace.runs, workspace.photographs))
@@ -124,7 +124,7 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
     Args:
         tabs: the tabs of the page.
         about: further fields in the answer of `/api/studio`.
-        is_chooser: whether this is the page to choose a folder, which requests no photographs.
+        is_chooser: whether this is the page for choosing a workspace, which requests no photographs.
     """
     app = FastAPI(title="vitkit studio", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=_Json)
     app.add_exception_handler(VitkitError, _refuse)
@@ -200,20 +200,20 @@ _QUIET_ZONE = 4  # modules around a QR code, as ISO/IEC 18004 requires
 
 
 class _Choice(BaseModel):
-    """What to open: a folder by its identifier, a run or a data set by its name."""
+    """A request to open a workspace: a folder by its identifier, or a run or data set by its name."""
 
     kind: Literal["folder", "run", "named"]
     name: str = Field(max_length=300)
 
 
 class Studio:
-    """The studio of one workspace at a time, as an ASGI application.
+    """The studio as an ASGI application. One workspace is open at a time.
 
     Args:
         workspace: the workspace to begin with; None to let the user choose.
         runs: the folder of runs.
         opened: a function that opens the workspace of a folder, a run or a named data set.
-        phone_link: the address with which phones send photographs; None if they cannot reach the studio.
+        phone_link: the link to the page on which phones send photographs; None if phones cannot reach the studio.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class Studio:
 
 
 def _named() -> list[dict[str, Any]]:
-    """Return the named data sets that can be opened, with the size of the download that each needs."""
+    """Return the named data sets that can be opened, with the megabytes that must be downloaded for each."""
     rows = []
     for entry in DATASETS.values():
         is_here = not entry.megabytes or (cache_folder() / "data" / entry.name).is_dir()

@@ -1,4 +1,6 @@
-"""The Data tab: photographs and their classes, findings of the doctor, suspected label errors, similar photographs."""
+"""The Data tab: photographs and their classes, findings of the check-up (`vitkit doctor`), suspected label errors.
+
+It also shows similar photographs, suggests classes, and chooses photographs to label next."""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ class Suggestions:
 
         Args:
             state: the photographs with their current labels.
-            run: the run whose model suggests; empty if there is none.
+            run: the run whose model suggests the classes; empty if there is none.
         """
         known = self.work.result((state.version, run))
         open_items = {str(i): item for i, item in (known or {}).items() if state.labels[i] == UNLABELLED}
@@ -84,7 +86,10 @@ class Suggestions:
 
 
 def diagnose(state: State) -> dict[str, Any]:
-    """Run the doctor on the photographs with their current labels, without excluded photographs.
+    """Check the photographs with their current labels as `vitkit doctor` does, without excluded photographs.
+
+    Returns:
+        The findings, the copies and the unreadable photographs. Photographs are given by number.
 
     Raises:
         VitkitError: all photographs are excluded, or none of them can be read.
@@ -119,7 +124,7 @@ def _by_number(diagnosis: Diagnosis, number: dict[str, int]) -> dict[str, Any]:
 
 
 def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]]:
-    """Return the current suspected label errors (`doubts_of`) by number of the photograph.
+    """Return the suspected label errors of `doubts_of`, by number of the photograph.
 
     Photographs whose content has changed since the run are left out.
     """
@@ -135,7 +140,7 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
 
 
 def doubts_of(workspace: Workspace, table: ImageTable) -> Doubts:
-    """Return the suspected label errors of the newest run that searched for label errors, and the decisions since."""
+    """Return the suspected label errors of the newest run that searched for them, and which of them are decided."""
     for name, _ in _runs_of(workspace, table):
         folder = workspace.runs / name
         if (file := folder / LABEL_ERRORS).exists():
@@ -162,7 +167,10 @@ def _suspects_in(file: Path, changed: str) -> Mapping[str, Suspect]:  # noqa: AR
 
 
 def splits_of(workspace: Workspace, table: ImageTable) -> tuple[list[str | None], str]:
-    """Return the split of each photograph, and the run that it comes from; empty for the data set itself."""
+    """Return the split of each photograph (None if it has none), and the name of the run that split the photographs.
+
+    The name is empty if the data set itself defines the splits, or if there is no run.
+    """
     if any(table.splits):
         return list(table.splits), ""
     for name, known in _runs_of(workspace, table):
@@ -177,9 +185,9 @@ def _table_of(split: Path, changed: str) -> ImageTable:  # noqa: ARG001
 
 
 def _runs_of(workspace: Workspace, table: ImageTable) -> Iterator[tuple[str, ImageTable]]:
-    """Yield the runs that were trained on these photographs, newest first, with their tables.
+    """Yield the name and the image table of each run that was trained on these photographs, newest first.
 
-    Runs on other photographs may be in the same folder, and may use the same paths.
+    Runs in the same folder that were trained on other photographs are left out, even if they use the same paths.
     """
     for name in workspace.run_names():
         try:
@@ -196,7 +204,7 @@ _MANY = 1_000_000
 
 
 class Said(BaseModel):
-    """A decision about photographs.
+    """A request to set the class of photographs.
 
     Attributes:
         version: the version of the list that the numbers refer to.
@@ -221,7 +229,7 @@ class Group(BaseModel):
 
 
 class Accepted(BaseModel):
-    """Suggestions of a run that are accepted together."""
+    """A request to accept several suggestions of a run together."""
 
     version: str = Field(max_length=64)
     run: str = Field(max_length=300)
@@ -236,13 +244,13 @@ class Renamed(BaseModel):
 
 
 class Named(BaseModel):
-    """A request that names a class."""
+    """A request to add or remove a class."""
 
     name: str = Field(max_length=1000)
 
 
 class LookQuery(BaseModel):
-    """A request for features; see `Likeness.start`."""
+    """A request to compute features of the photographs; see `Likeness.start`."""
 
     way: Literal["", "download", "colours"] = ""
 
@@ -319,7 +327,10 @@ def router(workspace: Workspace) -> APIRouter:
 
 
 def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Workspace) -> None:
-    """Add the routes that compare photographs: the doctor, similar photographs, and what to label next."""
+    """Add the routes for tasks that look at all photographs.
+
+    These are the check-up (`vitkit doctor`), similar photographs, suggested classes, and what to label next.
+    """
     likeness, doctor = Likeness(workspace), Background[dict[str, Any]]()
     suggestions = Suggestions(workspace)
 
@@ -367,7 +378,7 @@ def _add_searches(routes: APIRouter, photographs: Photographs, workspace: Worksp
 
 
 def model_of(workspace: Workspace, table: ImageTable) -> str:
-    """Return the newest run on these photographs that has a model; empty if there is none."""
+    """Return the name of the newest run on these photographs that has a model; empty if there is none."""
     runs = (name for name, _ in _runs_of(workspace, table))
     return next((name for name in runs if (workspace.runs / name / DESCRIPTION).is_file()), "")
 
@@ -427,6 +438,6 @@ def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
 
 
 def _decided(workspace: Workspace, state: State) -> list[int]:
-    """Return the numbers of the photographs with a decision about their suspected label error."""
+    """Return the numbers of the photographs whose suspected label error the user has decided about."""
     decided = doubts_of(workspace, state.table).decided
     return [i for i, path in enumerate(state.table.paths) if path in decided] if decided else []

@@ -1,7 +1,7 @@
 """List the folders that the page can open, and receive uploaded photographs.
 
-The page never names a path. It refers to folders and archives of photographs by a short identifier. It can open those
-below the folder in which the studio was started, the uploads, and the photographs of the studio.
+The page never names a path. It refers to folders and archives of photographs by a short identifier. It can open the
+folders and archives below the folder in which the studio was started, the uploads, and the photographs of the studio.
 
 Photographs that are dropped on the page, or sent from another device, are uploads. They are written to a new folder in
 `uploads`, next to the folder of runs. Existing files are never overwritten.
@@ -40,13 +40,13 @@ _RESERVED = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]", re.IGNORECASE)  # d
 
 @dataclass(frozen=True)
 class PhotoFolder:
-    """A folder or an archive of photographs that the page can choose.
+    """A folder or an archive of photographs that users can choose on the page.
 
     Attributes:
         path: the path of the folder or archive.
         title: the name shown to users, relative to the folder in which the studio was started.
-        images: the number of photographs in the folder and its subfolders; None for an archive, because archives are
-            not opened.
+        images: the number of photographs in the folder and its subfolders; None if they were not counted. Archives are
+            not opened to count their photographs.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class PhotoFolder:
 
 
 def folders(start: Path, *others: Path) -> list[PhotoFolder]:
-    """Return the folders and archives with photographs in and below `start` and `others`.
+    """Return the folders and archives that contain photographs, in and below `start` and `others`, sorted by title.
 
     Folders of `others` that do not exist are ignored. Hidden folders, run folders and links are not searched.
     """
@@ -109,7 +109,7 @@ def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
 
     Args:
         runs: the folder of runs. `uploads`, which contains the new folder, lies next to it.
-        name: the requested name, to which a number is added.
+        name: the requested name. A number is appended, so that the name is unused.
         photographs: the folder of photographs of the studio, if there is one.
 
     Raises:
@@ -131,7 +131,10 @@ def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
 
 
 def sent_folders(runs: Path) -> list[PhotoFolder]:
-    """Return the folders with uploads, newest first. Hidden folders are left out: they are unfinished (`predict`)."""
+    """Return the folders with uploads, newest first.
+
+    Hidden folders are left out, because the module `predict` is still writing them.
+    """
     uploads = runs.parent / UPLOADS
     every = uploads.iterdir() if uploads.is_dir() else ()
     places = [place for place in every if place.is_dir() and not place.name.startswith(".")]
@@ -151,7 +154,7 @@ def _by_class(folder: Path) -> dict[str, int]:
 
 
 def target_in(folder: Path, name: str) -> Path:
-    """Return the path for an uploaded file, whose name may begin with folders.
+    """Return the path at which an uploaded file is stored. The name of the file may contain folders.
 
     Raises:
         VitkitError: the name leads out of the folder, or its suffix is not that of a picture or an archive.
@@ -216,7 +219,10 @@ async def _receive(target: Path, chunks: AsyncIterator[bytes], offset: int, *, i
 
 
 def _part(name: str) -> str:
-    """Return one part of a path without characters that operating systems reserve; empty if nothing remains."""
+    """Make one part of a path valid on all operating systems; return an empty text if nothing remains.
+
+    Reserved characters and names are replaced, and long names are shortened.
+    """
     kept = "".join("_" if character in '/\\:*?"<>|' or not character.isprintable() else character for character in name)
     kept = bare(kept).strip(" .")
     if _RESERVED.fullmatch(kept.partition(".")[0].strip()):
@@ -271,7 +277,10 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
 
 
 def offered(runs: Path, photographs: Path | None = None) -> list[PhotoFolder]:
-    """Return the folders and archives that the page offers; see `router`."""
+    """Return the folders and archives that the page offers.
+
+    They lie in the current folder, in the uploads next to the folder of runs, or in `photographs`.
+    """
     others = [runs.parent / UPLOADS, *([photographs] if photographs is not None else [])]
     return folders(Path.cwd(), *others)
 

@@ -50,13 +50,13 @@ class Job:
 
     Attributes:
         number: a number that increases with each request.
-        run: the name of the run folder that it writes.
+        run: the name of the run folder that the training writes.
         arguments: the command line after `vitkit`.
         folder: the working directory of the process.
         request: the content of the page's request, for display.
         queued: the time of the request in seconds since 1970.
-        started: the time when the process started; 0 before.
-        ended: the time when the process ended; 0 before.
+        started: the time when the process started; 0 if it has not started yet.
+        ended: the time when the process ended; 0 if it has not ended yet.
         process: the process id.
         birth: the start time of the process as the system reports it (`system.processes.birth_of`); empty if unknown.
         code: the exit code of the process; None while it runs, or if no runner existed when it ended.
@@ -118,7 +118,7 @@ class Jobs:
         return {job.run: job for job in self.all()}
 
     def add(self, run: str, arguments: Sequence[str], request: dict[str, Any]) -> Job:
-        """Append a job to the queue, and start a runner, which ends soon if another runner is working."""
+        """Append a job to the queue, and start a runner. The new runner ends soon if another runner is working."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive(self.folder, self.state_folder / "jobs.lock", wait=5.0):
             numbers = [int(file.stem) for file in self.folder.glob("*.json") if file.stem.isdecimal()]
@@ -139,7 +139,7 @@ class Jobs:
         return self.folder / f"{job.number:06}.log"
 
     def stop_file(self, job: Job) -> Path:
-        """Return the file that asks the job's process to stop on systems without signals."""
+        """Return the file whose existence asks the job's process to stop, on systems without signals."""
         return self.folder / f"{job.number:06}.stop"
 
     def reserve(self, name: str) -> str:
@@ -170,7 +170,7 @@ class Jobs:
         return is_held(self.state_folder, self.state_folder / _LOCK)
 
     def state(self, run: str, job: Job | None) -> State:
-        """Return the state of a run according to its folder, its last job and the lock on the folder."""
+        """Return the state of a run, derived from its folder, its last job and the lock on the folder."""
         folder = self.runs / run
         if job is not None and not job.started:
             return "queued"
@@ -181,7 +181,7 @@ class Jobs:
         return "stopped" if self.can_resume(run) or (folder / DESCRIPTION).is_file() else "failed"
 
     def is_starting(self, job: Job) -> bool:
-        """Return whether the process of a job is running, even if it has not locked its run folder yet.
+        """Return whether the process of a job is running, including the time before it locks its run folder.
 
         If no runner is working, only jobs that started within the last minute count.
         """
@@ -196,7 +196,7 @@ class Jobs:
         return (self.runs / run / LAST).is_file() and (self.runs / run / RECIPE).is_file()
 
     def why_failed(self, job: Job) -> str:
-        """Return the last error that a job's process printed; if it printed none, its last line."""
+        """Return the last error that a job's process printed; if it printed none, the last line of its output."""
         try:
             lines = read_text(self.log(job), "replace").splitlines()
         except OSError as error:
@@ -212,7 +212,7 @@ class Jobs:
             self._start_runner()
 
     def _start_runner(self) -> None:
-        """Start a runner process, which ends soon if another runner is working."""
+        """Start a runner process. It ends soon if another runner is working."""
         with open(self.state_folder / "runner.log", "ab", opener=regular) as log:
             runner = subprocess.Popen(  # noqa: S603  # this program
                 python("vitkit.webapp.jobs", str(self.runs)),
@@ -244,7 +244,7 @@ class Jobs:
         request_stop(job.process, self.stop_file(job))
 
     def forget(self, run: str) -> None:
-        """Remove a failed run without any results from the list.
+        """Remove a failed run that has no results from the queue, together with its empty folder.
 
         Raises:
             VitkitError: the run has not failed, or its folder contains a recipe.
@@ -260,7 +260,11 @@ class Jobs:
 
 
 def work(runs: Path) -> None:
-    """Run one job after the other until the queue is empty. Return without a job if another runner is working."""
+    """Run one job after the other until the queue is empty. If another runner is working, run no job.
+
+    Args:
+        runs: the folder of runs that the queue belongs to.
+    """
     jobs = Jobs(runs)
     try:
         with exclusive(jobs.state_folder, jobs.state_folder / _LOCK, wait=_PATIENCE):
@@ -284,7 +288,7 @@ def command(job: Job) -> list[str]:
     """Return the command line of a job's process.
 
     Raises:
-        VitkitError: the job is not a training as the studio starts them.
+        VitkitError: the job is not a training that the studio could have started.
     """
     if not _is_training(job):
         raise VitkitError(f"{shlex.join(job.arguments)!r:.200} is not a training of the studio: it is not run")
@@ -292,7 +296,7 @@ def command(job: Job) -> list[str]:
 
 
 def _is_training(job: Job) -> bool:
-    """Return whether the arguments are a training in the job's run folder, with flags of the Train tab only."""
+    """Return whether a job's arguments train in the job's run folder and use only flags that the Train tab uses."""
     verb, *rest = job.arguments or ("",)
     sources = rest[:1] if rest and not rest[0].startswith("-") else []
     flags, values = rest[len(sources) :: 2], rest[len(sources) + 1 :: 2]

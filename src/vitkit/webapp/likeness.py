@@ -58,8 +58,8 @@ class Background(Generic[T]):
         """Start a task, unless one is running.
 
         Args:
-            key: what the task is about; `result` returns the result only for an equal key.
-            work: the task, which reports to `vitkit.system.progress.progress`.
+            key: identifies the input of the task; `result` returns the result only for an equal key.
+            work: the task, which reports its progress to `vitkit.system.progress.progress`.
         """
         with self._lock:
             if self.is_running:
@@ -78,7 +78,7 @@ class Background(Generic[T]):
         return self._result if self._key == key else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the progress of the task, the estimated seconds to the end of its stage, and an error message."""
+        """Return the progress of the task, the estimated seconds until its current stage ends, and an error message."""
         what, done, total = self._progress
         spent = time.monotonic() - self._since
         left = spent * (total - done) / done if total and done and spent >= _SETTLED else None
@@ -120,7 +120,7 @@ class Likeness:
         self._chosen: Offer | None = None  # the user's choice if no model is on this machine
 
     def eyes(self) -> Offer | None:
-        """Return the model that computes features: the best local model, else the user's choice, else None."""
+        """Return the model that computes features: the best local model, or else what the user chose, or else None."""
         return best_eyes(self.workspace) or self._chosen
 
     def start(self, table: ImageTable, way: str = "") -> None:
@@ -128,7 +128,8 @@ class Likeness:
 
         Args:
             table: the photographs.
-            way: what to do if no model is on this machine: `download` the smallest model, or use `colours`.
+            way: what to do if no model is on this machine: `download` downloads the smallest model, and `colours`
+                computes features without a model. Empty if the user has not chosen.
 
         Raises:
             VitkitError: no model is on this machine and no way was chosen, or downloads are forbidden.
@@ -145,7 +146,10 @@ class Likeness:
             self.work.start(out, lambda: self._embed(eyes, out, table))
 
     def features(self, table: ImageTable) -> tuple[tuple[int, ...], Floats] | None:
-        """Return the indices of the n readable photographs and their unit vectors (n, D); None if not computed."""
+        """Return the indices of the n readable photographs, and their features scaled to unit length (n, D).
+
+        None if the features are not computed yet.
+        """
         import numpy as np
 
         eyes = self.eyes()
@@ -170,7 +174,7 @@ class Likeness:
         return self._kept[1], self._kept[2]
 
     def alike(self, table: ImageTable, number: int) -> list[int]:
-        """Return the indices of all readable photographs, those most similar to photograph `number` first.
+        """Return the indices of all readable photographs, sorted by decreasing similarity to photograph `number`.
 
         Raises:
             VitkitError: the features are not computed yet, or photograph `number` cannot be read.
@@ -187,7 +191,7 @@ class Likeness:
         return [numbers[i] for i in np.argsort(-similarity, kind="stable")]
 
     def to_dict(self, table: ImageTable) -> dict[str, Any]:
-        """Return the model in use, whether its features are complete, the progress, and what could be downloaded."""
+        """Return the model in use, whether all features are computed, the progress, and a model to download."""
         eyes, status = self.eyes(), self.work.to_dict()
         download = smallest_download() if best_eyes(self.workspace) is None else None
         more = {"download": None if download is None else download.to_dict()}
@@ -258,10 +262,12 @@ def _colours_of(picture: Image.Image) -> Floats:
 
 
 def run_vitkit(arguments: list[str]) -> None:
-    """Run a vitkit command in another process. If this function is interrupted, it stops the process.
+    """Run a vitkit command in another process, and report its progress.
+
+    If this function is interrupted, it stops the process.
 
     Raises:
-        VitkitError: the command failed; the message is that of the command.
+        VitkitError: the command failed; the message is the error message of the command.
     """
     process = subprocess.Popen(  # noqa: S603  # vitkit's own command, and what was offered
         python("vitkit", *arguments),
@@ -318,9 +324,9 @@ def next_labels(
 
 
 def _repeated(state: State) -> set[int]:
-    """Return the unlabelled photographs that are exact copies of a labelled or an earlier unlabelled photograph.
+    """Return the numbers of unlabelled photographs that are exact copies of a labelled or an earlier photograph.
 
-    Only files of the same size are read.
+    Files are read only if another file has the same size.
     """
     by_size: dict[int, list[int]] = {}
     for i in range(len(state.table)):

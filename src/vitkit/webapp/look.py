@@ -1,4 +1,4 @@
-"""The Look tab: a model's prediction for any picture, and the regions on which the prediction is based."""
+"""The Look tab: a model's prediction for a single picture, and the regions on which the prediction is based."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class Models:
         self._kept: OrderedDict[tuple[str, int], Classifier] = OrderedDict()
 
     def names(self) -> list[str]:
-        """Return the runs that have a model, newest first."""
+        """Return the names of the runs that have a model, newest first."""
         folder = self._workspace.runs
         return [name for name in self._workspace.run_names() if (folder / name / DESCRIPTION).is_file()]
 
     def see(self, run: str, content: bytes) -> dict[str, Any]:
-        """Return the prediction for a picture, the picture for display, and the methods that can explain it."""
+        """Return the prediction for a picture, the picture for display, and the available explanation methods."""
         with self._lock:
             classifier = self._open(run)
             with picture_of("the picture", None, content) as picture:
@@ -82,7 +82,10 @@ class Models:
         return {**whole, "top": top}
 
     def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
-        """Return the regions of a picture that speak for a class, as a grid of values from 0 to 255 and its area."""
+        """Return which regions of a picture speak for a class.
+
+        The result contains a grid of values from 0 to 255, and the area of the picture that the grid covers.
+        """
         if method not in _WITH_METHODS:
             raise VitkitError(f"{method!r} is none of {', '.join(_WITH_METHODS)}")
         with self._lock:
@@ -96,7 +99,7 @@ class Models:
         }
 
     def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
-        """Return the attention of a patch to all others, in every layer and head, as grids of values from 0 to 255."""
+        """Return the attention from one patch to all patches, for each layer and head, as grids of 0 to 255."""
         from vitkit.explanation.attention import attending, patch_attention
         from vitkit.model.build import vit_of
 
@@ -125,7 +128,7 @@ class Models:
 
 @lru_cache(maxsize=1)  # one workspace is open at a time
 def models_of(workspace: Workspace) -> Models:
-    """Return the models of a workspace. All tabs share them."""
+    """Return the models of a workspace, which all tabs share."""
     return Models(workspace)
 
 
@@ -181,7 +184,7 @@ def _levels(values: npt.NDArray[np.float32]) -> list[list[int]]:
 
 
 def _parts(box: tuple[float, float, float, float], size: tuple[int, int]) -> list[float]:
-    """Return left, top, right and bottom of a box as fractions of the picture's width and height."""
+    """Convert a box (left, top, right, bottom) from pixels to fractions of the picture's width and height."""
     width, height = size
     return [box[0] / width, box[1] / height, box[2] / width, box[3] / height]
 
@@ -219,7 +222,7 @@ def router(workspace: Workspace) -> APIRouter:
 
 
 async def picture_in(request: Request) -> bytes:
-    """Return the picture that a request consists of.
+    """Return the body of a request, which is a picture.
 
     Raises:
         VitkitError: the request is empty.

@@ -45,7 +45,7 @@ _LONGEST = 200  # characters of a class's name
 
 
 class ChangedError(VitkitError):
-    """The list of photographs has changed, so that old numbers may refer to other photographs."""
+    """The list of photographs has changed, so that the numbers in a request may refer to other photographs."""
 
 
 class GoneError(VitkitError):
@@ -67,7 +67,7 @@ class Doubts:
     decided: frozenset[str] = frozenset()
 
     def is_open(self, path: str, label: str) -> bool:
-        """Return whether the label of a photograph is suspected to be wrong and no user has decided about it."""
+        """Return whether a photograph's label is suspected to be wrong and nobody has decided about it yet."""
         suspect = self.suspects.get(path)
         return suspect is not None and suspect.label == label and path not in self.decided
 
@@ -77,7 +77,8 @@ class State:
     """The photographs and their labels at one moment.
 
     Attributes:
-        version: the version of the list; as long as it is the same, a number refers to the same photograph.
+        version: the version of the list of photographs. While it stays the same, a number refers to the same
+            photograph.
         table: the photographs on disk.
         labels: the label of each photograph: a class, `UNLABELLED`, or `EXCLUDED`.
         unmatched: lines about rows of the label file that match no photograph.
@@ -91,10 +92,10 @@ class State:
 
 @dataclass(frozen=True)
 class Suggested:
-    """Photographs whose new class was shown as a suggestion.
+    """Photographs for which the page showed the new class as a suggestion.
 
     Attributes:
-        run: the run whose model suggests it.
+        run: the run whose model suggests the class.
         numbers: the numbers of the photographs.
     """
 
@@ -114,7 +115,7 @@ class Photographs:
         self._state: tuple[LabelFile, State] | None = None
 
     def begin(self) -> None:
-        """Start to read the list in the background. If this fails, the first request reports the error."""
+        """Start to read the photographs in the background. If this fails, the first request reports the error."""
 
         def read() -> None:
             with contextlib.suppress(VitkitError, OSError):
@@ -126,7 +127,8 @@ class Photographs:
         """Return the current photographs and labels.
 
         Args:
-            anew: whether to list the folder again; the label file is read again whenever it has changed.
+            anew: whether to list the folder again instead of using the last list. The label file is always read again
+                if it has changed.
 
         Raises:
             VitkitError: there are no photographs, or the label file is damaged.
@@ -149,7 +151,8 @@ class Photographs:
         """Return the file of a photograph.
 
         Raises:
-            VitkitError: the list has changed since that version, or is shorter.
+            ChangedError: the list has changed since that version.
+            VitkitError: the list has no photograph with this number.
         """
         table = self._table if version == self._version else None  # without the lock, to avoid waiting
         if table is None:
@@ -168,15 +171,15 @@ class Photographs:
     ) -> State:
         """Give photographs a class. `EXCLUDED` leaves them out, and `UNLABELLED` removes their class.
 
-        A photograph that already has the class gets no row in the label file. If its label is suspected to be wrong,
-        it gets a row, which confirms the label.
+        A photograph that already has the class normally gets no row in the label file. But if its label is suspected
+        to be wrong, it gets a row, which confirms the label.
 
         Args:
             version: the version of the list that `numbers` refer to.
             numbers: the numbers of the photographs.
             label: the class.
-            doubts: the suspected label errors that are shown with the photographs. If the user follows a suggestion
-                that was shown, the run counts as having proposed the label.
+            doubts: the suspected label errors that are shown with the photographs. If the user follows the proposal to
+                correct such an error, the label is recorded as proposed by the run.
             suggested: the photographs for which the page showed this class as the suggestion of a run.
 
         Raises:
@@ -203,6 +206,8 @@ class Photographs:
     def accept(self, version: str, run: str, groups: Sequence[tuple[str, Sequence[int]]]) -> State:
         """Give photographs without a class the classes that a run suggests, in one step.
 
+        Photographs that already have a class are ignored.
+
         Args:
             version: the version of the list that the numbers refer to.
             run: the run, which is recorded as having proposed the labels.
@@ -225,7 +230,12 @@ class Photographs:
             return self._add([Edit(state.table.paths[i], label, proposed_by=run) for i, label in labels.items()])
 
     def rename(self, old: str, new: str) -> State:
-        """Rename a class. If another class already has the new name, merge both classes."""
+        """Rename a class. If another class already has the new name, merge both classes.
+
+        Raises:
+            VitkitError: there is no class `old`, or the new name is not valid for a class.
+            GoneError: a photograph of the class no longer exists.
+        """
         with self._lock:
             state = self.read()
             new = checked_name(new)
@@ -240,7 +250,11 @@ class Photographs:
             return state
 
     def add_class(self, name: str) -> None:
-        """Add a class that no photograph has yet."""
+        """Add a class that no photograph has yet.
+
+        Raises:
+            VitkitError: the class exists already, or the name is not valid for a class.
+        """
         with self._lock:
             name = checked_name(name)
             if name in {row["name"] for row in self.classes(self.read())}:
@@ -248,7 +262,11 @@ class Photographs:
             self._keep_empty([*self._empty(), name])
 
     def remove_class(self, name: str) -> None:
-        """Remove a class that no photograph has."""
+        """Remove a class that no photograph has.
+
+        Raises:
+            VitkitError: a photograph has the class.
+        """
         with self._lock:
             if name in self.read().labels:
                 raise VitkitError(f"photographs have the class {name!r}: give them another, or merge the class")
@@ -264,7 +282,7 @@ class Photographs:
         """Redo the step that was undone last in this session, except for photographs with newer labels.
 
         Raises:
-            VitkitError: all of its photographs have newer labels.
+            VitkitError: all photographs of the step have newer labels, or labels were added since the undo.
         """
         with self._lock:
             self.workspace.said.redo()
@@ -356,7 +374,7 @@ def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
 
 
 def _version_of(table: ImageTable) -> str:
-    """Return a hash that changes whenever the folder, the list or a file changes.
+    """Return a hash that changes whenever the folder, the list of photographs or a file changes.
 
     The hash is part of the URL of pictures, so that browsers never show the cached picture of another file.
     """

@@ -48,7 +48,7 @@ _SHEET_MOST = 2_000  # photographs on a contact sheet
 
 @dataclass(frozen=True)
 class Answers:
-    """The predictions of a run for a folder.
+    """The description of a set of predictions: the run, the folder, and the corrections.
 
     Attributes:
         number: a number that increases with each request.
@@ -56,7 +56,7 @@ class Answers:
         folder: the folder or archive of the photographs.
         title: the name of the folder on the page.
         when: the time of the request in seconds since 1970.
-        corrections: classes that people chose instead of the predicted ones, by number of the row.
+        corrections: classes that people chose instead of the predicted ones, by row number as text.
     """
 
     number: int
@@ -75,7 +75,8 @@ class Answer:
         path: the path of the photograph.
         ranking: the most probable classes with their probabilities, the best first; empty if there is an error.
         error: the reason why the photograph cannot be read; empty if it can.
-        unknown: the fraction of known images that look at least as unfamiliar; None if the model has no such score.
+        unknown: the score for unknown images: the fraction of known images that look at least as unfamiliar. A low
+            value means that the photograph shows something unknown. None if the model has no such score.
     """
 
     path: str
@@ -85,7 +86,7 @@ class Answer:
 
 
 class StoredPredictions:
-    """The predictions of a workspace, on disk."""
+    """The sets of predictions of a workspace, which are stored on disk."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -94,14 +95,14 @@ class StoredPredictions:
         self._lock = threading.Lock()
 
     def all(self) -> list[Answers]:
-        """List the finished predictions, the newest first."""
+        """List the descriptions of all finished sets of predictions, the newest first."""
         return sorted(filter(None, map(self._read, self.folder.glob("*.json"))), key=lambda item: -item.number)
 
     def get(self, number: int) -> Answers:
-        """Return a prediction.
+        """Return the description of a set of predictions.
 
         Raises:
-            VitkitError: no prediction has this number.
+            VitkitError: no set of predictions has this number.
         """
         item = self._read(self.folder / f"{number:06}.json")
         if item is None:
@@ -109,22 +110,22 @@ class StoredPredictions:
         return item
 
     def rows(self, item: Answers) -> list[Answer]:
-        """Return the answer for each photograph.
+        """Return the prediction for each photograph in a set.
 
         Raises:
-            VitkitError: the file of the answers is gone or damaged.
+            VitkitError: the file with the predictions is gone or damaged.
         """
         if self._kept is None or self._kept[0] != item.number:
             self._kept = item.number, list(_answers(self.folder / f"{item.number:06}.csv"))
         return self._kept[1]
 
     def label(self, item: Answers, number: int) -> str:
-        """Return the class of a row: the correction if there is one, otherwise the predicted class."""
+        """Return the class of a row: the correction, or else the predicted class; empty if it has neither."""
         row = self.rows(item)[number]
         return item.corrections.get(str(number), row.ranking[0][0] if row.ranking else "")
 
     def correct(self, number: int, rows: Sequence[int], label: str) -> dict[str, str]:
-        """Correct the class of rows, and return all corrections of the prediction.
+        """Correct the class of rows in a set of predictions, and return all corrections of the set by row number.
 
         An empty `label` restores the predicted class.
         """
@@ -136,12 +137,12 @@ class StoredPredictions:
         return changed
 
     def keep(self, item: Answers) -> None:
-        """Write the description of a prediction, with its corrections."""
+        """Write the description of a set of predictions, with its corrections, to disk."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(self.folder / f"{item.number:06}.json", asdict(item))
 
     def compute(self, run: str, folder: Path, title: str) -> int:
-        """Predict a folder, and return the number of the new prediction."""
+        """Predict all photographs of a folder with a run's model; return the number of the new set of predictions."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         numbers = [int(file.stem) for file in self.folder.glob("*.csv") if file.stem.isdecimal()]
         item = Answers(max(numbers, default=0) + 1, run, str(folder), title, time.time())
@@ -178,15 +179,15 @@ def _answers(file: Path) -> Iterator[Answer]:
 def table_of(
     stored: StoredPredictions, item: Answers, withhold: float, unknown: float = 0.0
 ) -> tuple[list[str], list[list[str | float | None]]]:
-    """Return the header and the rows of a table of predictions.
+    """Return the header and the rows of a table of predictions, one row for each photograph.
 
     If the model has a score for unknown images, the score is the last column.
 
     Args:
         stored: the predictions of the workspace.
-        item: the prediction.
+        item: the set of predictions.
         withhold: the smallest confidence at which a predicted class is shown. Corrected classes are always shown.
-        unknown: the largest value of `Answer.unknown` at which the class is `?`. Corrected classes are always shown.
+        unknown: if `Answer.unknown` is at most this value, the class is shown as `?`, unless it was corrected.
     """
     answers = stored.rows(item)
     has_unknown = any(row.unknown is not None for row in answers)
@@ -264,9 +265,10 @@ def add_to_data(
 ) -> dict[str, Any]:
     """Write the classes of photographs into a label file.
 
-    Photographs in the studio's folder are added to its label file if they have no class yet or if their class was
-    corrected. Photographs of another folder are added to the label file of that folder, `labels/FOLDER.csv`, with which
-    the studio can open the folder. Classes that nobody has corrected are recorded as proposed by the run.
+    Photographs in the studio's folder are added to its label file if they have no class yet or if a person corrected
+    the predicted class. Photographs of another folder are added to the label file of that folder, `labels/FOLDER.csv`,
+    which the studio uses when it opens the folder. Predicted classes that nobody corrected are recorded as proposed by
+    the run.
 
     Raises:
         VitkitError: a row does not exist.
@@ -328,14 +330,14 @@ class PredictionRequest(BaseModel):
 
 
 class Correction(BaseModel):
-    """The class that a person chose for some photographs; empty to restore the predicted class."""
+    """The class that a person chose for some photographs; an empty label restores the predicted class."""
 
     numbers: list[int] = Field(max_length=1_000_000)
     label: str = Field(max_length=1000)
 
 
 class Addition(BaseModel):
-    """Photographs whose classes are added to the data."""
+    """A request to add the classes of photographs to the data."""
 
     numbers: list[int] = Field(max_length=1_000_000)
 
@@ -506,7 +508,8 @@ def _check_read(folder: Path, added: Iterable[str]) -> None:
     """Check that the added photographs are read as part of the data.
 
     Raises:
-        VitkitError: some are ignored, because the data are divided into folders such as `train` and `val`.
+        VitkitError: some added photographs would be ignored, because the data are divided into folders such as `train`
+            and `val`.
     """
     if not set(added) <= set(photographs_in(folder).paths):
         raise VitkitError(
@@ -534,6 +537,6 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _relative(edit: Edit, folder: Path) -> Edit:
-    """Return a row with its path relative to `folder`, or unchanged if its photograph is not below `folder`."""
+    """Make the path of a label-file row relative to `folder`; return it unchanged if it is not below `folder`."""
     path = Path(edit.path)
     return edit._replace(path=path.relative_to(folder).as_posix()) if path.is_relative_to(folder) else edit

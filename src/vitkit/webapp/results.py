@@ -33,7 +33,7 @@ _BESIDE = ("balanced_accuracy", "loss")  # figures next to the headline
 
 
 def summaries(workspace: Workspace) -> list[dict[str, Any]]:
-    """Return the main figures of the finished runs, newest first."""
+    """Return the main evaluation results of the finished runs, newest first."""
     rows = []
     for name in workspace.run_names():
         folder = workspace.runs / name
@@ -44,7 +44,10 @@ def summaries(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def figures_in(folder: Path) -> dict[str, Any]:
-    """Return a run's headline with its interval and caveats, and further figures; empty if the run has none yet."""
+    """Return a run's main evaluation result with its interval and caveats, and a few further measures.
+
+    Empty if the run has no evaluation yet.
+    """
     file = next((file for name in (EVALUATION, FOLDS) if (file := folder / name).is_file()), None)
     if file is None:
         return {}
@@ -71,7 +74,7 @@ def figures_in(folder: Path) -> dict[str, Any]:
 
 
 def data_of(folder: Path) -> dict[str, Any]:
-    """Return the data of the views of a run's report.
+    """Return the data of the interactive views in a run's report.
 
     Raises:
         VitkitError: the run has no report with data.
@@ -92,7 +95,7 @@ class _RunPhotographs:
     Attributes:
         root: the folder of the photographs.
         places: the file of each photograph, by its path relative to `root`.
-        contents: the digest of each photograph's content when the run began, by the same path.
+        contents: the digest of each photograph's content when the run began, by the same relative path.
         task: whether a photograph may have several classes.
     """
 
@@ -138,10 +141,13 @@ def _read_files(split: Path, changed: int) -> _RunPhotographs:  # noqa: ARG001
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
-    """Compare two runs on the held-out images they share: how often each is right, and how often only one of them is.
+    """Compare the predictions of two runs on the held-out images that both have.
 
-    Images are the same if both path and content are equal, since runs on other photographs may use the same paths.
+    Images count as the same if both path and content are equal, since runs on other photographs may use the same paths.
     Images that the weights of either run had seen are left out.
+
+    Returns:
+        The numbers of listed and shared images, how often each run is right, and how often only one of them is right.
     """
     right = [_right(data_of(run), _contents(run), _seen(run)) for run in (first, second)]
     shared = right[0].keys() & right[1].keys()
@@ -155,7 +161,7 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """Return an identifier of each image of a run, by path: the beginning of its digest, or otherwise its location."""
+    """Return an identifier of each image of a run, by path: the digest of its content, or otherwise its location."""
     files = _files(folder)
     known = {proposal.path: proposal.digest for proposal in read_proposals(folder) if proposal.digest}
     return {path: str(file) for path, file in files.places.items()} | known | read_contents(folder / SPLIT)
@@ -180,7 +186,10 @@ def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> di
 
 
 def _seen(folder: Path) -> set[str]:
-    """Return the paths of images that the weights had seen. Reports of earlier versions include these images."""
+    """Return the paths of the held-out images that a run's weights had seen.
+
+    Reports of earlier versions of vitkit include these images.
+    """
     with suppress(OSError, VitkitError):
         return set((read_figures(folder / EVALUATION).get("seen") or {"paths": ()})["paths"])
     return set()
@@ -190,7 +199,7 @@ def _seen(folder: Path) -> set[str]:
 
 
 def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
-    """Return a run's suspected label errors, the most suspicious first, with the decisions made since the run."""
+    """Return a run's suspected label errors, the most suspicious first, with the users' decisions since the run."""
     suspects = _suspects(folder)
     said = {path: edit.label for path, edit in decisions_since(workspace.said.read(), folder).items()}
     rows = [
@@ -216,7 +225,8 @@ def decide(
         label: the new class for `relabel`; empty for the suggested one.
 
     Raises:
-        VitkitError: the list has changed, the name is not valid for a class, or the run has other photographs.
+        VitkitError: the list has changed, the name is not valid for a class, or the run was trained on photographs
+            other than those of the studio.
     """
     if reason := _why_not(workspace, folder):
         raise VitkitError(reason)
@@ -237,10 +247,10 @@ def decide(
 
 
 def suspect_path(folder: Path, number: int) -> str:
-    """Return the path of the photograph at a position in a run's list of suspects.
+    """Return the path of the photograph at a position in a run's list of suspected label errors.
 
     Raises:
-        VitkitError: the list is shorter.
+        VitkitError: the list has no such position.
     """
     suspects = _suspects(folder)
     if not 0 <= number < len(suspects):

@@ -25,7 +25,7 @@ _KINDS: dict[str, Format | Package] = {**PACKAGES, **FORMATS}
 
 
 def shippable(workspace: Workspace) -> list[str]:
-    """Return the runs that have a model, newest first."""
+    """Return the names of the runs that have a model, newest first."""
     return [name for name in workspace.run_names() if (workspace.runs / name / DESCRIPTION).is_file()]
 
 
@@ -36,7 +36,8 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
         The format and the result of the comparison, for the page.
 
     Raises:
-        VitkitError: the run or the format does not exist, or the file predicts differently; then no file is left.
+        VitkitError: the run or the format does not exist, or the file predicts differently from the model. In the
+            latter case, the file is deleted.
     """
     from vitkit.verbs.export import export
 
@@ -59,7 +60,7 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
 
 
 def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
-    """Return the existing files of a run's exports."""
+    """Return the exports of a run that exist, with the names and sizes of their files."""
     place, exports = workspace.runs / EXPORTS, []
     for kind in _KINDS.values():
         file = place / f"{run}{kind.suffix}"
@@ -71,7 +72,7 @@ def exported(workspace: Workspace, run: str) -> list[dict[str, Any]]:
 
 
 def offered() -> list[dict[str, Any]]:
-    """Return the kinds of files that a model can be exported to, with the megabytes that each must download first."""
+    """Return the kinds of files that a model can be exported to, with the megabytes to download first for each kind."""
     return [
         {
             "name": kind.name,

@@ -108,14 +108,14 @@ def _has_screen() -> bool:
 
 
 def _called(host: str) -> str:
-    """Return the host to use in a link; the machine's name if the host stands for all addresses."""
+    """Return the host to use in a link. If `host` stands for all addresses, this is the machine's name."""
     if host in (EVERY_ADDRESS, "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
 
 
 def _reached(host: str) -> str:
-    """Return the host by which other machines reach this one.
+    """Return the host that other machines can use to reach this machine.
 
     If the studio listens at all addresses, this is the IP address, because phones do not resolve machine names.
     """
@@ -130,7 +130,7 @@ def _reached(host: str) -> str:
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a listening socket at the port; if `port` is None, at the first free one.
+    """Return a socket that listens at the port. If `port` is None, it listens at the first free port.
 
     Raises:
         VitkitError: this machine does not have the address, or the port is taken.

@@ -49,8 +49,8 @@ class Offer:
         source: the value for `--weights`.
         title: the name shown to users.
         kind: `run`, `file`, `published` or `none`.
-        is_here: whether it needs no download.
-        megabytes: the size of the download.
+        is_here: whether the model is on this machine, so that it need not be downloaded.
+        megabytes: the size of the model in MiB if it is published; otherwise 0.
     """
 
     source: str
@@ -74,10 +74,10 @@ def offers(workspace: Workspace) -> list[Offer]:
 
 
 def offered(workspace: Workspace, source: str) -> Offer:
-    """Return the offer with this source.
+    """Return the offer with this source. The page can use only offered sources, not arbitrary files.
 
     Raises:
-        VitkitError: no offer has this source. Therefore the page cannot name arbitrary files.
+        VitkitError: no offer has this source.
     """
     for offer in offers(workspace):
         if offer.source == source:
@@ -86,7 +86,7 @@ def offered(workspace: Workspace, source: str) -> Offer:
 
 
 def best_eyes(workspace: Workspace) -> Offer | None:
-    """Return the local model with presumably the best features; None if there is no local model.
+    """Return the local model that presumably has the best features; None if there is no local model.
 
     Files and published weights come before models of runs, because they were probably trained on more data.
     """
@@ -95,12 +95,12 @@ def best_eyes(workspace: Workspace) -> Offer | None:
 
 
 def smallest_download() -> Offer | None:
-    """Return the smallest published model that would be downloaded; None if downloads are forbidden."""
+    """Return the smallest published model that is not on this machine; None if downloads are forbidden."""
     return next((offer for offer in _published() if not offer.is_here), None)
 
 
 def _files(workspace: Workspace) -> list[Offer]:
-    """Return the files of weights that the user named, and those in the current folder."""
+    """Return the weights that the user named, and the files of weights in the current folder."""
     named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
     known = {str(Path(item.source).resolve()) for item in named}
     lying = sorted(item for item in Path.cwd().iterdir() if item.suffix in _SUFFIXES and item.is_file())
@@ -217,7 +217,7 @@ def router(workspace: Workspace) -> APIRouter:
 
 
 def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str], list[str]]:
-    """Return the arguments of `vitkit` for a request, and a line about labels that match no photograph.
+    """Return the arguments of `vitkit` for a request, and lines about labels that match no photograph.
 
     Raises:
         VitkitError: there are too few labels, or the request names something that was not offered.
@@ -243,7 +243,7 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
 
 
 def _recipe_of(photographs: Path) -> list[str]:
-    """Return the flag for the bundled recipe of a named data set; empty if there is none.
+    """Return the flag `--recipe` with its value for a named data set; empty if it has no bundled recipe.
 
     `vitkit train NAME` uses the same recipe for a training from scratch.
     """
@@ -252,12 +252,12 @@ def _recipe_of(photographs: Path) -> list[str]:
 
 
 def _safe(name: str) -> str:
-    """Turn a folder's name into a run's name with characters that are safe in URLs."""
+    """Turn the name of a folder into a name for a run that is safe in URLs."""
     return re.sub(r"[^\w.-]+", "_", name).strip("._")[:60] or "run"
 
 
 def _names(workspace: Workspace, more: Iterable[str]) -> list[str]:
-    """Return the names of jobs that have not become runs yet, then those of the runs, each the newest first."""
+    """Return the names of queued jobs that have no run yet, followed by the names of all runs; both newest first."""
     there = workspace.run_names()
     return [name for name in reversed(list(more)) if name not in there] + there
 

@@ -61,7 +61,7 @@ class Labels:
         self._news: list[str] = []
 
     def read(self) -> LabelFile:
-        """Return the current content. Only rows that were added since the last call are parsed.
+        """Return the current content of the label file. Only rows that were added since the last call are parsed.
 
         Raises:
             VitkitError: the file is damaged, or it existed before and is gone.
@@ -80,7 +80,7 @@ class Labels:
             return self._known
 
     def add(self, edits: Sequence[Edit]) -> None:
-        """Append rows. Earlier undone steps can then no longer be redone."""
+        """Append rows to the file. Steps that were undone before can then no longer be redone."""
         with self._lock:
             self.read()
             if edits:
@@ -98,7 +98,7 @@ class Labels:
 
     @property
     def can_redo(self) -> bool:
-        """Whether a step was undone since the last edit."""
+        """Whether there is an undone step that can be redone, that is, no rows were added since the undo."""
         return bool(self._undone)
 
     def undo(self) -> None:
@@ -124,7 +124,7 @@ class Labels:
         """Repeat the step that was undone last, except for photographs that have newer labels.
 
         Raises:
-            VitkitError: all of its photographs have newer labels, or labels were added since the undo.
+            VitkitError: all photographs of the step have newer labels, or labels were added since the undo.
         """
         with self._lock:
             now = self.read()
@@ -145,7 +145,7 @@ class Labels:
             self.read()
 
     def news(self) -> list[str]:
-        """Return the notes for the user since the last call, and clear them."""
+        """Return the notes for the user that were collected since the last call, and clear them."""
         with self._lock:
             news, self._news = self._news, []
             return news
@@ -154,7 +154,7 @@ class Labels:
         return os.path.normpath(self._root / edit.path.strip())
 
     def _last(self, file: LabelFile, rows: Sequence[Edit]) -> dict[str, Edit | None]:
-        """Return the last row of each picture that occurs in `rows`; None if it has no row in the file."""
+        """Return the last row in the file of each picture that occurs in `rows`; None for a picture without a row."""
         last: dict[str, Edit | None] = dict.fromkeys(map(self._key, rows))
         names = {edit.path for edit in rows} | {str(key) for key in last}
         for edit in file.edits:
@@ -163,7 +163,7 @@ class Labels:
         return last
 
     def _take(self, file: LabelFile) -> None:
-        """Accept new content of the file, and restore rows of this studio that somebody has overwritten."""
+        """Accept new content of the file. Restore rows of this studio that were lost when somebody saved the file."""
         before, self._known = self._known, file
         if before is None:
             return
@@ -191,9 +191,9 @@ class Labels:
             )
 
     def _check_there(self) -> None:
-        """Record that the label file exists, and refuse to continue if it existed before and is gone.
+        """Record that the label file exists, or raise an error if it existed before and is gone.
 
-        Without this check, all photographs would appear unlabelled.
+        Without this check, all photographs would appear to be unlabelled.
 
         Raises:
             VitkitError: the file is gone.
@@ -227,7 +227,7 @@ class Workspace:
         photographs: the folder of photographs; nothing is ever written below it.
         runs: the folder that contains the run folders.
         labels: the label file, which need not exist yet.
-        weights: local files and models to offer in addition to those of the runs.
+        weights: local files and models that the page offers in addition to the models of the runs.
         first_run: the run that the user named instead of a folder of photographs; empty if there is none.
     """
 
@@ -249,7 +249,7 @@ class Workspace:
 
     @property
     def state_folder(self) -> Path:
-        """The folder for the queue and other state of the studio. Runs do not depend on it."""
+        """The folder for the queue and other state of the studio. Runs do not depend on this folder."""
         return state_of_runs(self.runs)
 
     def run_folder(self, name: str) -> Path:
