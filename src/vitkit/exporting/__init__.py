@@ -3,7 +3,7 @@
 Open `formats.py` first: it lists ONNX, OpenVINO and torch.export, with one module each. `writing.py` writes a file
 under a temporary name, compares its predictions with the model's, and then moves it to its final name. `loading.py`
 opens an exported file as a classifier. Preprocessing, class names, temperature and thresholds are stored in the file as
-a `Card` (`card.py`). Names are imported when they are first used.
+a `Card` (`card.py`). The names of this package are imported only when they are first used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The card of an exported file: everything that a classifier has besides its weights, as text inside the file.
 
-The card contains a checksum of the weights, the graph and the card itself, computed with zeros in the checksum's field.
-The checksum detects damaged and mixed-up files, but not forged ones. As a protection against forged files, the reader
-of each format refuses everything that vitkit does not write.
+The card contains a checksum of the weights, the graph and the card itself. While the checksum is computed, its own
+field contains zeros. The checksum detects damaged and mixed-up files, but not forged ones. As a protection against
+forged files, the reader of each format refuses everything that vitkit does not write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIELD = re.compile(rb'(?:"|&quot;)checksum(?:"|&quot;): (?:"|&quot;)([0-9a-f]{6
 
 
 def sealed(content: bytes, *beside: bytes, start: int = 0) -> bytes:
-    """Return the content of a file with its checksum filled in.
+    """Compute the checksum of a file, and return the content of the file with the checksum filled in.
 
     Args:
         content: content that contains one card, whose checksum is zeros.
@@ -59,7 +59,9 @@ def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
 
 
 def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice, bytes]:
-    """Return the position of the checksum and its expected digits: a SHA-256 over all parts and their lengths.
+    """Return the position of the checksum in the content, and the digits that it should have.
+
+    They are a SHA-256 over all parts and their lengths.
 
     Raises:
         ValueError: the content has no checksum, or several.

@@ -30,12 +30,12 @@ class Format:
 
     Attributes:
         name: the name by which users request the format.
-        runtime: the name of its runtime.
-        suffix: the suffix of its file.
-        backend: the name of the backend that computes it, one of `inference.backends.registry.BACKENDS`.
-        module: the module with its functions `write` and `open_file`, see the methods of this class.
+        runtime: the name of the runtime for which such files are written.
+        suffix: the suffix of the file.
+        backend: the name of the backend that computes such files, one of `inference.backends.registry.BACKENDS`.
+        module: the module with the functions `write` and `open_file`, which the methods of this class call.
         beside: suffixes of further files that belong to the exported file.
-        has_fixed_precision: whether it always computes in the dtype of its weights.
+        has_fixed_precision: whether a file is always computed in the dtype of its weights.
     """
 
     name: str
@@ -114,7 +114,7 @@ def format_of(path: Path) -> Format:
 
 
 def wrong_suffix(path: Path, possible: tuple[str, ...] | None = None) -> str:
-    """Return an error message for a path with none of these suffixes, by default those of all export formats."""
+    """Return an error message for a path whose suffix is not in `possible`; None means those of all export formats."""
     is_torchscript = path.suffix.lower() in (".pt", ".ts", ".torchscript")
     return f"{path} must end in {one_of(possible or suffixes())}" + (f": {TORCHSCRIPT}" if is_torchscript else "")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Exported(Classifier):
-    """A classifier that has a runner but no model: it can predict and nothing else.
+    """A classifier that has a runner but no model, so that it can only predict.
 
     Attributes:
         path: the exported file.
@@ -63,10 +63,10 @@ class Exported(Classifier):
         )
 
     def to(self, device: str = "auto") -> Exported:
-        """Do nothing, since the runtime computes on the CPU.
+        """Do nothing, because the runtime always computes on the CPU.
 
         Raises:
-            VitkitError: `device` is another device.
+            VitkitError: `device` is neither `auto` nor `cpu`.
         """
         if device not in ("auto", "cpu"):
             raise VitkitError(f"{self.path} runs on the CPU, by {self._form.backend}: leave out --device {device}")
@@ -84,7 +84,7 @@ class Exported(Classifier):
         return self.calibrated(logits[:, : len(self.classes)] if self.runner_has_features else logits)
 
     def seeing(self) -> Callable[[Array], Seen]:
-        """Return a function from preprocessed images (B, C, height, width) to their logits and features."""
+        """Return a function that takes preprocessed images (B, C, height, width), and computes logits and features."""
         K, none = len(self.classes), np.empty(0, np.int64)
 
         def see(pixels: Array) -> Seen:
@@ -145,7 +145,8 @@ def load_exported(path: str | Path, precision: str = "auto") -> Exported:
 
     Args:
         path: a file in one of the `FORMATS`; for an .xml file, the .bin file must be in the same folder.
-        precision: `float32` or `bfloat16`, if the runtime supports both; `auto` is the faster one here.
+        precision: `float32` or `bfloat16`, if the runtime supports both; `auto` is the one that is faster on this
+            machine.
 
     Raises:
         VitkitError: the file does not exist, is damaged or was not written by vitkit, or its runtime is not installed.

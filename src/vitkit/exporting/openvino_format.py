@@ -82,11 +82,11 @@ def read_card(path: Path) -> str:
 
 
 def _screen(content: bytes, weights: int) -> str:
-    """Return the card if the graph has only known elements and operations.
+    """Check that the graph has only known elements and operations, and return the card.
 
     Args:
         content: content of the .xml file.
-        weights: size of the .bin file in bytes, within which all constants must lie.
+        weights: size of the .bin file in bytes. All constants must lie within the file.
     """
     if not content.startswith(_BEGINNING):
         raise VitkitError("it does not start like a model that vitkit wrote")

@@ -1,7 +1,7 @@
 """Packages for people without vitkit: a zip archive, and an HTML page that needs no installation.
 
-Both contain an ONNX file that was checked like any other (`writing.export`). Importing this module imports neither
-torch nor a runtime.
+Both contain an ONNX file, which is checked in the same way as any exported file (`writing.export`). Importing this
+module imports neither torch nor a runtime.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Package:
         name: the name by which users request it.
         suffix: the suffix of its file.
         title: a short description for lists.
-        needs_runtime: whether the archive of ONNX Runtime Web is part of it (`RUNTIME_URL`).
+        needs_runtime: whether such a package contains ONNX Runtime Web (`RUNTIME_URL`).
     """
 
     name: str
@@ -267,7 +267,7 @@ def _script() -> str:
 
 
 def _opening(name: str, card: Card, about: str, size: int) -> str:
-    """Return everything before the embedded parts."""
+    """Return the beginning of the page, which precedes the embedded files."""
     styles = (_STATIC / "page.css").read_text(encoding="utf-8")
     policy = (
         f"default-src 'none'; script-src '{source_hash(_script())}' blob: 'wasm-unsafe-eval'; worker-src blob:; "
@@ -297,7 +297,10 @@ def _opening(name: str, card: Card, about: str, size: int) -> str:
 
 
 def _data(card: Card) -> dict[str, Any]:
-    """Return the data for the scripts: the card, Pillow's order of resampling, and the score for unknown images."""
+    """Return the data that the page's scripts need.
+
+    These are the card, the order in which Pillow resamples rows and columns, and the score for unknown images.
+    """
     from vitkit.inference.trust import parsed
 
     data: dict[str, Any] = json.loads(replace(card, trust=None).to_json())
@@ -307,7 +310,7 @@ def _data(card: Card) -> dict[str, Any]:
 
 
 def _score(unknown: Unknown) -> dict[str, Any]:
-    """Return the score for unknown images as the input of `unknown.js`."""
+    """Return the parameters of the score for unknown images, in the format that `unknown.js` reads."""
     from vitkit.inference.unknown import PARTS
 
     parts = [
@@ -333,7 +336,7 @@ def _bytes(array: npt.NDArray[Any]) -> dict[str, Any]:
 def columns_first() -> bool:
     """Return whether the installed Pillow may resample the columns of a picture before its rows.
 
-    Versions 11 and 12 never do. The results differ by one of 255 levels.
+    Versions 11 and 12 never do so. The two orders give results that differ by at most one of 255 levels.
     """
     from PIL import Image
 

@@ -2,7 +2,7 @@
 
 PyTorch's own reader unpickles, imports and evaluates whatever a file requests. This reader does none of that. A .pt2
 file is a zip archive of raw tensors and JSON descriptions; here it may contain only the entries and operations that
-vitkit writes. The operations are computed one after another, as torch would compute them. The archive has a checksum.
+vitkit writes. The operations are executed one after another with torch. The archive has a checksum.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def write_entries(entries: Mapping[str, bytes], path: Path) -> None:
 
 
 def sealed(entries: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the entries after writing the checksum of all entries into the card."""
+    """Return the entries with the checksum of all entries written into the card."""
     return {**entries, CARD_ENTRY: seal.sealed(entries[CARD_ENTRY], *_beside_card(entries))}
 
 
 def _beside_card(entries: Mapping[str, bytes]) -> list[bytes]:
-    """Return the names and contents of all entries except the card, in the order of the checksum."""
+    """Return the names and contents of all entries except the card, in the order that the checksum uses."""
     others = sorted(entries.keys() - {CARD_ENTRY})
     return [part for name in others for part in (name.encode(), entries[name])]
 
@@ -135,8 +135,8 @@ class ProgramStep:
     Attributes:
         operation: the operation of torch.
         arguments, named: positional and keyword arguments; a `ValueName` stands for the result of an earlier step.
-        makes: names of the results.
-        frees: names of values that no later step uses.
+        makes: names of the results of the operation.
+        frees: names of values that no later step uses, so that they can be deleted.
     """
 
     operation: Callable[..., Any]
@@ -388,7 +388,7 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
     """Trace a model and write it; see `Format.write`.
 
     Raises:
-        Refused: PyTorch's reader computes other logits from the file than vitkit's.
+        Refused: PyTorch's reader and the reader of vitkit compute different logits from the file.
         VitkitError: `torch.export` cannot trace the model.
         OSError: the disk is full or not writable.
     """
@@ -412,7 +412,7 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
 
 
 def _copy_of(model: Model) -> Model:
-    """Return a copy of the model, without hooks unless the model computes features."""
+    """Return a copy of the model. Hooks are copied only if the model also computes features."""
     if classes_and_features(model)[1]:
         return copy.deepcopy(model)
     copied = build(model.config)
@@ -430,7 +430,7 @@ def _without_traces(model: bytes) -> bytes:
 
 @torch.inference_mode()
 def _read_as_torch_does(path: Path, images: Tensor) -> None:
-    """Check that PyTorch's own reader computes the same logits from the file.
+    """Check that PyTorch's own reader computes exactly the same logits from the file as vitkit's reader.
 
     Raises:
         Refused: the logits differ.
@@ -442,7 +442,7 @@ def _read_as_torch_does(path: Path, images: Tensor) -> None:
 
 
 def open_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:
-    """Return the runner of a file and the text of its card; precision `auto` is the precision of the file.
+    """Return a runner for a file, and the text of its card. The precision `auto` stands for that of the file.
 
     Raises:
         VitkitError: the file is damaged or was not written by vitkit, or it computes in another precision.

@@ -1,4 +1,4 @@
-"""Write an exported file. The file gets its final name only after a check that it predicts as the model does."""
+"""Write an exported file. It gets its final name only after a check that it predicts in the same way as the model."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Outcome:
         comparison: comparison of the file, computed in `precision`, with the model in float32.
         precision: the precision in which the file was computed for the comparison.
         in_bfloat16: comparison of the file computed in bfloat16; None if its runtime does not use bfloat16 here.
-        size: total bytes of all files.
-        seconds: duration of writing.
+        size: total size of all files in bytes.
+        seconds: the time that writing took.
     """
 
     comparison: LogitComparison
@@ -61,7 +61,7 @@ def export(
     batch: int | None = None,
     precision: str = "float32",
 ) -> Outcome:
-    """Write the classifier to a file, after checking that the file predicts as the classifier does.
+    """Export a classifier to a file, after a check that the file predicts in the same way as the classifier.
 
     Args:
         classifier: a classifier with a model.
@@ -134,7 +134,7 @@ def check_free(files: Sequence[Path], *, force: bool) -> None:
 
 @contextmanager
 def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
-    """Yield a path with the same name in a temporary folder; its files are moved to `out` if the block succeeds."""
+    """Yield a path with the same name in a temporary folder. If the block succeeds, its files are moved to `out`."""
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     with exclusive(out):
         check_free(form.files(out), force=force)
@@ -274,14 +274,14 @@ class LogitComparison:
     Attributes:
         images: the number of images.
         dtype: the dtype whose rounding errors are allowed.
-        difference: the largest absolute difference of two logits.
-        cosine: the lowest cosine similarity of an image's two rows of logits.
+        difference: the largest absolute difference between a logit of the model and the same logit of the file.
+        cosine: for each image, the cosine similarity of the two rows of logits; the lowest over all images.
         agreement: the fraction of images with the same most probable class; for a multi-label model, the fraction of
             equal decisions for or against a class. Near-ties that rounding to the dtype can decide are left out.
-        drift: the largest difference, relative to the largest logit.
-        scale: the factor between the model's logits and the file's, by least squares.
-        noise: the root mean square of the differences, relative to that of the logits.
-        peak: the largest difference, relative to the root mean square of the logits.
+        drift: `difference` relative to the largest absolute logit.
+        scale: the factor by which the file's logits differ from the model's, fitted by least squares.
+        noise: the root mean square of the differences, relative to that of the logits (`_centred`).
+        peak: `difference` relative to the root mean square of the logits (`_centred`).
         shift: the average difference of the probabilities. This is the total variation distance, averaged over images;
             for a multi-label model, it is the mean absolute difference over classes and images.
         shift_by_noise: the `shift` that errors of the size `NOISE` would cause, to first order.
@@ -300,7 +300,7 @@ class LogitComparison:
     shift_by_noise: float
 
     def faults(self) -> list[str]:
-        """Return the reasons to refuse a file; NaN in any value is a reason."""
+        """Return the reasons for refusing the file; empty if it is accepted. NaN in any compared value is a reason."""
         faults, most = [], NOISE[self.dtype]
         if not self.cosine >= _COSINE:
             faults.append(f"cosine {self.cosine:.6f} is below {_COSINE}")
@@ -324,7 +324,7 @@ class LogitComparison:
 
 
 def _read_pictures(classifier: Classifier, pictures: Pictures) -> list[Tensor]:
-    """Read the pictures as the classifier does, skipping unreadable ones; each is (C, height, width).
+    """Read and preprocess the pictures as the classifier does, each to (C, height, width). Skip unreadable ones.
 
     Raises:
         VitkitError: none of the pictures can be read.
@@ -410,20 +410,21 @@ def _probabilities(logits: Tensor, card: Card) -> Tensor:
 
 
 def _distance(ours: Tensor, theirs: Tensor, card: Card) -> float:
-    """Return the average distance of probabilities (B, K).
+    """Return the average distance between two arrays of probabilities (B, K).
 
-    It is the total variation for single-label models, and the mean absolute difference for multi-label models.
+    This is the total variation distance for single-label models, and the mean absolute difference for multi-label
+    models.
     """
     differences = (ours - theirs).abs()
     return (differences.sum(dim=1).mean() / 2 if card.thresholds is None else differences.mean()).item()
 
 
 def _sensitivity(p: Tensor, card: Card) -> Tensor:
-    """Return a first-order bound of `_distance` for independent errors of standard deviation 1 in all logits.
+    """Return a first-order upper bound of `_distance` if all logits have independent errors of standard deviation 1.
 
     For a softmax, dp_i = p_i (e_i - sum_j p_j e_j), whose standard deviation is p_i sqrt((1 - p_i)^2 + sum_{j != i}
-    p_j^2). For a sigmoid, dp = p (1 - p) e. The mean of |e| is less than its standard deviation, so the result is an
-    upper bound.
+    p_j^2). For a sigmoid, dp = p (1 - p) e. The mean of |e| is less than the standard deviation of e, so the result is
+    an upper bound.
     """
     if card.thresholds is not None:
         return (p * (1 - p)).mean()
@@ -433,7 +434,7 @@ def _sensitivity(p: Tensor, card: Card) -> Tensor:
 
 
 def _agreement(ours: Tensor, theirs: Tensor, card: Card, unsure: float) -> float:
-    """Return the fraction of equal decisions, ignoring decisions that an error of `unsure` in a logit can change."""
+    """Return the fraction of equal decisions. Decisions that an error of `unsure` in a logit can change are ignored."""
     if card.thresholds is not None:
         limits = torch.tensor(card.thresholds, dtype=torch.float64)
         first, second = (_probabilities(logits, card) for logits in (ours, theirs))

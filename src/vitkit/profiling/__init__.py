@@ -1,8 +1,8 @@
 """The cost of a model: parameters, multiply-accumulates, memory and time.
 
-Open `model_info.py` first: `describe` counts the cost of a configuration without allocating its weights. `speed` times
-implementations against each other and against this machine's ceiling; `accelerators` lists the figures of other
-devices.
+Open `model_info.py` first: `describe` counts the cost of a configuration without allocating its weights. `speed`
+compares the speeds of implementations with each other and with the highest speed that is possible on this machine.
+`accelerators` lists the peak speed and memory of other devices.
 """
 
 from __future__ import annotations

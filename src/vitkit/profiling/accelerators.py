@@ -1,4 +1,4 @@
-"""The accelerators for which training can be planned, with their peak speeds and the sources of these figures."""
+"""The accelerators for which training can be planned, with their peak speeds and the sources of these numbers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Accelerator:
 
     Attributes:
         name: the name that users type.
-        bfloat16, float32: peak in FLOP/s; None if the device does not support the precision or its manufacturer
-            publishes no figure.
-        memory: bytes.
+        bfloat16, float32: peak speed in FLOP/s; None if the device does not support the precision or its manufacturer
+            publishes no number.
+        memory: size of the memory in bytes.
         what: the full name of the product, and what counts as one device.
-        source: the manufacturer's page or document with the figures.
+        source: the manufacturer's page or document that states these numbers.
     """
 
     name: str
@@ -30,10 +30,10 @@ class Accelerator:
     source: str
 
     def peak(self, precision: str) -> float:
-        """Return the peak in FLOP/s in `float32` or `bfloat16`.
+        """Return the peak speed in FLOP/s for the precision `float32` or `bfloat16`.
 
         Raises:
-            VitkitError: no figure is known for this precision.
+            VitkitError: no peak speed is known for this precision.
         """
         peak = {"bfloat16": self.bfloat16, "float32": self.float32}.get(precision)
         if peak is None:

@@ -1,9 +1,9 @@
 """Count the cost of a model: parameters, multiply-accumulates, memory, and the shapes of its intermediate results.
 
-Everything is measured on the meta device, where tensors have no storage, so that even H/14 takes no memory. PyTorch's
-flop counter and its meta kernels for normalisation and GELU import the compiler, which takes a second. Therefore the
-few operations that matter are intercepted and counted here. Tests compare the multiply-accumulates with the flop
-counter, and the bytes with the tensors that real models keep for the backward pass.
+Everything is measured on the meta device, where tensors have no storage, so that even H/14 needs no memory. PyTorch's
+FLOP counter and its meta kernels for normalisation and GELU import the compiler, which takes a second. Therefore this
+module intercepts and counts the few operations that matter. Tests compare the multiply-accumulates with those of the
+FLOP counter, and the bytes with the tensors that real models keep for the backward pass.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ForwardCost:
     Attributes:
         macs: multiply-accumulates of all matrix products and convolutions.
         kept_bytes: bytes of the tensors that autograd keeps for the backward pass, without the parameters.
-        shapes: shape of each module's output without the batch, by module name.
+        shapes: shape of each module's output without the batch dimension, by module name.
         macs_of: multiply-accumulates of each module including its submodules, by module name.
     """
 
@@ -53,9 +53,9 @@ def measure(model: nn.Module, images: Tensor) -> ForwardCost:
 
 
 def measure_any(model: nn.Module, images: Tensor) -> ForwardCost:
-    """Measure the cost of a forward pass as `measure` does, for models with any operations.
+    """Measure the cost of a forward pass as `measure` does, but for models that may contain any operations.
 
-    It uses the flop counter of PyTorch.
+    It uses the FLOP counter of PyTorch, whose import is slow.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -112,7 +112,7 @@ def _watch(module: nn.Module, name: str, measured: ForwardCost) -> list[Any]:
 
 
 class _Meter(TorchFunctionMode):
-    """An interceptor of torch functions that counts matrix products, and replaces kernels that import slowly."""
+    """Intercept torch functions to count matrix products, and to replace kernels whose import is slow."""
 
     def __init__(self, measured: ForwardCost) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
 
 
 def _scale(left: Tensor, right: Tensor | float) -> Tensor:
-    """Multiply or divide; no storage is needed for a constant factor."""
+    """Multiply or divide. If the other factor is a constant, nothing is kept for the backward pass."""
     return _CountedProduct.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
 
 
@@ -297,14 +297,14 @@ class CostStage:
     """A step of the forward pass: the shape of its output, its parameters, and its multiply-accumulates.
 
     Attributes:
-        times: number of layers that have this step.
+        times: number of layers that contain this step; the other values are for one layer.
     """
 
     name: str
     shape: tuple[int, ...]
     parameters: int = 0
     macs: int = 0
-    times: int = 1  # the layers that repeat it
+    times: int = 1
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class ModelInfo:
         gmacs_executed: 10^9 multiply-accumulates that `forward` executes. It is lower than `gmacs` if the last block
             computes only the tokens that the head needs.
         weight_bytes: size of the weights, by dtype.
-        activation_bytes: upper bound of the memory that the backward pass keeps for one float32 image.
+        activation_bytes: upper bound of the memory that autograd keeps for the backward pass, for one float32 image.
         stages: the steps of the forward pass.
     """
 
@@ -340,7 +340,7 @@ def describe(config: Config) -> ModelInfo:
     """Count the cost of a configuration without allocating its weights.
 
     Raises:
-        VitkitError: the configuration is of another library's network, which cannot be built here.
+        VitkitError: the configuration belongs to a network of another library, which cannot be built here.
     """
     if isinstance(config, NetworkConfig):
         return _describe_network(config)
@@ -371,7 +371,7 @@ def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[C
 
 
 def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
-    """Return a stage for each direct submodule that takes part in the forward pass, by the library's names."""
+    """Return a stage for each direct submodule that is used in the forward pass, named as in the library."""
     config, parts = model.config, []
     parts.append(CostStage("image", (*config.image_size, config.in_channels)))
     for name, part in model.network.named_children():
@@ -383,11 +383,11 @@ def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
 
 
 def _measure(config: ViTConfig, *, shortcut: bool) -> ForwardCost:
-    """Measure a forward pass; layers of equal cost are measured once.
+    """Measure a forward pass. If all layers have equal cost, only small models are measured, and the rest is computed.
 
-    With `shortcut`, the last layer computes only the tokens that the head needs, and so costs less. Therefore models
-    with one and with two attention layers (or pairs of axial layers) are measured. Their difference is the cost of each
-    further layer.
+    With `shortcut`, the last layer computes only the tokens that the head needs, and therefore costs less. For this
+    reason, models with one and with two attention layers (or pairs of axial layers) are measured. Their difference is
+    the cost of each further layer.
     """
     alike = 2 if config.attention == "axial" else 1  # a layer within rows and one within columns
     if config.conv_layers or config.global_layers or config.layers <= 2 * alike:
@@ -416,7 +416,7 @@ _TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed")
 
 
 def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
-    """Return the stages of the forward pass; layers of the same kind share one stage. Their sum is the model's cost."""
+    """Return the stages of the forward pass. Their costs add up to that of the model. Equal layers share one stage."""
     config, stage = model.config, _Walker(model, measured)
     count = sum(p.numel() for name, p in model.named_parameters() if name.startswith(_TOKENS))
     walk = [
@@ -441,7 +441,7 @@ def _stages(model: VisionTransformer, measured: ForwardCost) -> list[CostStage]:
 
 
 def _relative(stage: _Walker) -> list[CostStage]:
-    """Return a stage for the tables of relative positions, or their network; an empty list if there are none."""
+    """Return a stage for the tables or the network of relative positions; an empty list if the model has neither."""
     model, config = stage.model, stage.model.config
     if model.rel_pos is None:
         return []
@@ -489,8 +489,8 @@ def _attention_stages(stage: _Walker, layers: Sequence[int], products: int) -> l
     """Return the stages of eqs. 6-7, one for attention over all tokens and one for each kind of windows.
 
     Args:
-        stage: makes the stages.
-        layers: numbers of the layers that attend.
+        stage: the factory of the model's stages.
+        layers: numbers of the layers with attention.
         products: multiply-accumulates of attention over all tokens, per layer.
     """
     config, P = stage.model.config, stage.model.config.prefix_tokens
@@ -535,7 +535,7 @@ class _Walker:
         return [CostStage(name, shape, self._parameters(first), macs, times=len(having))]
 
     def rest(self, module: str, parts: Sequence[str]) -> CostStage | None:
-        """Make a stage for the cost of a module without these parts; None if the rest has no parameters."""
+        """Make a stage for the rest of a module, that is, without these parts; None if the rest has no parameters."""
         of_parts = [f"{module}.{part}" for part in parts]
         parameters = self._parameters(module) - sum(map(self._parameters, of_parts))
         if not parameters:

@@ -1,7 +1,7 @@
 """Time implementations of a model's forward pass, and measure their numerical drift and their distance to the ceiling.
 
-`compare` times contenders in turn, round after round (A B C ... A B C ...). Anything that slows the machine for a while
-affects all of them, so ratios are computed within each round and their median is reported.
+`compare` times contenders in turn, round after round (A B C ... A B C ...). If something slows down the machine for a
+while, all contenders are affected. Therefore ratios are computed within each round, and their median is reported.
 
 The ceiling is the highest speed that is possible in a precision. `Ceiling` measures it by computing only the matrix
 products of the model, as fast as torch can on this machine, and nothing else (softmax, GELU, LayerNorm, copies). In the
@@ -49,8 +49,8 @@ def compare(
     Args:
         model: the float32 model on the images' device; drift is measured from its logits.
         contenders: contenders with different keys.
-        images: (B, C, height, width) float32; B is a multiple of `batch`. Times are measured on the first batch, drift
-            on all images.
+        images: (B, C, height, width) float32; B is a multiple of `batch`. Times are measured on the first batch, and
+            drift is measured on all images.
         batch: the batch size.
         rounds: the number of rounds.
         device: the device on which the contenders compute; the default is the images' device.
@@ -96,7 +96,7 @@ class Contender:
         name: the name of the implementation, for example `vitkit openvino`.
         precision: the precision of the layers, `float32` or `bfloat16`.
         run: a function from images (B, C, height, width), float32, to logits (B, K).
-        same_weights: whether it uses the model's weights, so that its logits can be compared.
+        same_weights: whether it uses the model's weights, so that its logits can be compared with the model's.
     """
 
     name: str
@@ -117,7 +117,7 @@ class Speed:
     Attributes:
         name, precision, batch: the contender, and the number of images per batch.
         timing: seconds per batch, by round.
-        ceiling: seconds for the batch's matrix products alone in this precision, in the same rounds.
+        ceiling: seconds that only the matrix products of the batch take in this precision, in the same rounds.
         gflops_ceiling: speed of the ceiling in 10^9 operations per second; a multiply-accumulate counts as two.
         drift: the difference from the model's logits; None if the contender has other weights.
     """
@@ -132,12 +132,12 @@ class Speed:
 
     @property
     def images_per_s(self) -> Quartiles:
-        """Images per second."""
+        """The quartiles, over rounds, of the images per second."""
         return self.timing.rate(self.batch)
 
     @property
     def share_of_ceiling(self) -> float:
-        """The speed relative to the ceiling; 1 for a model that computes nothing but its matrix products."""
+        """The speed relative to the ceiling; it is 1 if only the matrix products take time."""
         return self.timing.times_as_fast_as(self.ceiling).median
 
 
@@ -216,7 +216,7 @@ def row(speed: Speed, ratios: Mapping[str, Speed | None]) -> dict[str, Any]:
 
 
 def _round(value: float) -> float:
-    """Round to four significant digits; timing is not more precise."""
+    """Round to four significant digits, because times are not more precise."""
     return float(f"{value:.4g}")
 
 
@@ -236,7 +236,7 @@ class Opened:
 
 
 def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tensor, device: str = "auto") -> Opened:
-    """Open the requested (backend, precision) pairs, as far as they work here.
+    """Open the requested pairs of backend and precision that work on this machine.
 
     Args:
         model: the model.
@@ -302,10 +302,10 @@ def interleave(
 ) -> dict[str, Timing]:
     """Time each piece of work once per round, in the order of `works`.
 
-    Before the first round, each piece is run twice, so that kernels are chosen and compiled. In each round, work that
-    takes less than `long` seconds is run once without timing: the previous piece has filled the caches, and its threads
-    may still be spinning for a tenth of a second. Work that takes less than `least` seconds is repeated, and the mean
-    is recorded.
+    Before the first round, each piece is run twice, so that kernels are chosen and compiled. In each round, a piece
+    that takes less than `long` seconds is first run once without timing, because the previous piece has filled the
+    caches, and its threads may keep spinning for a tenth of a second. A piece that takes less than `least` seconds is
+    repeated, and the mean time is recorded.
     """
     repeats, untimed = {}, {}
     for name, work in works.items():
@@ -346,7 +346,7 @@ class Timing:
         return Quartiles.of(tuple(items / seconds for seconds in self.seconds))
 
     def times_as_fast_as(self, other: Timing) -> Quartiles:
-        """Return the quartiles over rounds of the speedup over another piece of work; 2 means half its time."""
+        """Return the quartiles, over rounds, of the speedup over another piece of work; 2 means half of its time."""
         return Quartiles.of(tuple(b / a for a, b in zip(self.seconds, other.seconds, strict=True)))
 
 
@@ -370,8 +370,9 @@ class Quartiles:
 class Ceiling:
     """The matrix products of a model's forward pass; calling an instance computes all of them.
 
-    Each product is computed in torch's fastest way: with weights as a layer stores them, transposed, or packed in
-    advance. The operands are random and are reused by every call, so that those of a small model stay in the cache.
+    Each product is computed in the way that is fastest in torch: with weights as a layer stores them, transposed, or
+    packed in advance. The operands are random numbers. Every call uses the same operands, so that those of a small
+    model stay in the cache.
 
     Attributes:
         macs: multiply-accumulates of one call.

@@ -1,8 +1,8 @@
 """HTML reports and figures about runs, data sets and comparisons.
 
 Open `evaluation_report.py` first: it writes the page about a run. The page consists of sections, which need no script,
-and of interactive views. The views are JavaScript in `static/`, and `report_data` writes their data. `comparison` and
-`dataset_report` write the other pages. `plots` draws figures, and `gallery` shows photographs.
+and of interactive views. The views are written in JavaScript (`static/`), and `report_data` provides their data.
+`comparison` and `dataset_report` write the other pages. `plots` draws figures, and `gallery` shows photographs.
 """
 
 from __future__ import annotations

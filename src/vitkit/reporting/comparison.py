@@ -1,8 +1,8 @@
 """Write the page about a comparison, and draw the results of comparisons and lab experiments.
 
-`write_comparison` writes one file that opens offline, with a table, verdicts and curves. All figures come from
-comparison.json. `pictures_of_experiment` draws the results in lab.json in the style of the figures in the paper, and
-`draw_lines` draws numbers from the paper for comparison.
+`write_comparison` writes one file that can be opened offline, with a table, verdicts and curves. All its numbers come
+from comparison.json. `pictures_of_experiment` plots the results in lab.json in the style of the paper's figures, and
+`draw_lines` plots numbers from the paper next to them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _model_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a column for each model, because there are more figures than models."""
+    """Return the HTML table of models with one column per model, because there are more values than models."""
     names, *values = zip(*rows, strict=True)
     lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
     return table(lines, ["", *map(escape, names)])
@@ -171,7 +171,9 @@ def _picture(caption: str, drawn: Figure, about: str) -> str:
 
 
 def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
-    """Return drawing functions for accuracy by epoch, by amount of data and by computation, as far as measured.
+    """Return functions that plot the accuracy by epoch, by amount of data and by computation; the keys are captions.
+
+    Plots for which nothing was measured are omitted.
 
     Args:
         models: the entry `models` of comparison.json.
@@ -204,9 +206,9 @@ def _pictures(models: Sequence[Model]) -> list[str]:
 
 
 def _reached(models: Sequence[Model]) -> list[str]:
-    """Return sentences on how many epochs the best model and each other model need for the same accuracy.
+    """Return a sentence for each model except the best: how many epochs it and the best model need for an accuracy.
 
-    The accuracy is the highest validation accuracy of the other model. Accuracies are means over seeds.
+    This accuracy is the highest validation accuracy of the model that is not the best. Accuracies are means over seeds.
     """
     means = {}
     for model in models:
@@ -242,9 +244,9 @@ def _stressed(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _learning_curves(models: Sequence[Model]) -> Figure:
-    """Plot validation accuracy by epoch, for runs on all the data.
+    """Plot validation accuracy by epoch, for the runs on the largest fraction of the data.
 
-    Thin lines are seeds, thick lines their means.
+    Each thin line is a seed, and each thick line is the mean over the seeds.
     """
     figure, axis = _new_axes([model["name"] for model in models])
     for model, style in _styled(models):
@@ -288,10 +290,10 @@ def by_compute(models: Sequence[Model]) -> Figure:
 
 
 def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
-    """Plot accuracy by the strength of a change to the pictures, with 95 % intervals.
+    """Plot accuracy by the strength of a stress, that is, of a change to the pictures, with 95 % intervals.
 
     Args:
-        models: the models, in the order of their colours in the other figures.
+        models: the models, in the same order as in the other figures, so that their colours are the same.
         stress: an entry of `stress` in comparison.json, with the strengths and the results of each model by name.
     """
     figure, axis = _new_axes([model["name"] for model in models])
@@ -322,7 +324,7 @@ def draw_suite(figures: Mapping[str, Any]) -> Figure:
 
 
 def _whole(model: Model) -> list[Mapping[str, Any]]:
-    """Return the runs on all the data that have learning curves."""
+    """Return a model's runs on the largest fraction of the data, as far as they have learning curves."""
     last = model["by_fraction"][-1]["fraction"]
     return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
 
@@ -348,7 +350,7 @@ def _bars(
     name: str,
     place: int,
 ) -> None:
-    """Draw a line with 95 % intervals and the marker with the number `place`."""
+    """Draw a line with 95 % intervals as error bars. `place` is the number of its marker."""
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
     marker = _MARKERS[place % len(_MARKERS)]
@@ -390,7 +392,7 @@ def _percent(value: float, _place: int | None = None) -> str:
 
 
 def _new_axes(names: Sequence[str], width: float = _SIZE[0]) -> tuple[Figure, Axes]:
-    """Return a figure with room for a legend below the axes."""
+    """Return a figure and its axes, with room below the axes for a legend with these names."""
     columns = 2 if max(map(len, names)) <= _LONG else 1
     figure = new_figure(width, _SIZE[1] + _ROW * -(-len(names) // columns))
     return figure, figure.subplots()
@@ -419,15 +421,13 @@ _DOT_ROW = 0.42  # inches of a variant in a picture of dots
 def pictures_of_experiment(
     kind: str, figures: _Figures, lines: Mapping[str, Sequence[str]]
 ) -> dict[str, Callable[[], Figure]]:
-    """Return drawing functions for the figures of an experiment.
+    """Return functions that plot the result of an experiment, by caption.
 
     Args:
-        kind: dots, curves, computation, few-shot or sizes.
+        kind: the kind of plot: dots, curves, computation, few-shot or sizes.
         figures: the content of lab.json.
-        lines: for `computation`, the labels of the variants that a line connects, by the name of the line.
-
-    Returns:
-        The function of each picture by its caption.
+        lines: for `computation`, the lines to draw: the labels of the variants that each line connects, by the name of
+            the line.
     """
     match kind:
         case "dots":
@@ -450,7 +450,7 @@ def pictures_of_experiment(
 def _dots(figures: _Figures) -> Figure:
     """Draw the accuracy of each variant with its 95 % interval.
 
-    If the paper reports figures, a second panel shows them.
+    If the paper reports numbers for the variants, a second panel shows them.
     """
     variants = figures["variants"]
     published = [_number(variant["paper"]) for variant in variants]
@@ -481,7 +481,7 @@ def _dots(figures: _Figures) -> Figure:
 
 
 def _number(text: str | None) -> float | None:
-    """Return the number at the beginning of a text from the paper; None if there is none."""
+    """Return the number with which a text from the paper begins; None if there is no text or no such number."""
     match = None if text is None else re.match(r"\d+(\.\d+)?", text)
     return None if match is None else float(match[0])
 
@@ -492,14 +492,14 @@ def _tidy(axis: Axes) -> None:
 
 
 def _as_models(variants: Sequence[_Figures]) -> list[dict[str, Any]]:
-    """Return variants in the form that the drawing functions of comparisons read."""
+    """Convert variants of an experiment to the format that the drawing functions of comparisons read."""
     return [_line(variant["label"], [variant]) for variant in variants]
 
 
 def _line(name: str, variants: Sequence[_Figures]) -> dict[str, Any]:
-    """Return several variants as one model of a comparison, so that a line connects the variants.
+    """Convert several variants to one model of a comparison, so that a line connects them in a plot.
 
-    The position of a variant takes the place of a fraction of the data.
+    The position of each variant is used in place of a fraction of the data.
     """
     parts = [
         {"fraction": place, "accuracy": variant["accuracy"], "interval": variant["interval"]}
@@ -510,7 +510,7 @@ def _line(name: str, variants: Sequence[_Figures]) -> dict[str, Any]:
 
 
 def _by_computation(variants: Sequence[_Figures], lines: Mapping[str, Sequence[str]]) -> Figure:
-    """Draw accuracy by the FLOPs of a training (Figures 5 and 8). Each entry of `lines` becomes a line."""
+    """Plot accuracy by the FLOPs of a training (Figures 5 and 8). Each entry of `lines` becomes a line."""
     by_label = {variant["label"]: variant for variant in variants}
     models = []
     for name, labels in lines.items():
@@ -532,7 +532,7 @@ def _few_shot(figures: _Figures) -> Figure:
 
 
 def _by_size(figures: _Figures, key: str) -> Figure:
-    """Draw accuracy by the number of images in the pre-training (Figures 3 and 4)."""
+    """Plot accuracy by the number of pre-training images (Figures 3 and 4); `key` is `fine_tuned` or `few_shot`."""
     drawn, axis = _new_axes([model["name"] for model in figures["models"]])
     for place, (model, style) in enumerate(_styled(figures["models"])):
         parts = model["by_size"]
@@ -545,13 +545,13 @@ def _by_size(figures: _Figures, key: str) -> Figure:
 def draw_lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, ticks: Mapping[str, float]
 ) -> Figure:
-    """Draw numbers from the paper in the style of the other figures.
+    """Plot numbers from the paper in the style of the other figures.
 
     Args:
-        lines: points of x and percent, by the name of the line.
+        lines: the points (x, percent) of each line, by the name of the line.
         x: the label of the logarithmic x axis.
         y: the label of the y axis.
-        ticks: values of x that have a tick, by the label of the tick; empty for numeric labels.
+        ticks: positions of the ticks on the x axis, by their labels; empty for numeric labels.
     """
     drawn, axis = _new_axes(list(lines))
     for place, (name, points) in enumerate(lines.items()):

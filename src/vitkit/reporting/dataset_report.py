@@ -1,8 +1,8 @@
 """Write the pages about a data set: the doctor's check-up, the suspected label errors, and drift.
 
-`write_checkup` shows statistics of the data set and the pictures that prove its problems. `write_suspects` shows each
-suspected picture with its label and the class that the models predict. `write_watch` compares photographs with the
-validation and test images of a model.
+`write_checkup` shows statistics of the data set and pictures as evidence of its problems. `write_suspects` shows each
+picture whose label is suspected to be wrong, with its label and the class that the models predict. `write_watch`
+compares photographs with the validation and test images of a model.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
 
 
 def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
-    """Return drawing functions for the number of images per class and for the sizes of the images, by caption."""
+    """Return functions that plot the number of images per class and the sizes of the images, by caption."""
     images = diagnosis.table
     by_split = {name: images.of_split(name).counts() for name in SPLITS if name in images.splits}
     sizes = list(zip(diagnosis.facts.column("width"), diagnosis.facts.column("height"), strict=True))
@@ -128,7 +128,7 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
         title: the title of the page.
         suspects: the suspected labels, the most doubtful first.
         files: the photograph of each suspect.
-        advice: what to do with the suspects.
+        advice: a sentence that tells the reader what to do with the suspects.
     """
     photographs = [
         (shown, "", (f"label: {suspect.label}", f"looks like: {suspect.suggested} (by {suspect.score})", suspect.path))
@@ -170,11 +170,13 @@ def write_watch(
         path: the HTML file.
         verdict: the result in a sentence.
         tests: the rows of `vitkit.verbs.watch.Watch`.
-        shares: for each class the fraction of earlier images and of photographs that it is predicted for.
-        strangers: the photographs that differ most, with the lines of their captions.
+        shares: for each class, the fraction of the earlier images for which it is predicted, and the same fraction of
+            the photographs.
+        strangers: the paths of the photographs that differ most from the earlier images, with the lines of their
+            captions.
         notes: remarks on the comparison.
         level: the probability of a false alarm.
-        detection: a sentence that states how much the share of a class must rise to be detected usually.
+        detection: a sentence that states which rise in the share of a class is usually detected.
     """
     differs = any(row["differs"] for row in tests)
     meaning = (
@@ -211,7 +213,7 @@ def table_of_tests(tests: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _shares(shares: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Return a table of the classes, those with the largest change of their share first."""
+    """Return the HTML table of the classes, sorted by decreasing change of their shares."""
     ordered = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_CLASSES]
     rows = [
         [f"{escape(name)}<br>{_bars(name, before, now)}", f"{before:.1%}", f"{now:.1%}"]
@@ -223,7 +225,7 @@ def _shares(shares: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def _bars(name: str, before: float, now: float) -> str:
-    """Return two bars whose lengths are the shares of a class."""
+    """Return the HTML of two bars whose lengths are the shares of a class before and now."""
     return "<br>".join(
         f'<meter min="0" max="1" value="{share:.4f}" aria-label="{escape(name)}, {when}"></meter>'
         for share, when in ((before, "before"), (now, "now"))

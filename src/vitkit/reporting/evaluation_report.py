@@ -1,8 +1,8 @@
 """Write the page about a run: one self-contained HTML file with interactive views.
 
-The page consists of sections, which contain tables and pictures and need no script. Interactive views replace them in
-browsers that run scripts. `write_evaluation` writes a folder with the page, the figures, and the prediction for each
-image.
+The page consists of sections, which contain tables and pictures and need no script. In browsers that run scripts,
+interactive views replace these tables and pictures. `write_evaluation` writes a folder with the page, the measured
+values (evaluation.json), and the prediction for each image.
 
 The views are JavaScript modules in `static/`, which are joined into one script in the order of their imports. For this,
 each module imports only from `static/`, with one import per line, and exports with `export class` or `export function`.
@@ -119,7 +119,7 @@ def write_report(
         path: the HTML file.
         title: the run's name.
         evaluation: evaluation of the run's model on held-out images.
-        numbers: figures of the evaluation (`evaluation.figures`).
+        numbers: the measured values of the evaluation (`evaluation.figures`).
         root: the folder or storage that the images' paths are relative to; None if the images are not files.
         facts: rows of the table about the run: its model, data and software.
         findings: what the reader should know about the data, one sentence each; they are shown first.
@@ -174,11 +174,11 @@ def _task(evaluation: Evaluation) -> str:
 
 
 def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Callable[[], Figure]]:
-    """Return a drawing function for each figure of an evaluation, by caption.
+    """Return functions that plot the figures of an evaluation, by caption; empty for multi-label models.
 
     Args:
         evaluation: the evaluation of a classifier.
-        laid_out: some images as points in the plane (`evaluation.embedding`); None to omit the figure of these points.
+        laid_out: some images as points in the plane (`evaluation.embedding`); None omits the figure of these points.
     """
     if isinstance(evaluation, MultiEvaluation):
         return {}
@@ -248,11 +248,11 @@ def write_evaluation(
     Args:
         folder: the folder, which is created if it does not exist.
         classifier: the classifier that was evaluated.
-        evaluation: the evaluation of the classifier on all images. The report shows only images that the figures
-            include.
+        evaluation: the evaluation of the classifier on all images. The report shows only the images from which
+            `numbers` were computed.
         table: the images.
-        numbers: figures of the evaluation (`evaluation.figures`).
-        findings: what the reader should know about the figures, one sentence each.
+        numbers: the measured values of the evaluation (`evaluation.figures`).
+        findings: what the reader should know about the results, one sentence each.
         progress: called with the number of images whose features are computed, and the total.
 
     Raises:
@@ -314,13 +314,13 @@ _HEADLINES = ("accuracy", "balanced_accuracy")
 
 
 def _class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
-    """Return the first `most` classes with their figures, as an HTML table."""
+    """Return an HTML table of the first `most` classes with their precision, recall and so on."""
     heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
     return _of_classes(rows, most, heads, ("precision", "recall", "f1", "support", "roc_auc", "average_precision"))
 
 
 def multi_class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
-    """Return the classes of a multi-label evaluation with figures and thresholds, as an HTML table."""
+    """Return an HTML table of the first `most` classes of a multi-label evaluation, with thresholds and metrics."""
     heads = ["class", "threshold", "precision", "recall", "F1", "average precision", "images"]
     return _of_classes(rows, most, heads, ("threshold", "precision", "recall", "f1", "average_precision", "support"))
 
@@ -333,7 +333,7 @@ def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequenc
 
 
 def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a section that compares the figures for two class priors; empty if the evaluation has no such figures."""
+    """Return a section that compares the results for two class priors; empty if the evaluation has no such results."""
     points = numbers.get("operating_points")
     if points is None:
         return []
@@ -351,7 +351,7 @@ def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _promises(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a section with the measured coverage of prediction sets and accuracy of confident predictions.
+    """Return a section with the measured coverage of prediction sets, and the accuracy of confident predictions.
 
     It is empty if neither was measured.
     """
@@ -406,7 +406,7 @@ def _promised(validation: Mapping[str, Any]) -> str:
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
-    """Return the name of the images that a model was calibrated on."""
+    """Return the name for the images on which a model was calibrated."""
     return CROSS_VALIDATED if entry.get("folds") else VALIDATION
 
 
@@ -495,7 +495,7 @@ def _view(name: str, *content: str) -> str:
 
 
 def headline(numbers: Mapping[str, Any]) -> str:
-    """Return the paragraph with the main figure, its interval and a few other figures."""
+    """Return the paragraph with the main result, its interval and a few other metrics."""
     quoted = headline_of(numbers)
     if quoted.value is None:
         return f'<p><span class="figure">No figure</span> {escape(quoted.words)}</p>'
@@ -572,7 +572,7 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
 
 
 def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Explain why the temperature increased the calibration error; empty if it did not."""
+    """Return a paragraph that explains why the temperature increased the calibration error; empty if it did not."""
     rise = calibration_rise(evaluation, numbers)
     if rise is None:
         return []
@@ -634,7 +634,7 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
 
 
 def _since(evaluation: Evaluation, i: int) -> list[str]:
-    """Return a caption line with an image's current label, if the label was changed on a model's proposal."""
+    """Return a caption line with an image's current label if a change that a model proposed was accepted."""
     now = evaluation.since.get(evaluation.paths[i])
     return [] if now is None else [f"now: {now or 'left out'}, as a model proposed"]
 
@@ -656,7 +656,7 @@ class Tried:
 
 
 def _weights_tried(tried: Tried | None) -> list[str]:
-    """Return the section about the candidate initial weights."""
+    """Return the section about the candidate initial weights; empty if `tried` is None."""
     if tried is None:
         return []
     cells = [[escape(cell) for cell in row] for row in tried.rows]
@@ -705,7 +705,7 @@ def _doubt(error: LabelError) -> tuple[str, ...]:
 
 
 def _points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[str]:
-    """Return the section that shows images as points in the plane."""
+    """Return the section that shows images as points in the plane; empty if `laid_out` is None."""
     if laid_out is None:
         return []
     words = "Images that look similar to the model are close together (t-SNE). A ring around a point marks a mistake."
@@ -717,9 +717,9 @@ def _points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list
 
 
 def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Return the section with a table of all figures and their intervals.
+    """Return the section with a table of all metrics and their intervals.
 
-    It is empty for multi-label models, whose figures are in the headline.
+    It is empty for multi-label models, whose metrics are all in the headline.
     """
     if isinstance(evaluation, MultiEvaluation):
         return []

@@ -71,9 +71,10 @@ def thumbnails(paths: Iterable[Place], side: int = SIDE) -> Iterator[Thumbnail]:
 
 
 def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
-    """Return the HTML of photographs, each with attributes for its `img` element and the lines of its caption.
+    """Return the HTML of photographs with captions. If a photograph cannot be read, the reason is shown instead.
 
-    If a photograph cannot be read, the reason is shown instead.
+    Args:
+        photographs: for each photograph, its thumbnail, attributes for its `img` element, and the lines of its caption.
     """
     return f'<div class="row">{"".join(_cell(*photograph) for photograph in photographs)}</div>'
 
@@ -113,7 +114,7 @@ class Album:
         return self._folder / relative.with_name(fitting(relative.name, ".png"))
 
     def add(self, row: Row) -> None:
-        """Draw an image with its prediction.
+        """Draw an image with its prediction, and write the picture. Images that cannot be read are skipped.
 
         Raises:
             OSError: the picture cannot be written; the message names it.
@@ -135,7 +136,7 @@ class Album:
         figure.clear()  # a figure is a reference cycle: its pixels would stay in memory until garbage collection
 
     def complete(self, rows: Iterable[Row]) -> None:
-        """Draw the pictures that do not exist yet."""
+        """Draw and write the pictures of those rows for which no picture exists yet."""
         for row in rows:
             if not self.place(row.path).exists():
                 self.add(row)

@@ -158,7 +158,7 @@ def _of_another(limit: Mapping[str, Any]) -> str:
 
 
 def _of_folds(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert figures of folds.json to the format of evaluation.json."""
+    """Convert the content of folds.json to the format of evaluation.json."""
     pairs = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
     bounds = {name: item["interval_95"] for name, item in pairs.items() if item["interval_95"] is not None}
     return {**{name: item["mean"] for name, item in pairs.items()}, "intervals_95": bounds}

@@ -36,7 +36,7 @@ _NAMED = 30  # maximum number of class names among points
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG completely or not at all."""
+    """Save a figure as a PNG file. If this fails, no incomplete file is left."""
     content = to_png(figure)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
@@ -67,8 +67,9 @@ def draw_curve(
 ) -> None:
     """Draw the training and validation curve of a measure.
 
-    Training figures are means over the batches of an epoch, on augmented images and with changing weights. A mixed
-    image has no single correct class, so its training accuracy is not shown; the legend says so.
+    Training values are means over the batches of an epoch, on augmented images and with changing weights. A mixed
+    image has no single correct class. Therefore the training accuracy is not shown if images were mixed, and the legend
+    says so.
 
     Args:
         axis: the axes to draw on.
@@ -147,10 +148,11 @@ def draw_confusion(axis: Axes, matrix: npt.NDArray[np.int64], classes: Sequence[
 
 
 def reliability(states: Mapping[str, Reliability]) -> Figure:
-    """Plot accuracy by confidence, with a histogram of the confidences below; one column for each state.
+    """Plot accuracy by confidence (a reliability diagram), with a histogram of the confidences below.
 
     Args:
-        states: reliability by the name of the state, for example with and without the temperature.
+        states: the reliability in several states of the classifier, for example with and without the temperature, by
+            the name of the state. Each state has its own column.
     """
     figure = new_figure(4.2 * len(states) + 0.4, 4.8)
     axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
@@ -165,7 +167,7 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
 
 
 def draw_reliability(axis: Axes, state: Reliability, name: str) -> None:
-    """Draw accuracy by confidence. The title contains `name`, the name of the classifier's state."""
+    """Draw accuracy by confidence for one state of the classifier. The title contains `name`, the name of the state."""
     edges = np.linspace(0, 1, len(state.counts) + 1)
     middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(state.counts)
     there = state.counts > 0
@@ -304,7 +306,7 @@ def classified(picture: Image.Image, label: str, confidence: float, *, is_reject
 
 
 def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
-    """Write the class names along the x axis; return False if there are so many that the names would overlap."""
+    """Write the class names along the x axis. If there are so many that they would overlap, return False."""
     if len(classes) > _MOST_NAMED:
         axis.set_xlabel("class")
         return False
@@ -322,7 +324,10 @@ def _shorten(name: str, most: int = 22) -> str:
 
 
 def in_legend(name: str, most: int = 22) -> str:
-    """Return a name for a legend. A leading underscore, which matplotlib would hide, is preceded by a thin space."""
+    """Return a name as it can appear in a legend, shortened to `most` characters.
+
+    A thin space is put before a leading underscore, because matplotlib hides names that begin with an underscore.
+    """
     return f"\N{THIN SPACE}{_shorten(name, most)}" if name.startswith("_") else _shorten(name, most)
 
 

@@ -101,7 +101,7 @@ def confidence(evaluation: Evaluation) -> npt.NDArray[np.float64]:
 
 
 def class_table(evaluation: Evaluation, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of `class_table.js`: the figures of each class, and a description of each figure."""
+    """Return the data of `class_table.js`: the metrics of each class, and a description of each metric."""
     described = _MULTI if isinstance(evaluation, MultiEvaluation) else _SINGLE
     columns = [{"key": key, "title": title, "help": tells, "digits": digits} for key, title, tells, digits in described]
     keys = [key for key, *_ in described]
@@ -132,7 +132,10 @@ def _reliability(measured: Reliability) -> dict[str, Any]:
 
 
 def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the data of `threshold.js`: the numbers of answered and of correct images by confidence threshold."""
+    """Return the data of `threshold.js`.
+
+    For each confidence threshold, these are the number of images at or above it, and how many of them are correct.
+    """
     sure = confidence(evaluation)
     is_right = evaluation.predicted == evaluation.labels
     answered, right = (_reaching(values) for values in (sure, sure[is_right]))
@@ -140,14 +143,18 @@ def threshold_data(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _reaching(values: npt.NDArray[np.floating[Any]]) -> list[int]:
-    """Count for each threshold the values that are at least as large."""
+    """Return, for evenly spaced thresholds from 0 to 1, the number of values that are at least as large."""
     at = np.arange(_STEPS + 1) / _STEPS
     counts: list[int] = (len(values) - np.searchsorted(np.sort(values), at, side="left")).tolist()
     return counts
 
 
 def class_thresholds(evaluation: MultiEvaluation) -> dict[str, Any] | None:
-    """Return the data of `class_thresholds.js`: predicted and correct images by threshold; None for many classes."""
+    """Return the data of `class_thresholds.js`; None if there are too many classes.
+
+    For each class and threshold, these are the number of images for which the class is predicted, and how many of these
+    predictions are correct.
+    """
     if len(evaluation.classes) > _MOST_THRESHOLDS:
         return None
     classes = []
@@ -179,7 +186,7 @@ def doubts_data(
     Args:
         doubts: suspected label errors, the most doubtful first.
         classes: the class names.
-        photographs: data URIs by position in `doubts`.
+        photographs: photographs as data URIs, by position in `doubts`.
     """
     doubts = doubts[:_MOST_DOUBTS]
     if not doubts:
@@ -244,11 +251,11 @@ class ReportPhotographs:
     """The photographs of a report.
 
     Attributes:
-        root: the folder, or storage, that paths are relative to; None if images are not files.
-        listed: the indices of the images that the page lists.
-        first: the indices of the images that are shown without a script.
-        of_images: photographs by index of the image.
-        of_doubts: photographs of the first suspected label errors, in order.
+        root: the folder or storage that paths are relative to; None if the images are not files.
+        listed: the indices of the images that the page lists, in ascending order.
+        first: the indices of the images that the page shows even without a script.
+        of_images: the photographs that the page contains, by index of the image.
+        of_doubts: the photographs of the first suspected label errors, in order.
     """
 
     root: Place | None
@@ -287,14 +294,14 @@ class ReportPhotographs:
         return int(np.searchsorted(self.listed, image))
 
     def addresses(self) -> dict[str, str]:
-        """Return data URIs of the photographs that only the script shows, by position in the page's list."""
+        """Return the photographs that are shown only by the script, as data URIs by position in the page's list."""
         others = [
             (self.place(i), photograph.address) for i, photograph in self.of_images.items() if i not in self.first
         ]
         return {str(place): address for place, address in others if address is not None}
 
     def addresses_of_doubts(self) -> dict[str, str]:
-        """Return data URIs of the suspected label errors that only the script shows, by position."""
+        """Return the photographs of suspected label errors that only the script shows, as data URIs by position."""
         others = [(place, photograph.address) for place, photograph in enumerate(self.of_doubts) if place >= FIRST]
         return {str(place): address for place, address in others if address is not None}
 
@@ -302,8 +309,9 @@ class ReportPhotographs:
 def wanted(evaluation: Evaluation, laid_out: LaidOut | None) -> list[int]:
     """Return the indices of all images, the most interesting first.
 
-    The most confident mistakes come first, then some mistakes of each pair of classes, the images with points, the
-    other mistakes, and the rest in random order.
+    The most confident mistakes come first. They are followed by some mistakes for each pair of true and predicted
+    class, the images that are shown as points, the other mistakes, and the rest in random order. For multi-label
+    models, all mistakes come first.
     """
     n = len(evaluation.paths)
     if isinstance(evaluation, MultiEvaluation):

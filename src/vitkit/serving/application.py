@@ -95,7 +95,7 @@ class _Routes:
 
 
 class _Streamed(StreamingResponse):
-    """A JSON response that is written picture by picture, because the whole text would take ten times the memory."""
+    """A JSON response that is written picture by picture, because the whole text would need ten times the memory."""
 
     def __init__(self, embedded: Embedded) -> None:
         status = 422 if all("error" in row for row in embedded.rows) else 200
@@ -123,7 +123,7 @@ async def _question(service: Service, request: Request) -> tuple[Any, dict[str, 
     """Read the pictures and options of a request.
 
     Raises:
-        BadRequestError: the server accepts no more requests at present, or the request is malformed.
+        BadRequestError: the server cannot accept a request at present, or the request is malformed.
     """
     service.check_open(request.scope["path"])
     body, kind = await request.body(), request.headers.get("content-type", "")
@@ -135,7 +135,7 @@ async def _question(service: Service, request: Request) -> tuple[Any, dict[str, 
 
 
 def _counted(service: Service, path: str, handle: _Handle) -> _Handle:
-    """Wrap the function of a route, so that refusals become JSON and answers are counted and timed."""
+    """Wrap the function of a route, so that refused requests get a JSON answer, and requests are counted and timed."""
     seconds = service.metrics.seconds.labels(path)
     requests = service.metrics.requests
 

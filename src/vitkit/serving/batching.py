@@ -1,8 +1,8 @@
 """Collect items of requests that arrive at about the same time into batches.
 
-Each core processes a batch from end to end, decoding included, as in `vitkit predict` (`inference.pipeline`). While all
-cores are busy, items queue up, so that the next batch is larger and each image cheaper. A free core waits for more
-items only for the configured time.
+Each core processes a whole batch, from decoding the images to the answers, as in `vitkit predict`
+(`inference.pipeline`). While all cores are busy, items queue up, so that the next batch is larger and the cost per
+image is lower. A free core waits for more items only for the configured time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ _Observe = Callable[["Work", int, float], None]  # work, size of the batch, seco
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A kind of computation for which items are batched.
+    """A kind of computation. Only items for the same computation are put into one batch.
 
     Attributes:
         name: the name of the model.
         most: the maximum size of a batch.
-        answer: maps a batch of items to their answers, in order; it is called from several threads.
+        answer: a function that takes a batch of items and returns their answers in the same order. It is called from
+            several threads.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Workers:
 
     Args:
         count: the number of threads.
-        wait: the longest time in seconds that an item waits for others although a thread is free.
+        wait: the longest time in seconds that an item waits for other items while a thread is free.
         most: the maximum number of waiting items.
         begin: called first in each thread. If it raises an exception, the constructor raises the exception, too.
         observe: called after each batch with its work, its size and its duration in seconds.
@@ -111,7 +112,7 @@ class Workers:
         return await request.future
 
     def cancel(self) -> None:
-        """Accept no more requests and refuse the waiting ones with `ClosedError`. Batches in progress are finished."""
+        """Accept no more requests, and answer the waiting ones with `ClosedError`. Batches in progress are finished."""
         with self._state.changed:
             self._state.is_closed = True
             refused = [question for queue in self._state.queues.values() for question in queue]
@@ -149,7 +150,7 @@ class Workers:
             self._give_answers(questions)
 
     def _take(self) -> tuple[Work, list[_Question]] | None:
-        """Wait for the next batch and remove it from its queue; return None when there will be no more."""
+        """Wait for the next batch and remove its items from the queue; return None when there will be no more."""
         state = self._state
         with state.changed:
             while True:
@@ -173,7 +174,7 @@ class Workers:
                 state.changed.wait(left)
 
     def _give_answers(self, questions: Sequence[_Question]) -> None:
-        """Pass requests whose items are all answered to their event loops, waking each loop once."""
+        """Complete the requests whose items are now all answered. Each event loop is woken only once."""
         complete = dict[asyncio.AbstractEventLoop, list[_PendingRequest]]()
         with self._state.changed:
             for question in questions:
@@ -232,7 +233,7 @@ class _Question:
 
 
 def _settle(requests: Sequence[_PendingRequest]) -> None:
-    """Set the results of the futures of requests. The event loop of the requests calls this in its thread."""
+    """Set the results of the requests' futures. This must run in the thread of the requests' event loop."""
     for request in requests:
         if request.future.done():
             continue

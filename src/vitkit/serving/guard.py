@@ -1,8 +1,8 @@
 """Protect a local server from pages of other sites, other machines, and large or slow requests.
 
-`Guard` is an ASGI application around another one. A page of another site can make the user's browser send requests to
-127.0.0.1. It can also make the site's domain name resolve to 127.0.0.1 (DNS rebinding). Therefore a request must be
-addressed to one of the server's names (Host). A request that changes something must not come from another site
+`Guard` is an ASGI application that wraps another one. A page of another site can make the user's browser send requests
+to 127.0.0.1. Another site can also make its own domain name resolve to 127.0.0.1 (DNS rebinding). Therefore a request
+must be addressed to one of the server's names (Host). A request that changes something must not come from another site
 (Sec-Fetch-Site, Origin). Requests from other machines need the token.
 
 The guard limits the size and the duration of a body while the body arrives. `Connection` limits the time for the head
@@ -65,15 +65,16 @@ class Rules:
 
     Attributes:
         names: host names, without ports, that requests may be addressed to.
-        any_address: whether requests may also be addressed to any IP address; DNS rebinding is not possible with these.
+        any_address: whether requests may also be addressed to any IP address. This is safe, because DNS rebinding
+            requires a name.
         token: the secret that each request needs; None if requests need none. It is sent in the header `Authorization:
             Bearer` or in a cookie. The browser receives the cookie when it opens a page with `?token=`.
-        open_paths: paths that are answered without the token and under any name, since they reveal nothing.
-        guest_token: a second secret, which opens only `guest_paths`; None if there is none.
-        guest_paths: a pattern of the whole paths that the guest's token opens.
+        open_paths: paths that are answered without the token and under any host name, since they reveal nothing.
+        guest_token: a second secret, which gives access only to `guest_paths`; None if there is none.
+        guest_paths: a regular expression that matches the whole of each path that `guest_token` gives access to.
         most_bytes: the maximum size of a body.
         most_held: the maximum total size of all bodies that are being read or answered at a time.
-        seconds: the time limit for a body; a large body that arrives steadily has more time.
+        seconds: the time limit for a body; the limit is extended while a large body arrives steadily.
     """
 
     names: frozenset[str]
@@ -144,7 +145,7 @@ class Guard:
 
     Args:
         application: receives the accepted requests.
-        rules: decide which requests are accepted.
+        rules: the requests to accept.
         count: called with the status of each refusal.
     """
 
@@ -181,7 +182,7 @@ class Guard:
     # --- Who asks ---------------------------------------------------------------------------------------
 
     def _refuse(self, scope: MutableMapping[str, Any], headers: dict[str, str]) -> _Refusal | None:
-        """Check the head of a request, and return the reason to refuse the request; None to accept it."""
+        """Check the head of a request, and return the reason to refuse it; None if it is accepted."""
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.rules.most_bytes:
             return self._too_large()
@@ -255,11 +256,11 @@ class Guard:
             await _refuse(body.refusal, headers, receive, send)
 
     def hold(self, size: int, body: int) -> _Refusal | None:
-        """Add received bytes to the total of all bodies.
+        """Add received bytes to the total size of all bodies.
 
         Args:
-            size: number of bytes just received.
-            body: number of bytes of this body so far.
+            size: number of bytes that were just received.
+            body: number of bytes of this body that were received so far.
 
         Returns:
             A refusal if the body or the total is too large; otherwise None.
@@ -273,7 +274,7 @@ class Guard:
 
 
 class _Key:
-    """A token with the name of its cookie, and a pattern of the paths that it opens; None for all paths."""
+    """A token, the name of its cookie, and a regular expression for the paths that it gives access to; None for all."""
 
     def __init__(self, token: str, paths: str | None = None) -> None:
         self.token, self._secret, self._paths = token, token.encode(), paths
@@ -333,7 +334,7 @@ class _Body:
 
 
 class _Exchange:
-    """The answer of an application, to which common headers are added.
+    """Send the answer of an application, with common headers added.
 
     If the request was refused while its body was read, the application's answer is discarded.
 
@@ -355,9 +356,9 @@ class _Exchange:
 
 
 def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return headers by name.
+    """Return headers by name in lower case.
 
-    The values of a repeated header are joined by `;`, so that no single value is accepted.
+    The values of a repeated header are joined by `;`, so that none of them is accepted as the value of the header.
     """
     values: dict[str, str] = {}
     for name, value in headers:
@@ -367,7 +368,7 @@ def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _name_in(host: str) -> str:
-    """Return the name in a Host header, without the port; an empty string if the header is malformed."""
+    """Return the host name in a Host header, without the port; an empty string if the header is malformed."""
     if host.startswith("["):
         name, closing, rest = host[1:].partition("]")
         return name.lower() if closing and (not rest or rest.startswith(":")) else ""
@@ -378,7 +379,7 @@ def _name_in(host: str) -> str:
 def _is_foreign(method: str, headers: dict[str, str]) -> bool:
     """Return whether the browser reports that a request comes from a page of another site.
 
-    A request that opens a page of this server through a link on another site does not count.
+    A link on another site to a page of this server is allowed: for such a request, the result is False.
     """
     site = headers.get("sec-fetch-site", "none")
     if site not in ("same-origin", "none"):
@@ -405,10 +406,10 @@ def _with_ours(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
 
 
 async def _answer(send: Send, status: int, reason: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-    """Send a JSON answer with a reason.
+    """Send a JSON answer that contains a reason.
 
-    For errors, the last part of the body, which is empty, is not sent yet. The client then has the whole text, but the
-    connection stays open.
+    For errors, the caller must send a final empty part of the body later. Until then, the client has the whole text,
+    but the connection stays open.
     """
     body = json.dumps({"error": reason}).encode()
     sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
@@ -419,9 +420,9 @@ async def _answer(send: Send, status: int, reason: str, headers: Iterable[tuple[
 
 
 async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, send: Send) -> None:
-    """Refuse a request, and receive the rest of its body for a short time.
+    """Refuse a request, and go on receiving its body for a short time.
 
-    Many clients read the answer only after they have sent everything.
+    This is necessary because many clients read the answer only after they have sent the whole body.
     """
     await _answer(send, refusal.status, refusal.reason, [(b"connection", b"close")])
     if "expect" not in headers and refusal.status != 408:
@@ -433,10 +434,10 @@ async def _refuse(refusal: _Refusal, headers: dict[str, str], receive: Receive, 
 
 
 class _Whole:
-    """A transport that sends all data of one step of the event loop together.
+    """A transport that sends all data of one iteration of the event loop together.
 
-    The head and the body of an answer are written separately. Separate sends would delay the body, because each send
-    releases the global interpreter lock, which a computing thread may then take.
+    The head and the body of an answer are written separately. Two separate sends would delay the body, because each
+    send releases the global interpreter lock, which a computing thread may then take.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -444,7 +445,7 @@ class _Whole:
         self._written: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send the data together with everything else that is written in this step of the event loop."""
+        """Send the data together with everything else that is written in this iteration of the event loop."""
         if not self._written:
             self._loop.call_soon(self._send)
         self._written.append(data)
@@ -464,7 +465,7 @@ class _Whole:
 
 
 class Connection(H11Protocol):
-    """An HTTP connection of uvicorn with a time limit for heads, which closes silent connections."""
+    """An HTTP connection of uvicorn that is closed if the head of a request does not arrive within a time limit."""
 
     _patience: asyncio.TimerHandle | None = None
 

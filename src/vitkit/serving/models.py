@@ -55,8 +55,8 @@ def open_models(
     """Open models by their sources, each optionally prefixed with a name: NAME=SOURCE.
 
     Raises:
-        VitkitError: a model cannot be loaded or does not work with the backend, has no classes, or occurs twice under
-            one name.
+        VitkitError: a model cannot be loaded, does not work with the backend, has no classes, or is given twice under
+            the same name.
     """
     models = list[ServedModel]()
     for entry in named:
@@ -74,7 +74,10 @@ def open_models(
 
 
 def split_name(entry: str | Path | Classifier) -> tuple[str, str | Path | Classifier]:
-    """Split NAME=SOURCE. Without a name, the model is named after its file or folder."""
+    """Split NAME=SOURCE into name and source.
+
+    Without NAME, the model is named after its file or folder; a classifier in memory is named `model`.
+    """
     if not isinstance(entry, (str, Path)):
         return "model", entry
     match = _NAMED.fullmatch(str(entry))
@@ -90,9 +93,9 @@ class ServedModels:
     models: tuple[ServedModel, ...]
 
     def find(self, name: str | None, version: str | None = None) -> ServedModel | None:
-        """Return the last model with this name whose version begins with `version`, or None.
+        """Return the last model that has this name and a version that begins with `version`; None if there is none.
 
-        If both are None, the first model is returned.
+        If `name` is None, all names match. If both arguments are None, the first model is returned.
         """
         for model in reversed(self.models):
             if name in (None, model.name) and model.version.startswith(version or ""):
@@ -103,9 +106,9 @@ class ServedModels:
 
     @property
     def threads(self) -> int:
-        """The number of threads that compute: one per core.
+        """The number of threads that compute predictions and features: one per core.
 
-        If only one thread can compute at a time, an additional thread reads pictures meanwhile.
+        If only one thread can compute at a time, there is an additional thread, so that pictures are read meanwhile.
         """
         return cores() if self._is_concurrent else cores() + 1
 
@@ -115,15 +118,15 @@ class ServedModels:
 
     @property
     def explainers(self) -> int:
-        """The number of threads that explain: fewer than cores, so that predictions do not have to wait."""
+        """The number of threads that compute explanations: fewer than cores, so that predictions need not wait."""
         return max(1, cores() // _CORES_PER_EXPLAINER) if self._is_concurrent else 1
 
     def begin_to_explain(self) -> None:
-        """Set the number of torch threads in a thread that explains."""
+        """Prepare the current thread for computing explanations: set its number of torch threads."""
         set_threads(1 if self._is_concurrent else threads())
 
     def begin(self) -> None:
-        """Set the number of torch threads in a thread that predicts, and warm up all models."""
+        """Prepare the current thread for predicting: set its number of torch threads, and warm up all models."""
         set_threads(1 if self._is_concurrent else threads())
         for model in self.models:
             model.begin()
@@ -134,7 +137,7 @@ class ServedModel:
 
     Attributes:
         name: the name that requests use.
-        version: the beginning of a SHA-256 over everything that affects its answers.
+        version: the beginning of a SHA-256 over everything that affects the model's answers.
         classifier: the classifier with its backend.
         is_concurrent: whether several threads may use it at the same time.
     """
@@ -156,7 +159,7 @@ class ServedModel:
 
     @property
     def expected_shares(self) -> dict[str, float]:
-        """The fraction of validation and test images that each class was predicted for; empty without a record."""
+        """The fraction of validation and test images for which each class was predicted; empty without a record."""
         from vitkit.evaluation.drift import Looks, shares_of
 
         trust = self.classifier.held_out
@@ -164,7 +167,7 @@ class ServedModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether features and explanations can be computed, which requires a model; an exported file is not enough."""
+        """Whether features and explanations can be computed. They require a model; an exported file is not enough."""
         return not isinstance(self.classifier, Exported)
 
     @cached_property
@@ -174,7 +177,7 @@ class ServedModel:
 
     @cached_property
     def explaining(self) -> Work:
-        """The work that computes an `Explanation` for a `ToExplain`."""
+        """The work that takes a `ToExplain` and computes an `Explanation`."""
         return Work(self.name, 1, lambda questions: [self._explain(question) for question in questions])
 
     def numbers_of(self, what: Features) -> int:
@@ -241,11 +244,11 @@ class ServedModel:
         ]
 
     def _rows(self, uploads: Sequence[Upload], compute: Any) -> tuple[list[str | None], list[tuple[str, Array | str]]]:
-        """Read pictures and compute a result for each.
+        """Read pictures, and compute a result for each of them.
 
         Returns:
-            Two lists with an entry for each picture. The first has a warning about the brightness or None, the second
-            has the path with the result or with an error message.
+            Two lists with an entry for each picture. The first contains a warning about the brightness, or None. The
+            second contains the path, together with the result or with an error message.
         """
         doubts, images = list[str | None](), list[Array | str]()
         for upload in uploads:
@@ -281,7 +284,7 @@ class ToExplain:
 
 @dataclass(frozen=True)
 class _ExplainedClassifier:
-    """A classifier for explanations. It is locked only while probabilities are computed.
+    """A classifier that is to be explained. It is locked only while probabilities are computed.
 
     Attributes:
         classifier: the classifier whose predictions are explained.
@@ -311,11 +314,11 @@ class _ExplainedClassifier:
 
 
 def _watched(model: Model, is_abandoned: Event) -> Model:
-    """Return a copy of a model that shares its weights and can be stopped while it computes.
+    """Return a copy of a model whose computation can be cancelled. The copy shares the model's weights.
 
     Args:
         model: the model.
-        is_abandoned: once this is set, the next layer raises `ClosedError`.
+        is_abandoned: once this event is set, the next layer raises `ClosedError`.
     """
     from vitkit.explanation.attention import twin
     from vitkit.model.vit import Attention

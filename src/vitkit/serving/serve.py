@@ -131,7 +131,7 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to the address but does not accept connections yet."""
+    """Return a socket that is bound to the address, but does not listen for connections yet."""
     if not 0 <= port <= _MOST_PORT:
         raise VitkitError(f"--port {port} must be from 0 to {_MOST_PORT}")
     try:

@@ -128,11 +128,11 @@ class Embedded:
 class Service:
     """The models of a server and the threads that use them.
 
-    Explanations take long and therefore have separate threads.
+    Explanations take a long time. Therefore separate threads compute them.
 
     Args:
         shelf: the models.
-        wait: the longest time in seconds that a picture waits for others to form a batch.
+        wait: the longest time in seconds that a picture waits for others to form a batch with them.
         most: the maximum number of waiting pictures.
         most_explanations: the maximum number of pictures that wait for an explanation.
         most_numbers: the maximum number of values in an answer with features.
@@ -228,7 +228,7 @@ class Service:
         }
 
     async def draw(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> bytes:
-        """Explain which regions of one picture speak for a class; return the map over the picture as a PNG file."""
+        """Explain which regions of one picture speak for a class; return a PNG file of the picture with the map."""
         from vitkit.explanation.draw import picture_to_png
 
         _, explanation = await self._explain(uploads, options)
@@ -299,10 +299,10 @@ class Service:
 
 
 class _Budget:
-    """A limit on the number of values in all answers that are in memory.
+    """A limit on the total number of values in all answers that are in memory.
 
     Args:
-        most: the maximum for one answer; all answers together may have four times as many.
+        most: the maximum number for one answer; all answers together may have four times as many.
         what: the word for the values in error messages.
     """
 
@@ -310,7 +310,7 @@ class _Budget:
         self._most, self._what, self._taken = most, what, 0
 
     def take(self, pictures: int, numbers_each: int, otherwise: str) -> int:
-        """Reserve the values of an answer and return their number, which `give_back` releases.
+        """Reserve room for the values of an answer, and return their number, which must be passed to `give_back` later.
 
         Args:
             pictures: number of pictures in the request.
@@ -400,12 +400,12 @@ class _Metrics:
         )  # fmt: skip
 
     def expect(self, model: str, shares: Mapping[str, float]) -> None:
-        """Record the fraction of validation images that each class was predicted for."""
+        """Record the fraction of validation and test images for which each class was predicted."""
         for name, share in islice(shares.items(), _SERIES):
             self._expected.labels(model, name).set(share)
 
     def look(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record predicted classes, confidences and unknown scores, to compare them with the validation images."""
+        """Record predicted classes, confidences and unknown scores, so that they can be compared with known images."""
         for row in rows:
             if row.get("error") is not None:
                 continue
@@ -427,7 +427,10 @@ class _Metrics:
         self.requests.labels("refused", str(status)).inc()
 
     def watch(self, waiting: Callable[[], int], working: Callable[[], int]) -> None:
-        """Register the numbers of waiting and working images, which are measured whenever the metrics are read."""
+        """Register functions that return the number of waiting images and of images being answered.
+
+        They are called whenever the metrics are read.
+        """
         registry = self._registry
         Gauge("vitkit_images_waiting", "Images that wait for a batch.", registry=registry).set_function(waiting)
         Gauge("vitkit_images_working", "Images that are being answered.", registry=registry).set_function(working)

@@ -1,6 +1,7 @@
 """The Data tab: photographs and their classes, findings of the check-up (`vitkit doctor`), suspected label errors.
 
-It also shows similar photographs, suggests classes, and chooses photographs to label next."""
+It also shows similar photographs, suggests classes, and chooses photographs to label next.
+"""
 
 from __future__ import annotations
 
