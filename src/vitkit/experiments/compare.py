@@ -89,7 +89,7 @@ class Comparison(Result):
 
     @property
     def verdicts(self) -> list[str]:
-        """A sentence for each pair of models: which is better, or that they cannot be distinguished."""
+        """A sentence for each pair of models that says which one is better, or that they cannot be distinguished."""
         return [pair["verdict"] for pair in self.pairs]
 
     @property
@@ -229,7 +229,7 @@ def compare(
     progress: Progress = silent,
     **fields: Unpack[ComparedFields],
 ) -> Comparison | ComparisonSuite:
-    """Train several models in the same way, and test on the same images which is significantly better.
+    """Train several models in the same way, and test which is significantly better on the same images.
 
         import vitkit
 
@@ -303,7 +303,7 @@ def _arguments(
     fractions: str | float | Sequence[float],
     budget: str | None,
 ) -> dict[str, Any]:
-    """Return the arguments in plain JSON types, as the plan stores them."""
+    """Return the arguments in plain JSON types, in the form in which the plan stores them."""
     from vitkit.experiments.comparison_request import fractions_of, names_of
 
     return {

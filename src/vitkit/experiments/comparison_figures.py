@@ -412,7 +412,7 @@ def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) 
     if family.models * len(families) > 1:
         shown += f", estimated from all {trainings} trainings"
     if p is not None and p < LEVEL:
-        shown += f"; the models differ in it (p = {p:.3f}), so for each model its own trainings count most"
+        shown += f"; this differs between models (p = {p:.3f}), so each model's own trainings have most weight"
     return {
         "by_model": {name: float(each[models.place[name]]) for name in plan.models},
         "trainings": trainings,

@@ -28,7 +28,7 @@ from vitkit.training.start import Start, resolve
 
 
 def check_weights_name(start: Start) -> None:
-    """Refuse weights whose architecture is not that of the named model.
+    """Check that the initial weights have the architecture of the model that is named in the recipe.
 
     Raises:
         VitkitError: the architectures differ.
@@ -137,8 +137,8 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
         fields: the fields of the recipe, for all models.
 
     Raises:
-        VitkitError: a model cannot be built or trained on these images, or would be tested on other images than the
-            first model.
+        VitkitError: a model cannot be built, cannot be trained on these images, or would be tested on other images than
+            the first model.
     """
     names, fractions = names_of(arguments["models"]), fractions_of(arguments["fractions"])
     budget = budget_of(arguments["budget"], fields)

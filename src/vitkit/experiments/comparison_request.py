@@ -74,7 +74,11 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
 
 
 def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
-    """Refuse recipe fields that cannot be set for a comparison or an experiment.
+    """Check that no recipe field is set that cannot be set for a comparison or an experiment.
+
+    Args:
+        fields: the fields that the user has set.
+        what: the word for the comparison or experiment in the error message.
 
     Raises:
         VitkitError: `fields` contains such a field.

@@ -103,7 +103,7 @@ def materialise(module: nn.Module) -> None:
 
 
 class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record the memory and FLOPs of every operation, below autograd and autocast."""
+    """Record the memory and FLOPs of every operation, including those that autograd and autocast add."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -128,7 +128,7 @@ class _Bookkeeper(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _of_fused_attention() -> dict[Any, Callable[..., int]]:
     """Return functions that count the FLOPs of the CPU's fused attention kernel, which PyTorch 2.11 does not count.
 
-    The simulation uses this kernel in place of a GPU's.
+    The simulation uses this kernel in place of the fused attention kernel of a GPU.
     """
     from torch.utils import flop_counter
 
@@ -283,7 +283,7 @@ def _stepped(
     loop.check = _Unasked(state.guard, lambda *_: {})
     ledger.mark()
     before = ledger.now
-    loop.take_step(0, loop.batches(min(recipe.grad_accum, 2)))  # a third would repeat the second
+    loop.take_step(0, loop.batches(min(recipe.grad_accum, 2)))  # a third part would cost as much as the second
     parts = min(recipe.grad_accum, 2)
     trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
     moments = [
@@ -354,7 +354,7 @@ class _Rehearsal(Loop):
     after_forward = forward_flops = 0
 
     def batches(self, number: int) -> Iterator[Batch]:
-        """Yield fake batches, all of the same size."""
+        """Yield `number` fake batches, all of the same size."""
         data = cast(_Batches, self.data)
         for _ in range(number):
             yield _images(self.config, data.images), torch.zeros(data.images, dtype=torch.int64)

@@ -79,7 +79,7 @@ class JudgingImages:
         return images_in_words(self.left, self.split)
 
     def findings(self) -> list[str]:
-        """Return sentences about limitations: images left out, and choices made on these images."""
+        """Return sentences about limitations of the results: images left out, and choices made on these images."""
         notes = []
         if self.seen:
             who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
@@ -159,7 +159,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
 
 
 def _seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]:
-    """Return the paths of a split's images that a run's weights had seen; empty if the run has no record of images.
+    """Return the paths of those images of a split that a run's weights had seen; empty if the run did not record them.
 
     Args:
         run: the run folder.

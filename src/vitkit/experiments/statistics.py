@@ -230,7 +230,7 @@ class Family:
 
     @cached_property
     def luck(self) -> Floats:
-        """The posterior median of the standard deviation of each model's accuracy between seeds, (M,)."""
+        """The standard deviation between seeds of each model's accuracy, as posterior median, (M,)."""
         return np.sqrt(np.median(self._seed_variances, axis=0) * self.seeds)
 
     @cached_property
@@ -317,9 +317,9 @@ class Family:
         ends = mean_interval(self._of_image[model], 1.0, self.units)
         if not of_recipe or self.seeds == 1:
             return ends
-        images = ((np.array(ends) - mean) / z) ** 2  # of either end
+        images = ((np.array(ends) - mean) / z) ** 2  # the variance between images, for each end
         scale, bounds = float(self.spread.scale[model]), np.array(ends)
-        for _ in range(_STEPS):  # until the variance is that at the ends
+        for _ in range(_STEPS):  # until the ends agree with the variance at the ends
             times = np.maximum(bounds * (1 - bounds) / scale, 1.0)
             low, high = _margin(_summary(self._seed_variances[:, [model]] * times + images))
             bounds = np.clip([mean - low, mean + high], 0.0, 1.0)
@@ -358,7 +358,7 @@ def _step_down(drawn: Floats, seen: Floats) -> Floats:
         seen: absolute standardised differences as measured, (pairs,).
     """
     order = np.argsort(-seen, kind="stable")
-    largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]  # of the pairs from each step on
+    largest = np.maximum.accumulate(drawn[:, order[::-1]], axis=1)[:, ::-1]  # over the remaining pairs of each step
     adjusted = np.empty(len(seen))
     adjusted[order] = np.maximum.accumulate((largest >= seen[order]).mean(axis=0))
     return adjusted

@@ -165,7 +165,7 @@ class TrainingPlan(Result):
         return None if self.price is None else self.price * self.device_hours
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the main figures of this plan and of the others, one row for each plan."""
+        """Return the main numbers of this plan and of the other plans, one row for each plan."""
         keys = ("parameters", "trained", "images", "classes", "steps", "tokens_per_image", "forward_flops", "flops")
         return [
             {
@@ -324,7 +324,7 @@ def plan(
         others: further recipes or models to compare with the first.
         images: the number of training images; by default that of the recipe's data, if it is known.
         classes: the number of classes; by default that of the data, or of the model's name.
-        accelerator: the kind of device that computes.
+        accelerator: the kind of device to train on.
         utilisation: the assumed fraction of the accelerator's peak, above 0 and at most 1.
         price: the price of one device for an hour, in any currency.
         decode_rate: the number of images that one CPU core reads and augments per second.

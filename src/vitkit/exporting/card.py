@@ -94,7 +94,7 @@ class Card:
         vitkit_version: the version of vitkit that exported the model.
         pictures: the serialised record of the training images (`data.seen`); None if there is none.
         trust: the serialised predictions of held-out images (`inference.trust`); None if there are none.
-        features: the number of features that the file computes after the logits.
+        features: the number of features that the file returns after the logits; 0 if it returns only logits.
     """
 
     classes: tuple[str, ...]

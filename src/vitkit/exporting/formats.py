@@ -67,11 +67,15 @@ class Format:
         import_module(self.module).write(model, path, card, batch, dtype)
 
     def open(self, path: Path, precision: str) -> tuple[GraphRunner, str]:
-        """Open a file in a precision, which may be `auto`; return its runner and the text of its card.
+        """Open a file for computing in a precision; return a runner and the text of the file's card.
+
+        Args:
+            path: the file.
+            precision: `float32`, `bfloat16` or `auto`.
 
         Raises:
-            VitkitError: the file contains anything that `write` does not write. It is refused before its runtime reads
-                it.
+            VitkitError: the file contains anything that `write` does not write. In this case, the runtime never reads
+                the file.
         """
         opens: Callable[[Path, str], tuple[GraphRunner, str]] = import_module(self.module).open_file
         return opens(path, precision)

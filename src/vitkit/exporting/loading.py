@@ -125,7 +125,7 @@ class Exported(Classifier):
         """
         self.to(device)
         if merge:
-            _ = self.model  # says that there is none
+            _ = self.model  # raises an error, because there is no model
         if plan != "auto":
             raise VitkitError(f"--plan is for the model itself, not for the exported file {self.path}: leave it out")
         if backend not in ("auto", self._form.backend):

@@ -104,7 +104,7 @@ def write_package(
     """
     kind = package_of(out)
     assert kind is not None
-    archive = runtime() if kind.needs_runtime else None  # before the long part
+    archive = runtime() if kind.needs_runtime else None  # first, because the rest takes long
     from vitkit.exporting.writing import export
 
     unrecorded = replace(classifier, pictures=None)  # the record of training images is of no use to a receiver
@@ -168,7 +168,7 @@ RUNTIME_SHA256 = "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf
 RUNTIME_MEGABYTES = 33  # of the download
 LARGEST = 600 * 10**6  # bytes of a page: browsers need about four times as much memory to open it
 _RUNTIME_SCRIPT, _WASM = "package/dist/ort.wasm.bundle.min.mjs", "package/dist/ort-wasm-simd-threaded.wasm"
-_LEVELS = {"model": 1}  # of compression: weights hardly become smaller with more
+_LEVELS = {"model": 1}  # levels of compression: higher levels hardly make weights smaller
 _GZIP = 31  # the format, for zlib
 _BLOCK = 6 * 2**20  # bytes in one element; a multiple of 3, so that each can be decoded alone
 _FAMILIAR = (
@@ -252,7 +252,7 @@ def _runtime(archive: Path) -> tuple[bytes, bytes]:
 
 
 def _worker() -> bytes:
-    """Return the worker's scripts in a scope of their own, because the runtime has short global names."""
+    """Return the worker's scripts in a separate scope, because the runtime defines short global names."""
     texts = [(_STATIC / file).read_text(encoding="utf-8") for file in ("pixels.js", "unknown.js", "worker.js")]
     return f"(() => {{\n{''.join(texts)}}})();\n".encode()
 

@@ -179,8 +179,8 @@ def choose_pictures(
 ) -> Pictures:
     """Choose the images for the comparison.
 
-    These are validation images of `data`, or otherwise of the run's split. If neither is available, synthetic images
-    are generated.
+    These are validation images of `data` if it is given, and otherwise those of the run. If neither is available,
+    synthetic images are generated.
 
     Args:
         model: the path of the exported model; None if it is in memory.
@@ -226,7 +226,7 @@ def _of_table(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
     if not rows:
         changes.refuse()
     step = max(1, len(rows) / _MOST)
-    chosen = [rows[int(i * step)] for i in range(min(_MOST, len(rows)))]  # of every class, as they are sorted by it
+    chosen = [rows[int(i * step)] for i in range(min(_MOST, len(rows)))]  # every class, because rows are sorted by it
     folders = table.folders or (table.root,)
     return Pictures(
         f"{len(chosen)} {name or 'labelled'} images of {table.name}", tuple(map(table.file, chosen)), folders
@@ -264,7 +264,7 @@ _FEATURES = 16  # images whose features are compared
 
 
 class Refused(VitkitError):  # noqa: N818  # a verdict
-    """An exported file was refused because its predictions differ from the model's."""
+    """An exported file was refused because its predictions differ from those of the model."""
 
 
 @dataclass(frozen=True)
@@ -362,8 +362,8 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
     """Compare the logits (B, K) of the model with those of the file.
 
     Args:
-        ours: computed by the model in float32.
-        theirs: computed by the file.
+        ours: the logits that the model computes in float32.
+        theirs: the logits that the file computes.
         card: the card of the file.
         dtype: the dtype whose rounding errors are allowed; None for the dtype of the file's weights.
 

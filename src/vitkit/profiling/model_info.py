@@ -81,7 +81,7 @@ def _pass_flops(model: nn.Module, images: Tensor, measured: ForwardCost, counter
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor  # the reference keeps the address taken
+        kept[tensor.untyped_storage()._cdata] = tensor  # the reference keeps the address in use
         return tensor
 
     hooks = [hook for name, module in model.named_modules() if name for hook in _watch(module, name, measured)]
@@ -185,7 +185,7 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: int, stride: int) -> Tensor:
         shape = (*x.shape[:2], *((side - size) // stride + 1 for side in x.shape[2:]))
-        ctx.save_for_backward(x, x.new_empty(shape, dtype=torch.int64))  # and where each maximum was
+        ctx.save_for_backward(x, x.new_empty(shape, dtype=torch.int64))  # the input, and the position of each maximum
         return x.new_empty(shape)
 
 
@@ -264,7 +264,7 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-    if attn_mask is not None:  # no fused kernel learns a bias: torch writes attention out
+    if attn_mask is not None:  # fused kernels cannot learn a bias, so torch uses matrix products
         return F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
     return _FusedAttention.apply(q, k, v)
 
@@ -446,7 +446,7 @@ def _relative(stage: _Walker) -> list[CostStage]:
     if model.rel_pos is None:
         return []
     macs = 0
-    if config.position == "relative_mlp":  # every layer computes its biases, or all layers the same
+    if config.position == "relative_mlp":  # the network is evaluated in every layer, even if it is shared
         offsets = (2 * config.grid[0] - 1) * (2 * config.grid[1] - 1)
         macs = config.layers * offsets * config.relative_size * (2 + config.heads)
     shape = next((tuple(tensor.shape) for name, tensor in model.rel_pos.named_parameters() if name == "0.table"), None)
@@ -462,7 +462,7 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
     if config.position == "relative":
         products += N * (2 * N - 1) * config.hidden_size  # q with every offset
     variant = stage.rest(f"blocks.{attending[0]}.attn", ("convolve", "qkv", "norm", "proj")) if attending else None
-    if variant is not None:  # attention of another kind: as measured
+    if variant is not None:  # another kind of attention, whose cost was measured
         products = variant.macs
     return [
         stage.layers("norm 1", "norm1"),

@@ -172,13 +172,13 @@ def in_batches(run: Callable[[Tensor], Tensor], images: Tensor, batch: int) -> T
 def random_model(config: Config, seed: int = 0) -> Model:
     """Create a model with random weights in evaluation mode.
 
-    The head of a new model is zero. Here it gets random weights too, so that logits are about as large as those of a
-    trained model.
+    The head of a new model is initialised with zeros. Here it gets random weights, too, so that the logits are about as
+    large as those of a trained model.
     """
     torch.manual_seed(seed)
     model = build(config).eval()
     if isinstance(model, Network):
-        return model  # whose head its library draws
+        return model  # its library initialises the head randomly
     for head in (model.head, model.head_dist):
         if head is not None:
             torch.nn.init.normal_(head.weight, std=model.config.feature_size**-0.5)
@@ -226,7 +226,8 @@ class Opened:
 
     Attributes:
         contenders: the working backends, in the requested order.
-        memory: bytes by which the process grew when each backend was opened and first used, by key; None if unknown.
+        memory: bytes by which the memory of the process grew when each backend was opened and first used, by
+            `Contender.key`; None if unknown.
         missing: the reason why a backend does not work, by `backend precision`.
     """
 

@@ -289,8 +289,8 @@ def write_evaluation(
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
     """Write a CSV file with the columns path, label, predicted and confidence; several classes are joined by `;`.
 
-    If models proposed labels, `label` contains the labels before the proposals, and an additional column `label_now`
-    contains the current labels.
+    If labels were changed because a model proposed it, the column `label` contains the labels before these changes, and
+    an additional column `label_now` contains the current labels.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -456,7 +456,7 @@ def _unknown(numbers: Mapping[str, Any]) -> list[str]:
     return body
 
 
-_MISSED, _NOTICED = 0.5, 0.2  # fractions that pass
+_MISSED, _NOTICED = 0.5, 0.2  # limits of the fraction that passes as known
 
 
 def _verdict(limit: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ class Thumbnail:
 
 
 def thumbnail(path: Place, side: int = SIDE) -> Thumbnail:
-    """Shrink a photograph to at most `side` pixels on its longer side."""
+    """Return a photograph shrunk to at most `side` pixels on its longer side, or the reason why it cannot be read."""
     try:
         picture = decode(path, side)
     except UnreadableImageError as error:  # the file has changed since it was first read
@@ -89,7 +89,7 @@ def _cell(shown: Thumbnail, attributes: str, lines: Sequence[str]) -> str:
 
 
 def size(shown: Thumbnail) -> int:
-    """Return the number of characters that a thumbnail takes in a page."""
+    """Return the number of characters that a thumbnail takes up in a page."""
     return 4 * -(-len(shown.data) // 3)  # base64
 
 

@@ -1,4 +1,4 @@
-"""Draw the figures of a run with matplotlib. Nothing here uses a model."""
+"""Draw the figures of a run with matplotlib. No function of this module uses a model."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def ranking(
     Args:
         by_class: rankings of the classes that occur, by class number.
         labels: true classes, (n,).
-        probabilities: (n, K).
+        probabilities: predicted class probabilities, (n, K).
         classes: the K class names.
     """
     figure = new_figure(10.5, 4.4)
@@ -242,7 +242,7 @@ def embedding(
     Up to 12 classes have a legend. If there are more, the names of the largest classes are written among their points.
 
     Args:
-        points: (n, 2).
+        points: the positions of the images in the plane, (n, 2).
         labels: true classes, (n,).
         is_right: whether each image is classified correctly, (n,).
         classes: the class names.
@@ -332,7 +332,10 @@ def in_legend(name: str, most: int = 22) -> str:
 
 
 def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
-    """Plot height against width of pictures on logarithmic axes; the area of a dot shows how many have that size."""
+    """Plot the height of pictures against their width on logarithmic axes.
+
+    The area of a dot shows how many pictures have the same size.
+    """
     figure = new_figure(4.8, 4.4)
     axis = figure.subplots()
     counts = Counter(pixels)

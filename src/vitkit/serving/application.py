@@ -38,13 +38,13 @@ def make_application(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _as_json)
     routes = _Routes(service)
     for path, handle, form, summary in (
-        ("/predict", routes.predict, PredictionsForm, "Classes"),
-        ("/explain", routes.explain, ExplanationForm, "Where in a picture a class comes from"),
-        ("/embed", routes.embed, EmbeddingsForm, "What the model sees, as vectors"),
-        ("/models", routes.models, ModelsForm, "What can be asked"),
-        ("/health", routes.health, StateForm, "Whether the server is there"),
-        ("/ready", routes.ready, StateForm, "Whether it takes questions"),
-        ("/metrics", routes.metrics, None, "Counters, for Prometheus"),
+        ("/predict", routes.predict, PredictionsForm, "Classify pictures"),
+        ("/explain", routes.explain, ExplanationForm, "Show which regions of a picture speak for a class"),
+        ("/embed", routes.embed, EmbeddingsForm, "Compute the features of pictures"),
+        ("/models", routes.models, ModelsForm, "List the models"),
+        ("/health", routes.health, StateForm, "Check whether the server is running"),
+        ("/ready", routes.ready, StateForm, "Check whether the server accepts requests"),
+        ("/metrics", routes.metrics, None, "Return the metrics for Prometheus"),
     ):
         responses: dict[int | str, dict[str, Any]] = {200: {"model": form}, "4XX": {"model": RefusedRequest}}
         app.add_api_route(
@@ -146,12 +146,12 @@ def _counted(service: Service, path: str, handle: _Handle) -> _Handle:
         except BadRequestError as error:
             response = _refused(error.status, str(error))
         except ClientDisconnect:
-            response = _refused(400, "the request was cut short")
+            response = _refused(400, "the connection was closed before the whole request arrived")
         except Exception as error:
             if type(error).__module__ == "vitkit.serving.guard":
                 raise
             logging.getLogger(__name__).exception("error: %s cannot be answered", path)
-            response = _refused(500, "the server has a fault: see what it wrote")
+            response = _refused(500, "internal error: see the output of the server")
         if service.is_closing:
             response.headers["connection"] = "close"
         requests.labels(path, str(response.status_code)).inc()

@@ -88,7 +88,7 @@ def split_name(entry: str | Path | Classifier) -> tuple[str, str | Path | Classi
 
 @dataclass(frozen=True)
 class ServedModels:
-    """The models of a server in the order of the command line. Requests without a model's name go to the first one."""
+    """The models of a server, in the order of the command line. The first answers requests that name no model."""
 
     models: tuple[ServedModel, ...]
 
@@ -172,7 +172,7 @@ class ServedModel:
 
     @cached_property
     def embedding(self) -> dict[Features, Work]:
-        """The work that computes features, by kind of features."""
+        """The work that computes features, for each kind of features."""
         return {what: Work(self.name, self.batch, partial(self._embed, what=what)) for what in _WHAT}
 
     @cached_property

@@ -94,7 +94,7 @@ def settle_options(query: bytes, options: Mapping[str, str], known: Collection[s
 
 
 def whole_number(options: Mapping[str, str], name: str, least: int, default: int) -> int:
-    """Return the value of an option that must be a whole number.
+    """Return the value of an option that must be a whole number; `default` if it is not set.
 
     Raises:
         BadRequestError: the value is not a whole number, or less than `least`.

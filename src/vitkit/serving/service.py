@@ -365,7 +365,7 @@ class _Metrics:
         )
         self.seconds = Histogram(
             "vitkit_request_seconds",
-            "From a request's head to its answer.",
+            "Seconds from the head of a request to its answer.",
             ("route",),
             buckets=_SECONDS,
             registry=registry,
@@ -377,7 +377,7 @@ class _Metrics:
         )
         self._expected = Gauge(
             "vitkit_expected_share",
-            "Part of the validation and test images that the class was predicted for.",
+            "Fraction of the validation and test images for which the class was predicted.",
             ("model", "label"),
             registry=registry,
         )
@@ -386,16 +386,16 @@ class _Metrics:
         )
         self._unknown = Histogram(
             "vitkit_unknown",
-            "Part of known images that look at least as unfamiliar: without drift, about as many as each bound says.",
+            "Fraction of known images that look at least as unfamiliar. Without drift, it is uniformly distributed.",
             ("model",),
             buckets=_PARTS,
             registry=registry,
         )
         self._batches = Histogram(
-            "vitkit_batch_images", "Images answered at a time.", ("model",), buckets=_IMAGES, registry=registry
+            "vitkit_batch_images", "Images in a batch.", ("model",), buckets=_IMAGES, registry=registry
         )
         self._batch_seconds = Histogram(
-            "vitkit_batch_seconds", "From the first image's decoding to the answer.", ("model",), buckets=_SECONDS,
+            "vitkit_batch_seconds", "Seconds from decoding a batch to its answers.", ("model",), buckets=_SECONDS,
             registry=registry,
         )  # fmt: skip
 

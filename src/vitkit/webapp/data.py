@@ -281,7 +281,7 @@ def router(workspace: Workspace) -> APIRouter:
             "notes": notes,
         }
         answer |= {"multi": state.table.task is MULTI_LABEL, **_labels(photographs, state)}
-        return Response(to_json(answer), media_type="application/json")  # thousands of rows, as they are
+        return Response(to_json(answer), media_type="application/json")  # FastAPI would validate thousands of rows
 
     @routes.get("/labels")
     def show_labels() -> dict[str, Any]:
@@ -425,7 +425,7 @@ def _check(state: State, number: int) -> None:
 def _labels(photographs: Photographs, state: State) -> dict[str, Any]:
     """Return the classes and labels, and whether undo and redo are possible.
 
-    A label is an index in `names`; -1 stands for no class, and -2 for a photograph that is excluded.
+    Each label is an index in the entry `names`; -1 stands for no class, and -2 for a photograph that is excluded.
     """
     classes = photographs.classes(state)
     labels = set(state.labels) - {EXCLUDED, UNLABELLED}

@@ -145,7 +145,7 @@ def sent_folders(runs: Path) -> list[PhotoFolder]:
 
 
 def _by_class(folder: Path) -> dict[str, int]:
-    """Return the number of pictures directly in a folder, under the key "", and in each of its subfolders, by name."""
+    """Count the pictures in each subfolder, by its name, and those directly in the folder, under the key ""."""
     counts: dict[str, int] = {}
     for place in (folder, *sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.is_symlink())):
         pictures = sum(path.suffix.lower() in SUFFIXES for path in place.iterdir())
@@ -197,7 +197,7 @@ async def receive(target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *
 async def _receive(target: Path, chunks: AsyncIterator[bytes], offset: int, *, is_last: bool) -> int:
     partial = target.with_name(f"{target.name}.part")
     if target.exists():
-        raise VitkitError(f"{target.name} is there already: it is not written over")
+        raise VitkitError(f"{target.name} exists already: it is not overwritten")
     if (partial.stat().st_size if offset and partial.exists() else 0) != offset:
         raise VitkitError(f"a part of {target.name} is missing: send it again")
     size = offset

@@ -101,7 +101,7 @@ class Jobs:
         return jobs
 
     def notes(self) -> list[str]:
-        """Return what a user should know about the queue, one line each."""
+        """Return notes for the user about the queue, one line each."""
         lines = [
             f"{file} is not a valid record of a training: it is ignored and can be deleted"
             for file, job in self._read().items()

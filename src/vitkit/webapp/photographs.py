@@ -49,7 +49,7 @@ class ChangedError(VitkitError):
 
 
 class GoneError(VitkitError):
-    """A photograph no longer exists where it was."""
+    """A photograph no longer exists at its path."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Suggested:
 
 
 class Photographs:
-    """The photographs of a workspace. It is safe to use from several threads."""
+    """The photographs of a workspace. Several threads may use the same instance."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -356,10 +356,10 @@ def check_there(files: Sequence[Place]) -> None:
 
 
 def checked_name(name: str, task: Task = SINGLE_LABEL) -> str:
-    """Return the name of a class in the form in which it is stored.
+    """Return the name of a class in the form in which it is stored, without surrounding white space.
 
     Raises:
-        VitkitError: the name is empty, too long, or has characters that are not allowed.
+        VitkitError: the name is empty, too long or reserved, or contains characters that are not allowed.
     """
     name = bare(name).strip()
     if not name or len(name) > _LONGEST or any(not character.isprintable() for character in name):

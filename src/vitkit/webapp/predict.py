@@ -1,8 +1,8 @@
 """The Predict tab: predict all photographs of a folder, then correct, save, or add the predictions to the data.
 
 `vitkit predict` computes the predictions in a separate process. Predictions and corrections are stored in the state
-folder of the user. They are not stored among the runs, because a folder of runs from another person could then name
-files to show.
+folder of the user. They are not stored among the runs, because a folder of runs from another person could then contain
+paths of arbitrary files, which the page would show.
 """
 
 from __future__ import annotations

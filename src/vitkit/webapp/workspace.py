@@ -29,11 +29,11 @@ from vitkit.text.cells import plural
 
 @dataclass(frozen=True)
 class _Step:
-    """An edit that was undone.
+    """A step that was undone.
 
     Attributes:
-        rows: the rows that were removed.
-        last: for each picture in `rows`, its last remaining row; None if it has none.
+        rows: the rows that were removed from the label file.
+        last: for each picture in `rows`, its last remaining row in the label file; None if it has none.
     """
 
     rows: tuple[Edit, ...]
@@ -41,7 +41,7 @@ class _Step:
 
 
 class Labels:
-    """The label file of a workspace. It is safe to use from several threads.
+    """The label file of a workspace. Several threads may use the same instance.
 
     Args:
         file: the label file, which need not exist yet.

@@ -1,4 +1,4 @@
-"""The table of all experiments of the lab, and the functions that vary or measure models for them.
+"""The table of all experiments of the lab, and the functions with which they vary or measure models.
 
 To add an experiment, add a function and a row to `EXPERIMENTS`. The command line, its help and the documentation are
 made from this table. The experiments are from the paper (app. B.1, D.2, D.3, D.4, D.7; sec. 3.1, 3.2, 4.1, 4.5, 4.6)
@@ -328,11 +328,11 @@ FEW_SHOT = Measurement(
 def measure_few_shot(subject: Subject) -> Measured:
     """Measure the few-shot accuracy on held-out images, for several numbers of training images per class.
 
-    Each seed draws other training images. The intervals include the uncertainty from the draws and from the test
-    images. The penalty of least squares is chosen by leave-one-out on the drawn training images.
+    With each seed, different training images are drawn. The intervals include the uncertainty from the draws and from
+    the test images. The L2 penalty of least squares is chosen by leave-one-out on the drawn training images.
 
     Raises:
-        VitkitError: too few test images are left, because the weights had seen the others, or a class has no training
+        VitkitError: too few test images are left because the weights had seen the others, or a class has no training
             image.
     """
     import numpy as np

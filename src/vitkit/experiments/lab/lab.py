@@ -1,8 +1,8 @@
 """`vitkit.lab`: repeat an experiment of the paper, or of a later article, on your own images.
 
 An ablation trains its variants in the same way with paired seeds, and tests them on the same images. The preset `small`
-takes minutes on two cores. The preset `paper` uses the published hyper-parameters. Without data, it only computes the
-cost of the trainings.
+takes minutes on two cores. The preset `paper` uses the published hyper-parameters. Without data, this preset only
+computes the cost of the trainings.
 """
 
 from __future__ import annotations
@@ -466,7 +466,8 @@ def plan_ablation(
     """Plan the trainings of an ablation, and return the plan and a description of each variant.
 
     Raises:
-        VitkitError: a variant cannot be built or trained on these images, or the user has set a field that it varies.
+        VitkitError: a variant cannot be built or trained on these images, or the user has set a field that the ablation
+            varies.
     """
     from vitkit.data.splits import held_out_split
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
@@ -631,7 +632,7 @@ def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[di
 
 
 class Corpus(NamedTuple):
-    """The data that a model is pre-trained on."""
+    """A data set on which models of the paper are pre-trained."""
 
     title: str
     images: int
@@ -653,8 +654,8 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
         fields: fields of the recipe that override the published ones.
 
     Raises:
-        VitkitError: a variant cannot be built, the user has set a field that it varies, or there is no published
-            recipe.
+        VitkitError: a variant cannot be built, the user has set a field that the ablation varies, or there is no
+            published recipe.
     """
     from vitkit.experiments.comparison_plan import passes_of
     from vitkit.experiments.training_plan import passes, tokens_of
