@@ -643,7 +643,7 @@ def _ask(
 def _of_image(
     classifier: Classifier, table: ImageTable, i: int, names: Sequence[str], side: int, key: str
 ) -> npt.NDArray[np.bool_]:
-    """Return whether each of the V pictures from `variants` of an image is classified correctly, (V,)."""
+    """Return whether each of the V pictures that `variants` makes of an image is classified correctly, (V,)."""
     import torch
 
     from vitkit.data.decode import picture_of

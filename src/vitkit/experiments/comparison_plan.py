@@ -341,7 +341,7 @@ def _folder(place: int, label: str, fraction: float, seed: int) -> str:
 
 
 def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
-    """Return the number of epochs that fit into a budget of FLOPs, which is at least one, and a note for the user."""
+    """Return the number of epochs (at least 1) that fit into a budget of FLOPs, and a note about it for the user."""
     epoch = passes_of(entry.start.recipe.method) * entry.forward_flops * images
     epochs = max(int(flops // epoch), 1)
     spent = (

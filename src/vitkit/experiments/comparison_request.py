@@ -74,14 +74,14 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
 
 
 def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
-    """Check that no recipe field is set that cannot be set for a comparison or an experiment.
+    """Check that the user has set only recipe fields that are allowed in a comparison or an experiment.
 
     Args:
         fields: the fields that the user has set.
         what: the word for the comparison or experiment in the error message.
 
     Raises:
-        VitkitError: `fields` contains such a field.
+        VitkitError: a field is not allowed.
     """
     if refused := [name for name in NOT_COMPARED if name in fields]:
         raise VitkitError(f"{refused[0]} cannot be set for {what}: leave it out")
@@ -103,7 +103,7 @@ class ExperimentFolder:
         """Lock an empty or new folder for a new comparison or experiment, until `hold` is closed.
 
         Raises:
-            VitkitError: another process has locked it, or it is not empty.
+            VitkitError: another process has locked the folder, or the folder is not empty.
         """
         hold.enter_context(exclusive_in(Path(out)))
         if (Path(out) / self.plan).is_file():

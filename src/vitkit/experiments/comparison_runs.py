@@ -136,7 +136,7 @@ def make(job: ComparisonJob, out: Path) -> None:
 
 
 def _finish(begin: Callable[..., Path], resume: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
-    """Resume the run in a folder if the folder contains a recipe; otherwise, start it."""
+    """Resume the run in a folder if the folder contains a recipe; otherwise, start a run there."""
     if (folder / RECIPE).is_file():
         resume(folder, say=ignore)
         return

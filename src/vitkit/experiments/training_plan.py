@@ -424,7 +424,10 @@ _PUBLISHED_DATA = {
 
 
 def _published_data(recipe: str) -> tuple[str, int, int] | None:
-    """Return name, images and classes of the training set of a bundled recipe of the paper; None for other recipes."""
+    """Return the name of the training set of a recipe from the paper, and its numbers of images and classes.
+
+    None for other recipes.
+    """
     return _PUBLISHED_DATA.get(recipe.rpartition("-")[2]) if recipe.startswith("paper-") else None
 
 

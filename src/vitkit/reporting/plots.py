@@ -221,7 +221,7 @@ def ranking(
 
 
 def _draw_means(roc: Axes, recall: Axes, rankings: Sequence[ClassRanking]) -> None:
-    """Plot the mean curves over classes."""
+    """Plot the ROC and precision-recall curves that are averaged over classes."""
     grid = np.linspace(0, 1, 201)
     label = f"mean of {len(rankings)} classes"
     heights = sum(each.true_rate(grid) for each in rankings) / len(rankings)

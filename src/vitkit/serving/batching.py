@@ -150,7 +150,7 @@ class Workers:
             self._give_answers(questions)
 
     def _take(self) -> tuple[Work, list[_Question]] | None:
-        """Wait for the next batch and remove its items from the queue; return None when there will be no more."""
+        """Wait for the next batch and remove its items from the queue; return None if no more items will arrive."""
         state = self._state
         with state.changed:
             while True:

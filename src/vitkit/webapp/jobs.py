@@ -244,7 +244,7 @@ class Jobs:
         request_stop(job.process, self.stop_file(job))
 
     def forget(self, run: str) -> None:
-        """Remove a failed run that has no results from the queue, together with its empty folder.
+        """Remove a failed run from the queue, and delete its empty folder. Runs with results are never removed.
 
         Raises:
             VitkitError: the run has not failed, or its folder contains a recipe.

@@ -99,7 +99,7 @@ class Models:
         }
 
     def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
-        """Return the attention from one patch to all patches, for each layer and head, as grids of 0 to 255."""
+        """Return the attention from one patch to all patches, for each layer and head, as grids of values 0 to 255."""
         from vitkit.explanation.attention import attending, patch_attention
         from vitkit.model.build import vit_of
 

@@ -323,7 +323,7 @@ def join_data(workspace: Workspace, stored: StoredPredictions, item: Answers, nu
 
 
 class PredictionRequest(BaseModel):
-    """A request to predict a folder."""
+    """A request to predict the classes of all photographs in a folder."""
 
     run: str = Field(max_length=300)
     folder: str = Field(max_length=64)
