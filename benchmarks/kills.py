@@ -342,7 +342,9 @@ def strategies(place: Path, data: Path, rng: random.Random) -> list[dict[str, An
     for before, after in (("ddp", "fsdp"), ("fsdp", "ddp"), ("fsdp", "fsdp")):
         for first, second in ((1, 2), (2, 1), (2, 2), (2, 3), (3, 4), (4, 1), (4, 2), (4, 4)):
             story = Story(data, place / f"{before}-{first}-{after}-{second}", rng)
-            code, said = end(story.start(first, 0, strategy=before, KILLS_AT=f"{rng.randint(15, 22)}:0"))
+            code, said = end(
+                story.start(first, 0, strategy=before, KILLS_AT=f"{rng.randint(15, 22)}:0", KILLS_STEP="0.3")
+            )
             assert code != 0, said
             code, said = end(story.start(second, 0, strategy=after, KILLS_STEP="0"))
             assert code == 0, said

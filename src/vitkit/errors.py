@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-NOT_FINITE = "the model's output is infinite or NaN: its weights are damaged, or the precision is too low (try float32)"
+NOT_FINITE = "the model's output is not finite: its weights are damaged, or the precision is too low (try float32)"
 
 
 class VitkitError(ValueError):

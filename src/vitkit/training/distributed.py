@@ -511,7 +511,7 @@ class GradientSums:
             bucket.begin()
 
     def add(self, loss: Tensor, *, is_last: bool) -> None:
-        """Add the gradient of a loss. If memory runs out, add nothing and raise the error.
+        """Add the gradient of a loss. If memory runs out, add nothing and raise the error, which ends an FSDP run.
 
         Args:
             loss: the loss of a piece, multiplied by the fraction of the images of the step that are in the piece.

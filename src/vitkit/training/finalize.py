@@ -72,8 +72,9 @@ def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
     """Return weights (K,) that are inversely proportional to class sizes. Their mean over all training images is 1.
 
     Args:
-        counts: the number of training images of each class. A class without images has weight 0.
-        task: the task. If images may have several classes, weights below 1 are raised to 1.
+        counts: the number of training images of each class. A class without images has the lowest possible weight.
+        task: the task, which determines the lowest weight: 0 for one class per image. If images may have several
+            classes, weights below 1 are raised to 1.
     """
     images = torch.tensor(counts, dtype=torch.float64)
     inverse = torch.where(images > 0, images.sum() / images.clamp(min=1), 0.0)
