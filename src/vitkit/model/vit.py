@@ -281,10 +281,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         return F.pad(self.pos_embed[table], (0, 0, without, 0)) if without else self.pos_embed[table]
 
     def positions_of(self, layer: int) -> tuple[Tensor | None, Relative | None]:
-        """Return two kinds of positions of a layer; either may be None.
-
-        The first is added to the tokens before the layer, (N, D). The second is used inside its attention.
-        """
+        """Return the positions that a layer adds to its tokens, (N, D), and those that act inside its attention."""
         relative: Relative | None = None if self.rope is None else self.rope(layer)
         if self.rel_pos is not None:
             relative = self.rel_pos[layer % len(self.rel_pos)]  # one for each layer, or one for all
