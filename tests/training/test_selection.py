@@ -322,7 +322,7 @@ def test_weights_that_know_the_images_are_refused(
 
 def test_too_few_images_are_refused(two: tuple[str, str], tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "few", images=8)
-    with pytest.raises(VitkitError, match=f"at least {FEWEST} are needed"):
+    with pytest.raises(VitkitError, match=f"this needs at least {FEWEST}"):
         chosen(data, two, tmp_path / "run")
 
 

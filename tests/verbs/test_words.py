@@ -80,7 +80,7 @@ def test_classes_and_templates_by_the_command(place: Path, vitkit: Any) -> None:
     rows = list(csv.DictReader(io.StringIO(first.out)))
     assert len(rows) == 5
     assert {row["label"] for row in rows if not row["error"]} <= set(CLASSES)
-    assert "'a {}', 'the {}'; softmax" in first.err
+    assert "exactly one (softmax) of 3 classes, given by name in the text 'a {}', 'the {}'" in first.err
 
 
 def test_what_goes_with_classes_alone_is_refused_without_them(place: Path) -> None:
@@ -155,7 +155,7 @@ def test_zero_shot_figures_are_of_transformers_answers(place: Path, labelled: Pa
     right = [found.evaluation.classes[i] for i in probabilities.argmax(axis=1)]
     folders = [Path(path).parent.name for path in found.evaluation.paths]
     assert found.accuracy == pytest.approx(np.mean([a == b for a, b in zip(right, folders, strict=True)]))
-    assert any("softmax: exactly one" in note for note in found.notes)
+    assert any("exactly one (softmax)" in note for note in found.notes)
     assert found.figures["images"] == 12
 
 
