@@ -6,11 +6,9 @@ becomes a pickle of what each process returned, by rank.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from together import forked
 from vitkit.data import Augment, ImageData, Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.training import (
@@ -183,25 +182,14 @@ def answers() -> tuple[Tensor, Tensor]:
 
 def crowd(target: Callable[..., Any], size: int, arguments: tuple[Any, ...], folder: Path) -> list[Any]:
     """What each of so many processes returned, by rank; the status of one that failed is an AssertionError."""
-    children = []
-    for rank in range(size):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                store = dist.FileStore(str(folder / "store"), size)
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-                found = target(rank, size, *arguments)
-                (folder / str(rank)).write_bytes(pickle.dumps(found))
-                dist.destroy_process_group()
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+    def take_part(rank: int) -> None:
+        store = dist.FileStore(str(folder / "store"), size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        (folder / str(rank)).write_bytes(pickle.dumps(target(rank, size, *arguments)))
+        dist.destroy_process_group()
+
+    codes = forked(size, take_part)
     assert not any(codes), f"exit codes of ranks 0 to {size - 1}: {codes}"
     return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(size)]
 

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -48,19 +49,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def part(jobs: list[Job], processes: int) -> int:
-    """The exit status of the worst of so many processes that train together, as torchrun starts them."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCHELASTIC_RUN_ID": "together"}
-    place |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "GROUP_RANK": 0}
+def forked(processes: int, work: Callable[[int], None]) -> list[int]:
+    """Call `work` with each rank in a fork of this process, and return the exit codes; negative ones are signals."""
     children = []
     for rank in range(processes):
         child = os.fork()
         if child == 0:
-            own = {"RANK": rank, "LOCAL_RANK": rank} | place if processes > 1 else {}
-            os.environ.update({name: str(value) for name, value in own.items()})
             status = 1
             try:
-                train_all(jobs)
+                work(rank)
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -68,9 +65,22 @@ def part(jobs: list[Job], processes: int) -> int:
                 sys.stderr.flush()
                 os._exit(status)
         children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def part(jobs: list[Job], processes: int) -> int:
+    """The exit status of the worst of so many processes that train together, as torchrun starts them."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCHELASTIC_RUN_ID": "together"}
+    place |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "GROUP_RANK": 0}
+
+    def train_as(rank: int) -> None:
+        variables = {"RANK": rank, "LOCAL_RANK": rank} | place if processes > 1 else {}
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        train_all(jobs)
+
+    codes = forked(processes, train_as)
     if any(codes):
-        print(f"exit codes of ranks 0 to {processes - 1}: {codes}", file=sys.stderr)  # negative: a signal ended it
+        print(f"exit codes of ranks 0 to {processes - 1}: {codes}", file=sys.stderr)
     return max(map(abs, codes))
 
 

@@ -223,9 +223,11 @@ def _bury(children: dict[int, Child]) -> None:
 
 def _request(caller: socket.socket) -> tuple[Call | None, list[int]]:
     """What is to be run, or None where the caller has been killed, and its streams."""
-    size, streams, _, _ = socket.recv_fds(caller, 8, len(_STREAMS))
-    length = int.from_bytes(size, "big")
-    request = caller.recv(length, socket.MSG_WAITALL) if length else b""
+    length, request, streams = 0, b"", list[int]()
+    with contextlib.suppress(ConnectionError):  # its end must not be the server's
+        size, streams, _, _ = socket.recv_fds(caller, 8, len(_STREAMS))
+        length = int.from_bytes(size, "big")
+        request = caller.recv(length, socket.MSG_WAITALL) if length else b""
     return (Call(*json.loads(request)) if 0 < length == len(request) else None), streams
 
 

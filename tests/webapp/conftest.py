@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import vitkit.webapp.predict  # noqa: F401 before a test replaces what it imports from `likeness`
 import warm
 
 
