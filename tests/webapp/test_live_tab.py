@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,15 +119,17 @@ def test_pictures_are_recorded_while_the_button_is_held_and_can_be_used(
         page.mouse.up()
         page.get_by_label("Name of the class").nth(1).fill("other")
         page.get_by_role("button", name="Hold to record").nth(1).focus()
+        began = time.monotonic()
         page.keyboard.down("Space")
         page.wait_for_timeout(150)
         page.keyboard.up("Space")
+        held = time.monotonic() - began  # longer on a busy machine
         page.get_by_text("Stop the camera").click()
         page.get_by_role("button", name="Use these photographs").click()
         page.get_by_role("button", name="red_thing 30").wait_for()
     files = sorted((tmp_path / "uploads" / "recorded-1").rglob("*.jpg"))
     red = [file for file in files if file.parent.name == "red_thing"]
-    assert len(red) == 30 and 1 <= len(files) - 30 < 30  # a busy machine holds the key for longer
+    assert len(red) == 30 and 1 <= len(files) - 30 < max(10, 2 + held / 0.05)
     with Image.open(red[0]) as image:
         assert (image.format, image.size) == ("JPEG", (640, 480))
         assert np.abs(np.asarray(image).mean(axis=(0, 1)) - RED.getpixel((0, 0))).max() < 12
