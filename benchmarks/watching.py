@@ -53,6 +53,21 @@ def joined(parts: list[Seen]) -> Seen:
     return Seen(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "logits", "labels")))
 
 
+def twice_as_frequent(now: npt.NDArray[np.int64], labels: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
+    """Leave out half of the photographs `now` of other classes than k."""
+    kept: npt.NDArray[np.int64] = now[(labels[now] == k) | (np.arange(len(now)) % 2 == 0)]
+    return kept
+
+
+def in_fractions(alarms: dict[str, int], alone: dict[str, int], images: list[int], divisions: int) -> dict[str, float]:
+    """The columns that all rows have: alarms as fractions of the divisions, and the size of the doubled sets."""
+    return {
+        "doubled_images": round(float(np.mean(images)), 1),
+        **{kind: round(count / divisions, 4) for kind, count in alarms.items()},
+        **{f"by {test}": round(count / divisions, 4) for test, count in alone.items()},
+    }
+
+
 def is_alarm(tests: tuple[DriftTest, ...]) -> bool:
     """Whether one of the adjusted values is low."""
     return any(test.adjusted <= LEVEL for test in tests)
@@ -73,8 +88,7 @@ def measure(name: str, seen: dict[str, Seen], trust: Trust, temperature: float, 
         alarms["same"] += is_alarm(tests)
         for test in tests:
             alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
-        often = known.labels[now] == number % len(classes)
-        doubled = now[often | (np.arange(len(now)) % 2 == 0)]
+        doubled = twice_as_frequent(now, known.labels, number % len(classes))
         images.append(len(doubled))
         alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), classes))
         tenth = rng.permutation(len(others))[: len(now) // 9]
@@ -87,9 +101,7 @@ def measure(name: str, seen: dict[str, Seen], trust: Trust, temperature: float, 
         "splits": splits,
         "past": past,
         "today": len(looks) - past,
-        "doubled_images": round(float(np.mean(images)), 1),
-        **{kind: round(count / splits, 4) for kind, count in alarms.items()},
-        **{f"by {test}": round(count / splits, 4) for test, count in alone.items()},
+        **in_fractions(alarms, alone, images, splits),
         "stored": "differs" if is_alarm(stored) else "same",
     }
 
@@ -127,8 +139,7 @@ def without_flags(data: Path, weights: Path, work: Path, given: int, seed: int) 
         alarms["same"] += is_alarm(tests)
         for test in tests:
             alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
-        often = seen.labels[now] == number % len(model.classes)
-        doubled = now[often | (np.arange(len(now)) % 2 == 0)]
+        doubled = twice_as_frequent(now, seen.labels, number % len(model.classes))
         images.append(len(doubled))
         alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), model.classes))
         alarms["doubled, validation"] += is_alarm(compare_looks(validation, looks.at(doubled), model.classes))
@@ -137,9 +148,7 @@ def without_flags(data: Path, weights: Path, work: Path, given: int, seed: int) 
         "splits": SPLITS,
         "past": len(before),
         "today": TODAY,
-        "doubled_images": round(float(np.mean(images)), 1),
-        **{kind: round(count / SPLITS, 4) for kind, count in alarms.items()},
-        **{f"by {test}": round(count / SPLITS, 4) for test, count in alone.items()},
+        **in_fractions(alarms, alone, images, SPLITS),
     }
 
 
