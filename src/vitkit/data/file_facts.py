@@ -83,7 +83,7 @@ _SETTLED = 2 * 10**9  # nanoseconds after which another change certainly changes
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about one image file.
+    """The facts about one image file.
 
     Attributes:
         digest: the SHA-256 of the file's bytes; empty if the file could not be opened.

@@ -430,16 +430,16 @@ def _write(plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[Non
 
 
 def _bytes_of(plan: _ShardPlan, row: int) -> bytes:
+    file = plan.table.file(row)
     try:
-        data = read_place(plan.table.file(row))
+        data = read_place(file)
     except (OSError, UnreadableImageError) as error:
-        file = plan.table.file(row)
         raise VitkitError(
             f"{file} could be read when the command started, but not now ({error}): restore or remove it, and repeat "
             "the command"
         ) from error
     if hashlib.sha256(data).digest() != plan.digests[row]:
-        raise VitkitError(f"{plan.table.file(row)} has changed since it was examined: repeat the command")
+        raise VitkitError(f"{file} has changed since it was examined: repeat the command")
     return data
 
 

@@ -174,7 +174,7 @@ _LOOKING = 0.5  # seconds between checks for the file
 
 
 def request_stop(process: int, file: Path) -> None:
-    """Ask a process to save its work and end. This is done by SIGTERM, or on Windows by a file (`heed_stop_file`)."""
+    """Ask a process to save its work and end: by SIGTERM, or on Windows by creating a file (see `heed_stop_file`)."""
     if windows.IS_WINDOWS:
         file.touch()
     else:

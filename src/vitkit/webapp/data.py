@@ -269,7 +269,7 @@ def router(workspace: Workspace) -> APIRouter:
 
     @routes.get("/all")
     def show_all(anew: bool = False) -> Response:
-        state = photographs.read(anew=anew)
+        state = photographs.read(relist=anew)
         splits, run = splits_of(workspace, state.table)
         doubts = {str(i): answer for i, answer in doubted(workspace, state.table).items()}
         notes = [state.table.layout, *state.table.overlooked] if state.table.layout else list(state.table.overlooked)

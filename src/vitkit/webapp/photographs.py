@@ -123,18 +123,18 @@ class Photographs:
 
         threading.Thread(target=read, daemon=True).start()
 
-    def read(self, *, anew: bool = False) -> State:
+    def read(self, *, relist: bool = False) -> State:
         """Return the current photographs and labels.
 
         Args:
-            anew: whether to list the folder again instead of using the last list. The label file is always read again
-                if it has changed.
+            relist: whether to list the folder again instead of using the last list. The label file is always read
+                again if it has changed.
 
         Raises:
             VitkitError: there are no photographs, or the label file is damaged.
         """
         with self._lock:
-            if self._table is None or anew:
+            if self._table is None or relist:
                 self._table = photographs_in(self.workspace.photographs)
                 self._version, self._state = _version_of(self._table), None
                 self._followed = Followed(self._table)

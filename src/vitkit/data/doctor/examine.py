@@ -354,8 +354,8 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
     """Return a number for each image, equal for copies of one picture.
 
-    Images that are copies of each other only by way of a third image are no longer in one group if that image is left
-    out. This function therefore finds the groups anew for a part of the images.
+    Two images may be copies of each other only because both are copies of a third image. Without that image they are
+    not in one group. The groups of a part of the images must therefore be found by calling this function for the part.
 
     Args:
         table: the images. All of them must have been examined before.
