@@ -87,13 +87,14 @@ def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
     now = photographs(tmp_path / "now", dict.fromkeys(runs.COLOURS, 30), 1)
     result = package.watch(run, now, **EXACT)
     assert (result.validation_images, result.test_images) == (len(trust.held_out), len(rows))
+    assert any("of the validation images alone" in note for note in result.notes)
     assert f"the {len(trust.held_out)} validation and {len(rows)} test images" in result.verdict
     both = np.concatenate([trust.held_out.predicted, trust.tests.predicted])
     assert result.shares["red"][0] == pytest.approx((both == load(run).classes.index("red")).mean())
     bare = load(run)
     bare.trust = replace(trust, tests=None).to_bytes()
     alone = package.watch(bare, now, **EXACT)
-    assert alone.test_images == 0 and "validation images of" in alone.verdict
+    assert not alone.notes and alone.test_images == 0 and "validation images of" in alone.verdict
     assert [test.p for test in alone.tests][2:] == [test.p for test in result.tests][2:], "scores are of validation"
 
 

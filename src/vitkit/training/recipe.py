@@ -267,8 +267,10 @@ def checkpoint_every(text: str) -> int:
 
 def check_values(recipe: Any) -> None:
     """Refuse a field that is out of range or cannot be parsed."""
-    if not all(0 <= part <= 1 for part in recipe.split) or not abs(sum(recipe.split) - 1) <= 1e-6:
-        raise VitkitError(f"split must be the fractions of train, val and test, which sum to 1, not {recipe.split}")
+    if recipe.split[0] <= 0 or min(recipe.split) < 0 or not abs(sum(recipe.split) - 1) <= 1e-6:
+        raise VitkitError(
+            f"split must be the fractions of train, val and test, which sum to 1, the first above 0, not {recipe.split}"
+        )
     if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
         raise VitkitError(f"crop_scale must be two fractions of the area, the smaller first, not {recipe.crop_scale}")
     for name in ("time", "select_time", "save_every"):

@@ -679,8 +679,6 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
         raise VitkitError(
             f"{table.name} is already split, but --folds makes its own splits: pass a folder of class folders"
         )
-    if recipe.split[0] <= 0:
-        raise VitkitError(f"split must be three fractions with a positive one for training, not {recipe.split}")
     overlap = refuse_folds(images, recipe, before)
     fold_of = fold(table, recipe.folds, recipe.seed_of_split, groups)
     train, val, _ = recipe.split

@@ -293,6 +293,10 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
         raise VitkitError(f"{_name_of(model)} has no record of validation images to compare with: use {NOT_FITTED}")
     if trust.unknown is None:
         notes("the model has no score for unknown images, so only predicted classes and confidences are compared")
+    elif trust.tests is not None:
+        notes(
+            "scores for unknown images are compared with those of the validation images alone, not of the test images"
+        )
     return trust
 
 
