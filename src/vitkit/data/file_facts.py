@@ -124,7 +124,7 @@ class FactTable(Sequence[Facts]):
     """
 
     def __init__(self, images: int) -> None:
-        self._columns = _Columns.empty(images)
+        self._columns = _FactColumns.empty(images)
         self._rows: npt.NDArray[np.int64] = np.arange(images)
 
     @classmethod
@@ -177,7 +177,7 @@ class FactTable(Sequence[Facts]):
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _FactColumns:
     """The columns of a table of facts.
 
     Fields with few distinct values are stored once per combination of values, as rows of `kinds`.
@@ -200,7 +200,7 @@ class _Columns:
     numbers: dict[tuple[Any, ...], int]
 
     @classmethod
-    def empty(cls, images: int) -> _Columns:
+    def empty(cls, images: int) -> _FactColumns:
         missing = ("not read", "", "", False, None, False, False)
         return cls(
             np.zeros((images, _DIGEST), np.uint8),

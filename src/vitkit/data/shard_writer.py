@@ -72,7 +72,7 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
     """
     _check_keys(table)
     address = address_of(folder)
-    target = _Folder(folder) if address is None else _Storage(address)
+    target = _LocalTarget(folder) if address is None else _RemoteTarget(address)
     with target.held():
         names = target.names()
         known = ShardFolder(folder).index() if INDEX in names else None
@@ -96,7 +96,7 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
 
 
 @dataclass(frozen=True)
-class _Folder:
+class _LocalTarget:
     """A local folder that shards are written to."""
 
     path: Path
@@ -146,8 +146,8 @@ class _Folder:
 
 
 @dataclass(frozen=True)
-class _Storage:
-    """A remote folder that shards are written to, with the methods of `_Folder`.
+class _RemoteTarget:
+    """A remote folder that shards are written to, with the methods of `_LocalTarget`.
 
     It cannot be locked. If two calls run at the same time, they write the same bytes, because both follow the same
     plan.
@@ -349,7 +349,7 @@ class _Written:
     checks: tuple[int, ...]
 
 
-def _write_all(plan: _ShardPlan, target: _Folder | _Storage) -> list[_Written]:
+def _write_all(plan: _ShardPlan, target: _LocalTarget | _RemoteTarget) -> list[_Written]:
     """Write the shards that do not exist yet, several at a time. Return all shards of the plan."""
     done, total = array("q", [0] * len(plan.shards)), sum(shard.size for shard in plan.shards)
     is_stopped = Event()
@@ -373,7 +373,7 @@ def _write_all(plan: _ShardPlan, target: _Folder | _Storage) -> list[_Written]:
 
 
 def _complete(
-    plan: _ShardPlan, shard: _PlannedShard, target: _Folder | _Storage, done: partial[None], is_stopped: Event
+    plan: _ShardPlan, shard: _PlannedShard, target: _LocalTarget | _RemoteTarget, done: partial[None], is_stopped: Event
 ) -> _Written:
     """Return a shard after writing it, unless an earlier call has already written it correctly."""
     known = None
