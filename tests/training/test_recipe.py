@@ -377,7 +377,7 @@ def test_an_unknown_field_is_refused_with_a_suggestion_and_the_file(tmp_path: Pa
         ("split = [0.7, 0.3]", "split must be 3 finite numbers"),
         (
             "split = [0.0, 0.5, 0.5]",
-            "split must be the fractions of train, val and test, which sum to 1, the first above 0, not (0.0, 0.5, 0.5)",
+            "split must be the fractions of train, val and test, which sum to 1, the first above 0",
         ),
         ('split = [0.7, 0.1, "0.2"]', "split must be a finite number, not '0.2'"),
         ('optimizer = "lion"', "optimizer must be one of adamw, adam, sgd, not 'lion'"),
