@@ -20,7 +20,7 @@ __all__, __getattr__ = public(
     __name__,
     {
         "augment": "Augment Mixing",
-        "corrections": "correct labels_of read_corrected",
+        "corrections": "correct labels_of proposals_of_run read_corrected read_proposals",
         "decode": "LEAST_BUDGET MAX_PIXELS MemoryBudget Samples decoders read_picture warn_of_doubt",
         "doctor.altered": "Described find_altered",
         "doctor.duplicates": "Link compare connect find_duplicates find_known",
@@ -37,7 +37,6 @@ __all__, __getattr__ = public(
         ),
         "named": "DATASETS DataSet Torchvision folder_names materialise write_digits",
         "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess",
-        "proposals": "proposals_of_run read_proposals",
         "seen": "ROLES PictureRecord find_overlap from_text make_record read_digests to_text",
         "shard_writer": "write_shards",
         "shards": "LeftOut Shard ShardFolder ShardIndex",

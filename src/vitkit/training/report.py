@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
+from vitkit.data.corrections import read_proposals
 from vitkit.data.labels import Proposal
 from vitkit.data.loading import EvaluationImages, TrainingImages
-from vitkit.data.proposals import read_proposals
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.split_file import groups_from_file, look_over, read_contents, roles_in_run
 from vitkit.data.splits import SPLITS, held_out_split

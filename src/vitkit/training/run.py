@@ -25,11 +25,11 @@ from torch import Tensor
 
 import vitkit
 from vitkit.classifier import Classifier
+from vitkit.data.corrections import read_proposals
 from vitkit.data.doctor.examine import Finding, find_twins, of_splits
 from vitkit.data.loading import BatchedImages, TrainingImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.preprocess import describe as described
-from vitkit.data.proposals import read_proposals
 from vitkit.data.seen import PictureRecord, exposures, find_overlap, make_record
 from vitkit.data.split_file import (
     groups_from_file,

@@ -35,13 +35,12 @@ from torch import Tensor
 import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, CustomAugment
-from vitkit.data.corrections import read_corrected
+from vitkit.data.corrections import Earlier, earlier_runs, find_proposals, read_corrected
 from vitkit.data.doctor.examine import Finding, examine, of_scenes, of_splits
 from vitkit.data.file_facts import Facts, Memory, scan
 from vitkit.data.labels import Proposal
 from vitkit.data.loading import mix_seeds
 from vitkit.data.preprocess import HALF, Preprocess
-from vitkit.data.proposals import Earlier, earlier_runs, find_proposals
 from vitkit.data.seen import DIGEST, PictureRecord, find_overlap, make_record
 from vitkit.data.splits import check_trainable, fold, held_out_split, limit_training, scenes, split
 from vitkit.data.table import ImageTable, table_of

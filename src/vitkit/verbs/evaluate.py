@@ -570,7 +570,7 @@ def _proposals(
     run: Path | None, run_table: ImageTable | None, table: ImageTable, split: str | None
 ) -> tuple[Proposal, ...]:
     """Return the labels that models proposed, according to the label file and the suggestions of the run."""
-    from vitkit.data.proposals import digests_of_run, earlier_runs, find_proposals
+    from vitkit.data.corrections import digests_of_run, earlier_runs, find_proposals
     from vitkit.data.seen import read_digests
     from vitkit.data.splits import held_out_split
 
@@ -668,7 +668,7 @@ def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, ro
         if root is not None:
             raise VitkitError(f"--data-root sets the folder of the run's own images: leave out --data-root, or {data}")
         return None
-    from vitkit.data.proposals import proposals_of_run
+    from vitkit.data.corrections import proposals_of_run
     from vitkit.data.split_file import images_of_run
 
     if layout != "auto":

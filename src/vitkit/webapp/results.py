@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
+from vitkit.data.corrections import read_proposals
 from vitkit.data.decode import UnreadableImageError
 from vitkit.data.labels import EXCLUDED, Edit, Suspect, chance_in_words, decisions_since, read_suspects
-from vitkit.data.proposals import read_proposals
 from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
 from vitkit.data.storage import Place
 from vitkit.data.task import Task
