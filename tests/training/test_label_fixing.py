@@ -17,8 +17,8 @@ import torch
 import runs
 import vitkit
 from vitkit.data import EXCLUDED, Edit, ImageTable, add_edits, read_source, split_from_file
-from vitkit.data.labels import Proposal
 from vitkit.data.seen import UNLABELLED
+from vitkit.data.table import Proposal
 from vitkit.errors import VitkitError
 from vitkit.evaluation import (
     LabelError,

@@ -47,8 +47,7 @@ __all__, __getattr__ = public(
         ),
         "splits": "SPLITS fold held_out_split limit_training scenes split stratify",
         "storage": "Overlooked SUFFIXES Stored below_storage find_images is_there open_place read_place",
-        "table": "ImageTable table_of",
-        "task": "MULTI_LABEL SINGLE_LABEL TASKS Task task_of",
+        "table": "ImageTable MULTI_LABEL SINGLE_LABEL TASKS Task table_of task_of",
         "user_datasets": "Datasets item_of read_preprocess survey",
     },
 )

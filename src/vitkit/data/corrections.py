@@ -17,12 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, Proposal, read_labels, read_suspects
+from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, read_labels, read_suspects
 from vitkit.data.layout import LayoutName
 from vitkit.data.sources import check_classes, has_no_folders, read_table, read_unlabelled
 from vitkit.data.split_file import by_content, digest_of, read_contents, split_from_file
-from vitkit.data.table import UNLABELLED, ImageTable, Row
-from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL, Task
+from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, UNLABELLED, ImageTable, Proposal, Row, Task
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, without_place
 from vitkit.system.run_files import LABEL_ERRORS, PROPOSALS, SPLIT, folds_in

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from vitkit.data.storage import SUFFIXES, is_there
-from vitkit.data.task import MULTI_LABEL
+from vitkit.data.table import MULTI_LABEL
 from vitkit.errors import VitkitError
 from vitkit.system.files import (
     append_bytes,
@@ -75,25 +75,6 @@ class Edit(NamedTuple):
     previous: str = ""
     when: str = ""
     proposed_by: str = ""
-
-
-class Proposal(NamedTuple):
-    """A change of an image's label that a model proposed: a new label, or leaving the image out.
-
-    Attributes:
-        path: the path of the image.
-        before: the label before the first proposal, as in a label file; `UNLABELLED` if there was none.
-        by: the run whose model proposed the change, or the name of the list of suspected label errors.
-        split: for an image that is left out, the split that it would be in; otherwise None.
-        digest: the first bytes of the file's SHA-256 as hexadecimal text; empty if unknown. A moved file is recognised
-            by its digest.
-    """
-
-    path: str
-    before: str
-    by: str
-    split: str | None = None
-    digest: str = ""
 
 
 _HEADER = (",".join(Edit._fields) + "\n").encode()  # rows are appended only to files with this header

@@ -20,12 +20,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-from vitkit.data.labels import Proposal
 from vitkit.data.layout import LayoutName, split_of_word
 from vitkit.data.remote import copy_of, read_file, read_part
 from vitkit.data.storage import UnreadableImageError
-from vitkit.data.table import UNLABELLED, ImageTable
-from vitkit.data.task import TASKS, TaskName
+from vitkit.data.table import TASKS, UNLABELLED, ImageTable, Proposal, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_bytes
 from vitkit.text.cells import listed, plural

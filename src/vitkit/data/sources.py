@@ -19,8 +19,7 @@ from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layou
 from vitkit.data.named import DATASETS
 from vitkit.data.storage import FOLDER_STORAGES, STORAGES, Overlooked, Storage, entries_in, images_below, is_passed_over
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
-from vitkit.data.table import UNLABELLED, ImageTable, Row, refuse_twins, table_of
-from vitkit.data.task import MULTI_LABEL
+from vitkit.data.table import MULTI_LABEL, UNLABELLED, ImageTable, Row, refuse_twins, table_of
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of
 from vitkit.text.cells import restored

@@ -20,8 +20,7 @@ from vitkit.data.seen import DIGEST, PictureRecord
 from vitkit.data.sources import storage_at
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import SUFFIXES, Place, UnreadableImageError, is_there, open_place, walk
-from vitkit.data.table import ImageTable
-from vitkit.data.task import SINGLE_LABEL
+from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_text, write_json
 from vitkit.system.progress import progress

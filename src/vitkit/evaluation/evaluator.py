@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.classifier import Classifier
-from vitkit.data.labels import EXCLUDED, Proposal
-from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data.labels import EXCLUDED
+from vitkit.data.table import UNLABELLED, ImageTable, Proposal
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.evaluation.figures import figures, unseen_part, without
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation

@@ -24,8 +24,7 @@ from scipy.special import softmax
 from vitkit.data.doctor.duplicates import LookedFor
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.splits import differ_much
-from vitkit.data.table import ImageTable
-from vitkit.data.task import SINGLE_LABEL, TASKS, Task
+from vitkit.data.table import SINGLE_LABEL, TASKS, ImageTable, Task
 from vitkit.evaluation.calibration import blocks, log_odds, most_rise, to_probabilities
 from vitkit.evaluation.headline import BY_FOLDS, headline_of
 from vitkit.evaluation.intervals import Interval, Units, intervals, mean_interval

@@ -32,8 +32,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor
 
 from vitkit.data.splits import held_out_split
-from vitkit.data.table import ImageTable
-from vitkit.data.task import MULTI_LABEL, SINGLE_LABEL
+from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable
 from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.metrics import Evaluation

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.task import MULTI_LABEL, NO_THRESHOLD, SINGLE_LABEL, Task
+from vitkit.data.table import MULTI_LABEL, NO_THRESHOLD, SINGLE_LABEL, Task
 from vitkit.evaluation import registry
 from vitkit.evaluation.calibration import Reliability, blocks, confidence_at
 from vitkit.text.cells import JOINT

@@ -13,7 +13,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.task import TASKS, TaskName
+from vitkit.data.table import TASKS, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import read_json
 from vitkit.text.arguments import is_number, shown

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.task import Task, task_of
+from vitkit.data.table import Task, task_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures

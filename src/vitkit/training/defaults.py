@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitkit.data.table import ImageTable
-from vitkit.data.task import SINGLE_LABEL, Task
+from vitkit.data.table import SINGLE_LABEL, ImageTable, Task
 from vitkit.errors import VitkitError
 from vitkit.model.names import Config, NetworkConfig
 from vitkit.training.adapters import check_patch_dropout

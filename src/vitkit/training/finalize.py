@@ -27,8 +27,7 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.splits import differ_much
-from vitkit.data.table import ImageTable
-from vitkit.data.task import SINGLE_LABEL, Task
+from vitkit.data.table import SINGLE_LABEL, ImageTable, Task
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_odds, to_probabilities
 from vitkit.evaluation.evaluator import evaluate

@@ -14,10 +14,9 @@ from pathlib import Path
 
 from vitkit.data.doctor.examine import Diagnosis, Finding, find_twins
 from vitkit.data.file_facts import FactTable
-from vitkit.data.labels import Proposal
 from vitkit.data.seen import DIGEST, Overlap, PictureRecord, exposures, find_overlap, inherit, make_record
 from vitkit.data.splits import SPLITS, scenes, split
-from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data.table import UNLABELLED, ImageTable, Proposal
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import read_bytes, without_place

@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitkit.data.table import ImageTable
-from vitkit.data.task import MULTI_LABEL
+from vitkit.data.table import MULTI_LABEL, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.training.distributed import ALONE, ProcessGroup

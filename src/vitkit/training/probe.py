@@ -30,8 +30,7 @@ from vitkit.classifier import Classifier
 from vitkit.data.loading import EvaluationImages, TrainingImages, is_worker_lost, worker_lost
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import fold
-from vitkit.data.table import ImageTable
-from vitkit.data.task import SINGLE_LABEL
+from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import calibrate
 from vitkit.evaluation.linear_models import regress, regression_loss

@@ -21,13 +21,12 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.corrections import read_proposals
-from vitkit.data.labels import Proposal
 from vitkit.data.loading import EvaluationImages, TrainingImages
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.split_file import groups_from_file, look_over, read_contents, roles_in_run
 from vitkit.data.splits import SPLITS, held_out_split
 from vitkit.data.storage import Place
-from vitkit.data.table import ImageTable
+from vitkit.data.table import ImageTable, Proposal
 from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors

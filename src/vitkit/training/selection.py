@@ -28,8 +28,7 @@ from vitkit.data.corrections import read_corrected
 from vitkit.data.loading import EvaluationImages
 from vitkit.data.seen import find_overlap
 from vitkit.data.splits import check_trainable, fold, in_proportion
-from vitkit.data.table import ImageTable
-from vitkit.data.task import SINGLE_LABEL
+from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.linear_models import regress

@@ -38,12 +38,11 @@ from vitkit.data.augment import Augment, CustomAugment
 from vitkit.data.corrections import Earlier, earlier_runs, find_proposals, read_corrected
 from vitkit.data.doctor.examine import Finding, examine, of_scenes, of_splits
 from vitkit.data.file_facts import Facts, Memory, scan
-from vitkit.data.labels import Proposal
 from vitkit.data.loading import mix_seeds
 from vitkit.data.preprocess import HALF, Preprocess
 from vitkit.data.seen import DIGEST, PictureRecord, find_overlap, make_record
 from vitkit.data.splits import check_trainable, fold, held_out_split, limit_training, scenes, split
-from vitkit.data.table import ImageTable, table_of
+from vitkit.data.table import ImageTable, Proposal, table_of
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import cores
 from vitkit.language.text_files import TextEncoderInfo

@@ -53,9 +53,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitkit.classifier import Classifier
-    from vitkit.data.labels import Proposal
     from vitkit.data.split_file import Changes
-    from vitkit.data.table import ImageTable
+    from vitkit.data.table import ImageTable, Proposal
     from vitkit.evaluation.evaluator import Outcomes, ProposalEvaluation
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.weights.preprocessing import PreprocessLike
@@ -589,7 +588,7 @@ def _with_run_facts(
 ) -> ProposalEvaluation:
     """Add what a run has recorded: the groups of its images, and the settings that were chosen on these images."""
     from vitkit.data.split_file import groups_of_run
-    from vitkit.data.task import task_of
+    from vitkit.data.table import task_of
     from vitkit.evaluation.figures import chosen_of_model
     from vitkit.evaluation.metrics import grouped
 

@@ -19,8 +19,7 @@ from vitkit.data.decode import UnreadableImageError
 from vitkit.data.doctor.examine import Diagnosis, examine
 from vitkit.data.labels import EXCLUDED, Suspect, decisions_since, read_suspects
 from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
-from vitkit.data.table import UNLABELLED, ImageTable, table_of
-from vitkit.data.task import MULTI_LABEL
+from vitkit.data.table import MULTI_LABEL, UNLABELLED, ImageTable, table_of
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import to_json

@@ -26,8 +26,7 @@ from vitkit.data.decode import UnreadableImageError, picture_of
 from vitkit.data.labels import EXCLUDED, Edit, LabelFile, Suspect, renaming
 from vitkit.data.sources import has_no_folders, read_table, read_unlabelled
 from vitkit.data.storage import Place, is_there, version_of
-from vitkit.data.table import UNLABELLED, ImageTable
-from vitkit.data.task import SINGLE_LABEL, Task
+from vitkit.data.table import SINGLE_LABEL, UNLABELLED, ImageTable, Task
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import cores
 from vitkit.system.environment import cache_folder

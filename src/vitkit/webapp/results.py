@@ -18,7 +18,7 @@ from vitkit.data.decode import UnreadableImageError
 from vitkit.data.labels import EXCLUDED, Edit, Suspect, chance_in_words, decisions_since, read_suspects
 from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
 from vitkit.data.storage import Place
-from vitkit.data.task import Task
+from vitkit.data.table import Task
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures
