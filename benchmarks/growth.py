@@ -353,7 +353,7 @@ def starting(photos: str, out: str, model: str) -> None:
 
 def thumbnails(images: int) -> np.ndarray:
     """Made-up thumbnails, (n, 16, 16, 3), whose frequencies fall off as those of photographs do."""
-    from vitkit.data.doctor.likeness import cosines
+    from vitkit.data.doctor.duplicates import cosines
 
     rng, basis = np.random.default_rng(0), cosines()
     frequency = np.add.outer(np.arange(16), np.arange(16))
@@ -369,7 +369,7 @@ def thumbnails(images: int) -> np.ndarray:
 
 
 def copies(_: Path, __: argparse.Namespace, *sizes: int) -> list[dict[str, Any]]:
-    from vitkit.data.doctor.likeness import find_pairs
+    from vitkit.data.doctor.duplicates import find_pairs
 
     rows, before = list[dict[str, Any]](), None
     for images in sizes:

@@ -27,7 +27,7 @@ from vitkit.data import (
     find_duplicates,
     scan,
 )
-from vitkit.data.doctor import likeness as search
+from vitkit.data.doctor import duplicates as search
 
 ONE_SCENE = {  # flowers of which the same were photographed twice, looked at by eye
     ("12406229175_82e2ac649c_n", "12406418663_af20dc225f_n"),

@@ -23,11 +23,12 @@ __all__, __getattr__ = public(
         "corrections": "correct labels_of proposals_of_run read_corrected read_proposals",
         "decode": "LEAST_BUDGET MAX_PIXELS MemoryBudget Samples decoders read_picture warn_of_doubt",
         "doctor.altered": "Described find_altered",
-        "doctor.duplicates": "Link compare connect find_duplicates find_known",
+        "doctor.duplicates": (
+            "LEAST_CORRELATION Link MOST_DIFFERENCE compare connect find_duplicates find_known find_pairs"
+        ),
         "doctor.examine": "Copies Diagnosis MOST_CROPPED MOST_LOST examine find_twins",
         "doctor.keypoints": "BYTES MOST find_keypoints working_copy",
-        "doctor.likeness": "LEAST_CORRELATION MOST_DIFFERENCE THUMBNAIL find_pairs",
-        "file_facts": "FactTable Facts Memory scan",
+        "file_facts": "FactTable Facts Memory THUMBNAIL scan",
         "image_cache": "DiskCache MemoryCache PictureCache bytes_of choose_cache open_cache",
         "labels": "EXCLUDED Edit add_edits labels_so_far read_labels read_suspects renaming undo_edits",
         "layout": "LayoutName split_of_folder split_of_word",

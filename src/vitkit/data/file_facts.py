@@ -48,7 +48,6 @@ from vitkit.data.decode import (
     reason,
 )
 from vitkit.data.doctor.keypoints import BYTES, MOST, SHORT, Grey, find_keypoints, working_copy
-from vitkit.data.doctor.likeness import THUMBNAIL
 from vitkit.data.storage import Place, Stored, UnreadableImageError, open_place
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import empty_array, to_json
@@ -56,6 +55,7 @@ from vitkit.system.processes import Worker, answer_questions
 
 Stamped = tuple[Place, bytes | None]  # a file, and its stamp (`stamp_of`)
 _PART = 2**20  # bytes read at a time
+THUMBNAIL = 16  # pixels of a thumbnail's sides: enough to recognise a picture, too few to show its details
 LEAST_SIDE = 48  # pixels; in smaller pictures, blobs have too few pixels for keypoints
 _KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of the formats that are decoded from memory just as from a file
 

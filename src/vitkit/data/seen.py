@@ -23,10 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.data.doctor.altered import Described, ends_of
-from vitkit.data.doctor.duplicates import Kind, LookedFor, find_known
+from vitkit.data.doctor.duplicates import Kind, LookedFor, cosines, find_known
 from vitkit.data.doctor.keypoints import MOST
-from vitkit.data.doctor.likeness import THUMBNAIL, cosines
-from vitkit.data.file_facts import Facts, FactTable, Memory, column, scan
+from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable, Memory, column, scan
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import empty_array, from_json, to_json

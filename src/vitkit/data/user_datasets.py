@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader
 from vitkit.data.augment import Augment
 from vitkit.data.decode import decode, flattened
 from vitkit.data.doctor.keypoints import find_keypoints, working_copy
-from vitkit.data.doctor.likeness import THUMBNAIL
-from vitkit.data.file_facts import LEAST_SIDE, Facts
+from vitkit.data.file_facts import LEAST_SIDE, THUMBNAIL, Facts
 from vitkit.data.loading import Images, apply_seeded
 from vitkit.data.preprocess import Interpolation, Preprocess
 from vitkit.data.table import ImageTable

@@ -6,7 +6,7 @@ The search has three steps:
 2. If at least three candidates of two pictures have the same arrangement, match all keypoints of both pictures.
 3. Count the matches that agree with one affine map of the plane.
 
-As in `likeness`, whether two pictures are altered copies depends only on these two pictures
+As with thumbnails (`duplicates`), whether two pictures are altered copies depends only on these two pictures
 (docs/decisions/0009-duplicates.md).
 """
 
@@ -25,8 +25,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
 from vitkit.data.doctor.keypoints import BYTES, COEFFICIENTS, MOST, PLACES, frequencies
-from vitkit.data.doctor.likeness import THUMBNAIL, Pairs, Pixels
-from vitkit.data.file_facts import Facts, FactTable
+from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable
 
 LEAST_SCORE = 4.5
 PRECISE, DEARER = 0.0035, 1300.0  # the least score grows by the second times the excess of `off` over the first
@@ -59,6 +58,8 @@ _REPORT_EVERY = 2048  # pictures between two reports of progress
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.uint8]
+Pairs = tuple[list[tuple[int, int]], list[tuple[int, int]]]  # near or altered pairs, and mirrored pairs
 
 _LUMA = np.array([0.299, 0.587, 0.114])
 
