@@ -189,7 +189,7 @@ def test_one_function_makes_json() -> None:
         "inference/backends/torch.py",
         "exporting/program.py",
         "weights/checkpoint.py",
-        "text/html.py",
+        "text/pages.py",
         "serving/guard.py",
         "verbs/pack.py",
         "training/finalize.py",

@@ -17,7 +17,7 @@ from PIL import Image
 from photos import noise
 from vitkit.evaluation import Reliability, class_rankings
 from vitkit.reporting import plots
-from vitkit.text.html import to_svg
+from vitkit.text.pages import to_svg
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")
 

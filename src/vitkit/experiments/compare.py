@@ -135,7 +135,7 @@ class Comparison(Result):
         ]
 
     def _repr_html_(self) -> str:
-        from vitkit.text.html import table
+        from vitkit.text.pages import table
 
         rows = [[escape(cell) for cell in cells(model)] for model in self.models]
         said = "".join(f"<p>{escape(line)}</p>" for line in [*self.summary, *self.verdicts, *self.figures["findings"]])

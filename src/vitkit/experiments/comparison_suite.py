@@ -85,7 +85,7 @@ class ComparisonSuite(Result):
         ]
 
     def _repr_html_(self) -> str:
-        from vitkit.text.html import table
+        from vitkit.text.pages import table
 
         rows = [[escape(cell) for cell in row] for row in table_rows(self.figures)]
         said = "".join(f"<p>{escape(line)}</p>" for line in self.figures["sentences"])
@@ -404,7 +404,7 @@ def _on_two_lines(accuracy: str) -> str:
 
 def _write_page(result: ComparisonSuite) -> None:
     from vitkit.reporting.comparison import draw_suite
-    from vitkit.text.html import figure, table, to_svg, wide, write_page
+    from vitkit.text.pages import figure, table, to_svg, wide, write_page
 
     figures = result.figures
     rows = []

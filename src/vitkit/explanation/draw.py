@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
-from vitkit.text import html as page
-from vitkit.text.drawing import new_figure, whole_numbers
+from vitkit.text import pages
+from vitkit.text.pages import new_figure, whole_numbers
 
 FloatArray = npt.NDArray[np.float32]
 Box = tuple[float, float, float, float]
@@ -35,7 +35,7 @@ _LEAST = 256  # a photograph whose long side has fewer pixels is enlarged
 
 def to_png(figure: Figure) -> bytes:
     """Return a figure as the content of a PNG file, and clear the figure."""
-    data = page.to_png(figure)
+    data = pages.to_png(figure)
     figure.clear()  # a figure refers to itself, so its pixels would stay until the next garbage collection
     return data
 

@@ -39,8 +39,7 @@ from vitkit.model.network import Network
 from vitkit.model.variants import MAPS, reason_against
 from vitkit.system.files import replacing, without_place
 from vitkit.text.arguments import path_text
-from vitkit.text.drawing import KINDS, Fonts, as_file, new_figure, plot_picture, written_as
-from vitkit.text.html import image, table, write_page
+from vitkit.text.pages import KINDS, Fonts, as_file, image, new_figure, plot_picture, table, write_page, written_as
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,7 +24,7 @@ from vitkit.explanation.attention import attending, attention_maps, plain, twin
 from vitkit.explanation.draw import mosaic, unit
 from vitkit.model.config import ViTConfig
 from vitkit.model.vit import Attention, VisionTransformer
-from vitkit.text.drawing import new_figure, whole_numbers
+from vitkit.text.pages import new_figure, whole_numbers
 
 FloatArray = npt.NDArray[np.float32]
 _AT_ONCE = 8  # images whose attention matrices are in memory together

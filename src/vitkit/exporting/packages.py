@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive, replacing
-from vitkit.text.html import script_data, source_hash
+from vitkit.text.pages import script_data, source_hash
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -25,8 +25,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting.plots import BLUE, GREY, ORANGE, STYLES, in_legend
 from vitkit.text.cells import interval_text, sentence
-from vitkit.text.drawing import new_figure, whole_numbers
-from vitkit.text.html import figure, finding, folded, table, to_png, wide, write_page
+from vitkit.text.pages import figure, finding, folded, new_figure, table, to_png, whole_numbers, wide, write_page
 
 _POINTS = 100  # percentage points in 1
 

@@ -25,7 +25,7 @@ from vitkit.data.table import ImageTable
 from vitkit.reporting import plots
 from vitkit.reporting.gallery import gallery, thumbnails
 from vitkit.system.files import without_place
-from vitkit.text.html import figure, finding, findings, image, table, to_png, write_page
+from vitkit.text.pages import figure, finding, findings, image, table, to_png, write_page
 
 _SHOWN, _IN_A_ROW = 60, 6  # maximum number of groups of copies, and of pictures shown for each group
 _THUMBNAIL = 160  # pixels

@@ -41,7 +41,7 @@ from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, th
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
 from vitkit.text.cells import JOINT, by_chance, harmless, interval_text, plural
-from vitkit.text.html import (
+from vitkit.text.pages import (
     DRAWN,
     Live,
     decimals,
@@ -55,7 +55,7 @@ from vitkit.text.html import (
     wide,
     write_page,
 )
-from vitkit.text.html import findings as shown_findings
+from vitkit.text.pages import findings as shown_findings
 
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=class |function )", re.MULTILINE)

@@ -19,7 +19,7 @@ from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction import Row
 from vitkit.reporting.plots import classified, save_figure
 from vitkit.system.files import common_folder, fitting, path_below
-from vitkit.text.html import address, image
+from vitkit.text.pages import address, image
 
 SIDE = 224  # pixels of a thumbnail, at most
 

@@ -19,8 +19,7 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.metrics import ClassRanking
 from vitkit.system.files import replacing
-from vitkit.text.drawing import new_figure, whole_numbers
-from vitkit.text.html import DPI, to_png
+from vitkit.text.pages import DPI, new_figure, to_png, whole_numbers
 
 # The colours of Okabe and Ito, which colour-blind readers can also distinguish.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"

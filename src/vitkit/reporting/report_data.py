@@ -23,7 +23,7 @@ from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.reporting.gallery import Thumbnail, size, thumbnails
 from vitkit.system.files import from_json, read_text
 from vitkit.text.cells import JOINT
-from vitkit.text.html import DATA
+from vitkit.text.pages import DATA
 
 Numbers = npt.NDArray[np.int64]
 

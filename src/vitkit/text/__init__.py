@@ -1,8 +1,8 @@
 """Format text and check values: sentences, table cells, arguments, class names, figures and HTML pages.
 
 Open `cells.py` first, which formats text for terminals, CSV files and sentences, and compares class names. `arguments`
-checks the arguments of functions and the fields of dataclasses against type annotations. `html`, `drawing` and
-`workbook` write pages, figures and Excel files.
+checks the arguments of functions and the fields of dataclasses against type annotations. `pages` writes figures and
+HTML pages, and `workbook` writes Excel files.
 """
 
 from __future__ import annotations

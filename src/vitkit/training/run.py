@@ -86,7 +86,7 @@ from vitkit.system.run_files import (
     fold_folder,
 )
 from vitkit.text.cells import interval_text, plural
-from vitkit.text.html import table, write_page
+from vitkit.text.pages import table, write_page
 from vitkit.training.architecture import weights_of
 from vitkit.training.averages import mix_with_start
 from vitkit.training.defaults import check_effects, complete

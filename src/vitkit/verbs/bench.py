@@ -127,7 +127,7 @@ class Benchmark(Result):
     def _repr_html_(self) -> str:
         from html import escape
 
-        from vitkit.text.html import table
+        from vitkit.text.pages import table
 
         rows = [[escape(cell) for cell in row] for row in self.cells]
         return f"<p>{escape(self.title)}</p>{table(rows, self.headings)}"
@@ -338,7 +338,7 @@ def chart(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     Args:
         panels: a mapping from the title of each panel to its rows, which `vitkit.profiling.speed.row` returns.
     """
-    from vitkit.text.drawing import new_figure
+    from vitkit.text.pages import new_figure
 
     heights = [_HEAD + _BAR * (len(rows) + 2) for rows in panels.values()]
     figure = new_figure(9, sum(heights))

@@ -97,7 +97,7 @@ class Checkup(Result):
 
     def _repr_html_(self) -> str:
         """Return the findings, and the number of images of each class as a chart and a table, for a notebook."""
-        from vitkit.text.html import finding, image, table, to_png
+        from vitkit.text.pages import finding, image, table, to_png
 
         content = self.diagnosis.table
         findings = "".join(finding(str(each)) for each in self.diagnosis.findings) or "<p>Nothing wrong was found.</p>"

@@ -99,7 +99,7 @@ class Embeddings(Result):
         return f"<Embeddings: {self._described()}>"
 
     def _repr_html_(self) -> str:
-        from vitkit.text.html import table
+        from vitkit.text.pages import table
 
         rows = [[escape(path), f"{similarity:.6f}"] for path, similarity in self.nearest]
         return f"<p>{escape(self._described())}</p>" + (table(rows, ("path", "similarity")) if rows else "")

@@ -146,7 +146,7 @@ class EvaluationResult(Result):
         return f"{counted} of {every} {split} images, without {every - counted} that the weights had seen,"
 
     def _summary_lines(self) -> Iterator[str]:
-        from vitkit.text.html import decimals
+        from vitkit.text.pages import decimals
 
         if self.headline.value is None:
             yield self.headline.words
@@ -167,7 +167,7 @@ class EvaluationResult(Result):
                 yield name, value, "" if bounds is None else interval_text(bounds)
 
     def _class_lines(self) -> Iterator[str]:
-        from vitkit.text.html import decimals
+        from vitkit.text.pages import decimals
 
         width = max(5, *map(len, self.evaluation.classes))
         yield ""
@@ -180,7 +180,7 @@ class EvaluationResult(Result):
         return f"<EvaluationResult: {self.headline.words}>"
 
     def _repr_html_(self) -> str:
-        from vitkit.text.html import decimals, table
+        from vitkit.text.pages import decimals, table
 
         main = [[escape(name), f"{value:.4f}", interval] for name, value, interval in self._summary()]
         classes = [

@@ -251,7 +251,7 @@ def _explain_images(
 ) -> Explanations:
     """Write the explanation of each image to a separate folder."""
     from vitkit.data.decode import UnreadableImageError
-    from vitkit.text.html import write_page
+    from vitkit.text.pages import write_page
 
     method = choices[0]
     rows: list[str] = []
@@ -310,8 +310,7 @@ def _pixels(low: float, high: float, size: int) -> tuple[int, int]:
 def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tuple[Path, str]:
     """Write attention.png, .svg and .pdf, and return the path and the HTML of attention.png."""
     from vitkit.explanation.draw import paper_sheet, to_png
-    from vitkit.text.drawing import as_file
-    from vitkit.text.html import image
+    from vitkit.text.pages import as_file, image
 
     figure = paper_sheet(pairs)
     for kind in (".svg", ".pdf"):
@@ -330,7 +329,7 @@ def _common_root(paths: Iterable[str], folders: Iterable[str]) -> str:
 def _row(explanation: Explanation, path: str, place: Path) -> str:
     """Return the HTML of a thumbnail that links to the page of its image."""
     from vitkit.explanation.draw import thumbnail
-    from vitkit.text.html import image
+    from vitkit.text.pages import image
 
     shown = thumbnail(explanation.overlay(explanation.methods[0], _THUMBNAIL), _THUMBNAIL)
     picture = image(without_place(path), shown, "jpeg")
@@ -360,7 +359,7 @@ def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatom
     from vitkit.explanation.draw import to_png
     from vitkit.model.build import vit_of
     from vitkit.model.layers import evaluating
-    from vitkit.text.html import image, write_page
+    from vitkit.text.pages import image, write_page
 
     vit_of(classifier.model, "--anatomy")
     images, remarks = _read_images(classifier, paths)

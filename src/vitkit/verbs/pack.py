@@ -371,7 +371,7 @@ def _write_static(folder: Path, readme: str, lesson: str) -> None:
     """Write the installation programs, the README, the lesson and its pictures."""
     from markdown_it import MarkdownIt
 
-    from vitkit.text.html import write_page
+    from vitkit.text.pages import write_page
 
     (folder / "pictures").mkdir(exist_ok=True)
     for name in ("install.py", "install.sh", *(f"pictures/{name}.png" for name in _PICTURES)):

@@ -187,7 +187,7 @@ class Predictions(Result):
         return [f"{images} ({self.unreadable} unreadable{rejected}), {self.computed}{where}"]
 
     def _repr_html_(self) -> str:
-        from vitkit.text.html import table
+        from vitkit.text.pages import table
 
         rows = [[escape(cell) for cell in _cells(row)] for row in islice(self, _SHOWN)]
         more = f"<p>... and {self.images - len(rows)} more</p>" if self.images > len(rows) > 0 else ""

@@ -14,7 +14,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import replacing
 from vitkit.system.progress import Say
 from vitkit.text.cells import harmless
-from vitkit.text.drawing import KINDS, Fonts, as_file, choose_picture, plot_picture, written_as
+from vitkit.text.pages import KINDS, Fonts, as_file, choose_picture, plot_picture, written_as
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -65,7 +65,7 @@ class SearchResult(Result):
         return f"<SearchResult: {len(self)} of {self.images} images for {self.text!r}>"
 
     def _repr_html_(self) -> str:
-        from vitkit.text.html import table
+        from vitkit.text.pages import table
 
         rows = [[escape(path), f"{similarity:.6f}"] for path, similarity in self.nearest]
         return f"<p>{escape(self.text)}</p>" + table(rows, ("path", "similarity"))

@@ -154,7 +154,7 @@ class TrainingRun(Result):
 
     def _repr_html_(self) -> str:
         from vitkit.evaluation.registry import METRICS
-        from vitkit.text.html import table
+        from vitkit.text.pages import table
 
         if not (self.folder / EVALUATION).is_file() and not self.folds:
             return f"<p>{escape(self.lines()[0])}</p>"
@@ -300,7 +300,7 @@ class LiveCurves:
     def on_epoch_end(self, state: TrainingState) -> None:
         """Draw the curves up to this epoch."""
         from vitkit.reporting import plots
-        from vitkit.text.html import to_png
+        from vitkit.text.pages import to_png
 
         self._rows.append({"epoch": state.epoch, **state.metrics})
         content = self._display.Image(data=to_png(plots.curves(self._rows, None)))

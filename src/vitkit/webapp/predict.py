@@ -223,7 +223,7 @@ def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unk
         VitkitError: there are too many photographs for a page.
     """
     from vitkit.reporting.gallery import gallery, thumbnails
-    from vitkit.text.html import write_page
+    from vitkit.text.pages import write_page
 
     rows = stored.rows(item)
     if len(rows) > _SHEET_MOST:

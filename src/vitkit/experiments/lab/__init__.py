@@ -218,7 +218,7 @@ class LabResult(Result):
 
     def body(self) -> list[str]:
         """Return the body of the page as HTML."""
-        from vitkit.text.html import command, figure, table, to_svg, wide
+        from vitkit.text.pages import command, figure, table, to_svg, wide
 
         experiment = self.experiment
         first, *remarks = self.remarks

@@ -427,7 +427,7 @@ def _next(experiment: Experiment, hold: ExitStack) -> Path:
 
 
 def _written(result: LabResult) -> LabResult:
-    from vitkit.text.html import write_page
+    from vitkit.text.pages import write_page
 
     assert result.folder is not None
     write_json(result.folder / LAB, result.figures)

@@ -48,8 +48,7 @@ from vitkit.reporting.plots import BLUE, GREY, ORANGE
 from vitkit.system.files import from_json, without_place, write_text
 from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, FINDINGS, METRICS, PRETRAINING, RECIPE, REPORT, SPLIT
-from vitkit.text.drawing import new_figure, whole_numbers
-from vitkit.text.html import figure, finding, listing, table, to_png, write_page
+from vitkit.text.pages import figure, finding, listing, new_figure, table, to_png, whole_numbers, write_page
 from vitkit.training.adapters import needs_every_patch
 from vitkit.training.architecture import weights_of
 from vitkit.training.checkpoint import identity
