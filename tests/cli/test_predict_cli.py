@@ -32,7 +32,7 @@ from test_workbook import read as read_workbook
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, find_images
-from vitkit.reporting import gallery as album
+from vitkit.reporting import plots
 from vitkit.system import exclusive
 from vitkit.text import restored
 from vitkit.verbs.predict import predict
@@ -637,7 +637,7 @@ def test_strange_names_go_through_a_pipe(vitkit: Any, trained: Path, strange: Pa
 
 
 @pytest.fixture
-def titles(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def titles(drawn_pictures: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The title of each picture, as it is drawn."""
     seen: dict[str, str] = {}
 
@@ -645,8 +645,8 @@ def titles(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         seen[path.as_posix()] = figure.texts[0].get_text()
         original(figure, path)
 
-    original: Callable[[Figure, Path], None] = album.save_figure
-    monkeypatch.setattr(album, "save_figure", spy)
+    original: Callable[[Figure, Path], None] = plots.save_figure
+    monkeypatch.setattr(plots, "save_figure", spy)
     return seen
 
 
@@ -654,7 +654,6 @@ def drawn(folder: str) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
 
 
-@pytest.mark.usefixtures("drawn_pictures")
 def test_each_readable_image_has_a_picture_where_it_lies_below_the_source(
     vitkit: Any, trained: Path, here: Path, titles: dict[str, str]
 ) -> None:
@@ -706,13 +705,13 @@ def test_a_photograph_is_drawn_upright_and_not_too_large(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = []
-    original = album.classified
+    original = plots.classified
 
     def spy(picture: Image.Image, *arguments: Any, **named: Any) -> Figure:
         sizes.append(picture.size)
         return original(picture, *arguments, **named)
 
-    monkeypatch.setattr(album, "classified", spy)
+    monkeypatch.setattr(plots, "classified", spy)
     turned = Image.Exif()
     turned[0x0112] = 6
     pictures.save(pictures.smooth(3000, 1500), here / "wide" / "turned.jpg", exif=turned)
@@ -769,14 +768,14 @@ def test_resume_draws_what_has_no_picture(
 def test_a_disk_full_of_pictures_is_told_and_keeps_the_rows(
     vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, left = album.save_figure, [3]
+    original, left = plots.save_figure, [3]
 
     def fill(figure: Figure, path: Path) -> None:
         left[0] -= 1
         with disk_of(2_000 if left[0] < 0 else resource.RLIM_INFINITY):
             original(figure, path)
 
-    monkeypatch.setattr(album, "save_figure", fill)
+    monkeypatch.setattr(plots, "save_figure", fill)
     outcome = vitkit("predict", trained, "photos/red", "--pictures", "drawn", "-o", "out.csv")
     assert outcome.code == 2
     assert outcome.err.startswith("error: drawn/img4.png.png: ")

@@ -23,7 +23,7 @@ from vitkit.data.splits import SPLITS
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.reporting import plots
-from vitkit.reporting.gallery import gallery, thumbnails
+from vitkit.reporting.plots import gallery, thumbnails
 from vitkit.system.files import without_place
 from vitkit.text.pages import figure, finding, findings, image, table, to_png, write_page
 

@@ -36,7 +36,7 @@ from vitkit.evaluation.registry import METRICS
 from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import NAMES
 from vitkit.reporting import plots, report_data
-from vitkit.reporting.gallery import gallery
+from vitkit.reporting.plots import gallery
 from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, threshold_data
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT

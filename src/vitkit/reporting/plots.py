@@ -1,9 +1,19 @@
-"""Draw the figures of a run with matplotlib. No function of this module uses a model."""
+"""Draw the figures of a run with matplotlib, and show photographs in pages and folders.
+
+`save_figure` writes a figure as a PNG file. `thumbnails` shrinks photographs, and `gallery` shows them in a page with
+captions. `Album` writes pictures of predictions into a folder that mirrors the folders of the images. No function of
+this module uses a model.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +26,14 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 from PIL import Image
 from sklearn.metrics import precision_recall_curve, roc_curve
 
+from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.storage import Place
 from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.metrics import ClassRanking
-from vitkit.system.files import replacing
-from vitkit.text.pages import DPI, new_figure, to_png, whole_numbers
+from vitkit.inference.pipeline import cores
+from vitkit.inference.prediction import Row
+from vitkit.system.files import common_folder, fitting, path_below, replacing
+from vitkit.text.pages import DPI, address, image, new_figure, to_png, whole_numbers
 
 # The colours of Okabe and Ito, which colour-blind readers can also distinguish.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
@@ -274,6 +288,62 @@ def embedding(
     return figure
 
 
+def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
+    """Plot the height of pictures against their width on logarithmic axes.
+
+    The area of a dot shows how many pictures have the same size.
+    """
+    figure = new_figure(4.8, 4.4)
+    axis = figure.subplots()
+    counts = Counter(pixels)
+    width, height = zip(*counts, strict=True)
+    area = 12 + 240 * np.sqrt(np.array(list(counts.values())) / len(pixels))
+    axis.scatter(width, height, s=area, color=BLUE, alpha=0.4, linewidths=0)
+    low, high = min(*width, *height) / 2, 2 * max(*width, *height)  # there are a few ticks in a factor of 4
+    axis.plot([low, high], [low, high], color=GREY, linewidth=0.8, linestyle=":")
+    axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="width", ylabel="height")
+    axis.set(title="Sizes in pixels; the line is square", aspect="equal")
+    for side in (axis.xaxis, axis.yaxis):
+        side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < _WIDE * low else (1,)))
+        side.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        side.set_minor_formatter(NullFormatter())
+    axis.grid(alpha=0.25)
+    return figure
+
+
+def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
+    """Write the class names along the x axis. If there are so many that they would overlap, return False."""
+    if len(classes) > _MOST_NAMED:
+        axis.set_xlabel("class")
+        return False
+    names = [_shorten(name) for name in classes]
+    is_short = max(map(len, names)) * len(names) < 60
+    axis.set_xticks(range(len(names)), names, rotation=0 if is_short else 60, ha="center" if is_short else "right")
+    axis.tick_params(axis="x", labelsize=8)
+    return True
+
+
+def _shorten(name: str, most: int = 22) -> str:
+    name = name.encode(errors="replace").decode()  # a folder's name may not be UTF-8
+    text = name if len(name) <= most else name[: most - 1] + "…"
+    return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
+
+
+def in_legend(name: str, most: int = 22) -> str:
+    """Return a name as it can appear in a legend, shortened to `most` characters.
+
+    A thin space is put before a leading underscore, because matplotlib hides names that begin with an underscore.
+    """
+    return f"\N{THIN SPACE}{_shorten(name, most)}" if name.startswith("_") else _shorten(name, most)
+
+
+# --- Photographs ----------------------------------------------------------------------------------------------
+
+SIDE = 224  # pixels of a thumbnail, at most
+LONG_SIDE = 1024  # pixels of a photograph in the album, at most
+_TINY = 100  # pixels; smaller photographs are enlarged, and stored without loss
+
+
 def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title: str) -> Figure:
     """Show pictures with their titles in rows of eight."""
     columns = min(8, len(pictures))
@@ -304,50 +374,116 @@ def classified(picture: Image.Image, label: str, confidence: float, *, is_reject
     return figure
 
 
-def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
-    """Write the class names along the x axis. If there are so many that they would overlap, return False."""
-    if len(classes) > _MOST_NAMED:
-        axis.set_xlabel("class")
-        return False
-    names = [_shorten(name) for name in classes]
-    is_short = max(map(len, names)) * len(names) < 60
-    axis.set_xticks(range(len(names)), names, rotation=0 if is_short else 60, ha="center" if is_short else "right")
-    axis.tick_params(axis="x", labelsize=8)
-    return True
+@dataclass(frozen=True)
+class Thumbnail:
+    """A photograph embedded in a page.
 
-
-def _shorten(name: str, most: int = 22) -> str:
-    name = name.encode(errors="replace").decode()  # a folder's name may not be UTF-8
-    text = name if len(name) <= most else name[: most - 1] + "…"
-    return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
-
-
-def in_legend(name: str, most: int = 22) -> str:
-    """Return a name as it can appear in a legend, shortened to `most` characters.
-
-    A thin space is put before a leading underscore, because matplotlib hides names that begin with an underscore.
+    Attributes:
+        data: the content of an image file; empty if the photograph cannot be read.
+        kind: the format of the file, png or jpeg.
+        is_tiny: whether the photograph is so small that it should be enlarged with visible pixels.
+        reason: why the photograph cannot be read.
     """
-    return f"\N{THIN SPACE}{_shorten(name, most)}" if name.startswith("_") else _shorten(name, most)
+
+    data: bytes = b""
+    kind: str = "jpeg"
+    is_tiny: bool = False
+    reason: str = ""
+
+    @property
+    def address(self) -> str | None:
+        """The data URI; None if the photograph cannot be read."""
+        return address(self.data, self.kind) if self.data else None
 
 
-def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
-    """Plot the height of pictures against their width on logarithmic axes.
+def thumbnail(path: Place, side: int = SIDE) -> Thumbnail:
+    """Return a photograph shrunk to at most `side` pixels on its longer side, or the reason why it cannot be read."""
+    try:
+        picture = decode(path, side)
+    except UnreadableImageError as error:  # the file has changed since it was first read
+        return Thumbnail(reason=str(error))
+    picture.thumbnail((side, side))
+    data = io.BytesIO()
+    if max(picture.size) < _TINY:
+        picture.save(data, "PNG")
+        return Thumbnail(data.getvalue(), "png", is_tiny=True)
+    picture.save(data, "JPEG", quality=75)
+    return Thumbnail(data.getvalue())
 
-    The area of a dot shows how many pictures have the same size.
+
+def thumbnails(paths: Iterable[Place], side: int = SIDE) -> Iterator[Thumbnail]:
+    """Yield the thumbnails of many photographs in order, computing a few at a time."""
+    with ThreadPoolExecutor(cores()) as pool:
+        yield from pool.map(lambda path: thumbnail(path, side), paths)
+
+
+def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
+    """Return the HTML of photographs with captions. If a photograph cannot be read, the reason is shown instead.
+
+    Args:
+        photographs: for each photograph, its thumbnail, attributes for its `img` element, and the lines of its caption.
     """
-    figure = new_figure(4.8, 4.4)
-    axis = figure.subplots()
-    counts = Counter(pixels)
-    width, height = zip(*counts, strict=True)
-    area = 12 + 240 * np.sqrt(np.array(list(counts.values())) / len(pixels))
-    axis.scatter(width, height, s=area, color=BLUE, alpha=0.4, linewidths=0)
-    low, high = min(*width, *height) / 2, 2 * max(*width, *height)  # there are a few ticks in a factor of 4
-    axis.plot([low, high], [low, high], color=GREY, linewidth=0.8, linestyle=":")
-    axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), xlabel="width", ylabel="height")
-    axis.set(title="Sizes in pixels; the line is square", aspect="equal")
-    for side in (axis.xaxis, axis.yaxis):
-        side.set_major_locator(LogLocator(subs=(1, 2, 5) if high < _WIDE * low else (1,)))
-        side.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        side.set_minor_formatter(NullFormatter())
-    axis.grid(alpha=0.25)
-    return figure
+    return f'<div class="row">{"".join(_cell(*photograph) for photograph in photographs)}</div>'
+
+
+def _cell(shown: Thumbnail, attributes: str, lines: Sequence[str]) -> str:
+    caption = "<br>".join(escape(line) for line in lines)
+    if not shown.data:
+        return f"<figure><p>{escape(shown.reason)}</p><figcaption>{caption}</figcaption></figure>"
+    tiny = ' class="tiny"' if shown.is_tiny else ""
+    picture = image(lines[-1], shown.data, shown.kind, f"{attributes}{tiny}".strip())
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
+
+
+def embedded_size(shown: Thumbnail) -> int:
+    """Return the number of characters that a thumbnail takes up in a page."""
+    return 4 * -(-len(shown.data) // 3)  # base64
+
+
+class Album:
+    """A folder of pictures, one for each readable image.
+
+    Args:
+        folder: the folder, which is created with the first picture.
+        sources: the folders that contain the images. A picture in the album has the path of its image relative to the
+            common parent of all folders, so that equal names do not collide.
+        paths: the images.
+    """
+
+    def __init__(self, folder: Path, sources: Iterable[str], paths: Iterable[str]) -> None:
+        self._folder = folder
+        roots = {os.path.abspath(source) for source in sources}  # noqa: PTH100  # links are not to be followed
+        self._root = common_folder(roots | {os.path.dirname(os.path.abspath(path)) for path in paths})  # noqa: PTH100, PTH120
+
+    def place(self, path: str) -> Path:
+        """Return the path of the picture for an image."""
+        relative = Path(path_below(path, self._root))
+        return self._folder / relative.with_name(fitting(relative.name, ".png"))
+
+    def add(self, row: Row) -> None:
+        """Draw an image with its prediction, and write the picture. Images that cannot be read are skipped.
+
+        Raises:
+            OSError: the picture cannot be written; the message names it.
+        """
+        if row.name is None or row.confidence is None:
+            return
+        try:
+            photograph = decode(row.path, LONG_SIDE)
+        except UnreadableImageError:  # the file was removed after it was classified; its row stays
+            return
+        photograph.thumbnail((LONG_SIDE, LONG_SIDE))
+        target = self.place(row.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure = classified(photograph, row.name or "none", row.confidence, is_rejected=row.is_rejected)
+        try:
+            save_figure(figure, target)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), str(target)) from error
+        figure.clear()  # a figure is a reference cycle: its pixels would stay in memory until garbage collection
+
+    def complete(self, rows: Iterable[Row]) -> None:
+        """Draw and write the pictures of those rows for which no picture exists yet."""
+        for row in rows:
+            if not self.place(row.path).exists():
+                self.add(row)

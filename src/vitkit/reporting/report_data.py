@@ -20,7 +20,7 @@ from vitkit.evaluation.calibration import Reliability
 from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
-from vitkit.reporting.gallery import Thumbnail, size, thumbnails
+from vitkit.reporting.plots import Thumbnail, embedded_size, thumbnails
 from vitkit.system.files import from_json, read_text
 from vitkit.text.cells import JOINT
 from vitkit.text.pages import DATA
@@ -282,7 +282,7 @@ class ReportPhotographs:
         kept: dict[int, Thumbnail] = {}
         spent = 0
         for i, picture in zip(chosen, thumbnails(root / evaluation.paths[i] for i in chosen), strict=True):
-            spent += size(picture)
+            spent += embedded_size(picture)
             if spent > _BYTES and i not in first:
                 break
             kept[i] = picture

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from vitkit.data.in_memory import Held
     from vitkit.data.storage import Stored
     from vitkit.inference.prediction import Prediction
-    from vitkit.reporting.gallery import Album
+    from vitkit.reporting.plots import Album
     from vitkit.weights.preprocessing import PreprocessLike
 
 
@@ -665,7 +665,7 @@ def _take_stock(
 
 
 def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> Album:
-    from vitkit.reporting.gallery import Album
+    from vitkit.reporting.plots import Album
 
     return Album(folder, sources, paths)
 

@@ -222,7 +222,7 @@ def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unk
     Raises:
         VitkitError: there are too many photographs for a page.
     """
-    from vitkit.reporting.gallery import gallery, thumbnails
+    from vitkit.reporting.plots import gallery, thumbnails
     from vitkit.text.pages import write_page
 
     rows = stored.rows(item)
