@@ -315,7 +315,7 @@ def test_what_had_to_be_assumed_of_a_file_may_be_said(table: ImageTable, tmp_pat
 def test_weights_of_a_name_are_refused_before_they_are_fetched(
     table: ImageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.training.architecture.look", lambda *_, **__: pytest.fail("it looks for weights"))
+    monkeypatch.setattr("vitkit.training.defaults.look", lambda *_, **__: pytest.fail("it looks for weights"))
     recipe = Recipe(data="d", model="vit_tiny_patch16_224", method="full", model_fields={"position": "none"})
     with pytest.raises(
         VitkitError, match="vit_tiny_patch16_224 has position learned_1d, so its weights cannot be used with"

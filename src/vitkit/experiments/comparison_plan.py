@@ -20,8 +20,7 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.names import config_for, is_model_name
 from vitkit.system.files import fitting, without_place
 from vitkit.system.progress import progress
-from vitkit.training.architecture import weights_of, without_fields_of_vits
-from vitkit.training.defaults import without_effect
+from vitkit.training.defaults import weights_of, without_effect, without_fields_of_vits
 from vitkit.training.lineage import SplitImages
 from vitkit.training.request import request_of
 from vitkit.training.start import Start, resolve

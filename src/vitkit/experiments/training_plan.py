@@ -446,8 +446,7 @@ def job_of(recipe: str | Path, fields: dict[str, Any], images: int | None, class
     """
     from vitkit.data.splits import trained_of
     from vitkit.training.adapters import check_patch_dropout
-    from vitkit.training.architecture import check_network
-    from vitkit.training.defaults import check_effects, choose, spare_patches
+    from vitkit.training.defaults import check_effects, check_network, choose, spare_patches
 
     base, notes = _fields_of(recipe)
     fields_of_job = overlay(base, unfold(fields))
@@ -516,7 +515,7 @@ def _config_of(recipe: Recipe, classes: int) -> Config:
 
     If the weights are not on this machine, they are assumed to belong to the model that their name contains.
     """
-    from vitkit.training.architecture import config_of, look_at_weights, named_plan, plan_of
+    from vitkit.training.defaults import config_of, look_at_weights, named_plan, plan_of
 
     if recipe.weights == "none" or (recipe.weights == "auto" and is_network_name(recipe.model)):
         return config_of(recipe, classes)

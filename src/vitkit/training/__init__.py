@@ -14,9 +14,11 @@ __all__, __getattr__ = public(
     __name__,
     {
         "adapters": "Draws PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
-        "architecture": "config_of without_fields_of_vits",
         "checkpoint": "BackgroundSave MAY_CHANGE RunWriter TrainingState identity save seal",
-        "defaults": "ACTS PRESETS SPARED check_effects choose complete spare_patches without_effect",
+        "defaults": (
+            "ACTS PRESETS SPARED check_effects choose complete config_of spare_patches without_effect "
+            "without_fields_of_vits"
+        ),
         "distributed": "ALONE GradientSums ProcessGroup add_gradients assemble check_team describe_team fabric_of",
         "finalize": (
             "Balance OutOfFold PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "

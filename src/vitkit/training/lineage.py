@@ -23,7 +23,7 @@ from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT, fold_folder
 from vitkit.text.cells import listed
-from vitkit.training.architecture import weights_of
+from vitkit.training.defaults import weights_of
 from vitkit.training.recipe import Recipe
 from vitkit.weights import inspect
 

@@ -78,8 +78,8 @@ from vitkit.system.run_files import (
     SELECTION,
     SPLIT,
 )
-from vitkit.training.architecture import weights_of
 from vitkit.training.averages import mix_with_start
+from vitkit.training.defaults import weights_of
 from vitkit.training.finalize import (
     OutOfFold,
     ValidationFacts,

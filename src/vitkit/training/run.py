@@ -87,9 +87,8 @@ from vitkit.system.run_files import (
 )
 from vitkit.text.cells import interval_text, plural
 from vitkit.text.pages import table, write_page
-from vitkit.training.architecture import weights_of
 from vitkit.training.averages import mix_with_start
-from vitkit.training.defaults import check_effects, complete
+from vitkit.training.defaults import check_effects, complete, weights_of
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
 from vitkit.training.final_model import keep_zero_shot, plan_of_final, settle_final
 from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_by, correction_of

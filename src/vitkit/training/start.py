@@ -65,9 +65,16 @@ from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import progress
 from vitkit.text.cells import listed, plural
 from vitkit.training.adapters import check_patch_dropout, heads_of
-from vitkit.training.architecture import check_network, config_of, look_at_weights, plan_of, weights_of
 from vitkit.training.checkpoint import RunWriter, TrainingState
-from vitkit.training.defaults import complete, spare_patches
+from vitkit.training.defaults import (
+    check_network,
+    complete,
+    config_of,
+    look_at_weights,
+    plan_of,
+    spare_patches,
+    weights_of,
+)
 from vitkit.training.lineage import (
     RunImages,
     SplitImages,

@@ -341,7 +341,7 @@ def _without_vit_fields(resolved: dict[str, Any], named: Collection[str]) -> tup
     Returns:
         The remaining fields, and a line about each removed one.
     """
-    from vitkit.training.architecture import without_fields_of_vits
+    from vitkit.training.defaults import without_fields_of_vits
 
     of_recipe = {name: value for name, value in resolved.items() if name == "model" or name not in named}
     kept, left_out = without_fields_of_vits(of_recipe)

@@ -36,7 +36,7 @@ from vitkit.system.files import without_place
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT
 from vitkit.text.cells import plural
-from vitkit.training.architecture import without_fields_of_vits
+from vitkit.training.defaults import without_fields_of_vits
 from vitkit.training.lineage import SplitImages, contents_of
 from vitkit.training.start import Start, resolve
 

@@ -473,8 +473,7 @@ def plan_ablation(
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.judging import before_training, hash_of_images
     from vitkit.profiling.model_info import describe
-    from vitkit.training.architecture import without_fields_of_vits
-    from vitkit.training.defaults import check_effects, without_effect
+    from vitkit.training.defaults import check_effects, without_effect, without_fields_of_vits
     from vitkit.training.start import resolve
 
     base = base_fields(ablation, data, preset, shared)
@@ -660,7 +659,7 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     from vitkit.experiments.comparison_plan import passes_of
     from vitkit.experiments.training_plan import passes, tokens_of
     from vitkit.profiling.model_info import describe
-    from vitkit.training.architecture import config_of, without_fields_of_vits
+    from vitkit.training.defaults import config_of, without_fields_of_vits
 
     recipe_name = published_recipe(ablation)
     corpus = CORPORA[recipe_name.rpartition("-")[2]]

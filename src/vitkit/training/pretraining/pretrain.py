@@ -50,9 +50,8 @@ from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, FINDINGS, METRICS, PRETRAINING, RECIPE, REPORT, SPLIT
 from vitkit.text.pages import figure, finding, listing, new_figure, table, to_png, whole_numbers, write_page
 from vitkit.training.adapters import needs_every_patch
-from vitkit.training.architecture import weights_of
 from vitkit.training.checkpoint import identity
-from vitkit.training.defaults import check_effects
+from vitkit.training.defaults import check_effects, weights_of
 from vitkit.training.distributed import ALONE, ProcessGroup, check_team, describe_team
 from vitkit.training.fine_tune import begin, data_of, run_training
 from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
