@@ -1,4 +1,4 @@
-"""The small layers that models are built from: norms, dropout, activations, heads, attention pooling.
+"""The small layers that models are built from: norms, dropout, activations, heads, fused attention, attention pooling.
 
 `initialise` draws initial weights as in the paper's reference implementation or in its PyTorch re-implementations.
 `evaluating` switches a model to evaluation mode temporarily, and may be used by several threads at once.
@@ -330,6 +330,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             else:
                 for module in training:
                     module.training = True
+
+
+def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Compute eqs. 6-7 by one kernel: (B, H, n, D_h) for all tokens, or (B, W, H, S, D_h) within `windows`."""
+    if q.ndim == 4:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    B, W = q.shape[:2]
+    mask = None if bias is None else bias.expand(B, -1, -1, -1, -1).flatten(0, 1)
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).view(B, W, *q.shape[1:])
 
 
 class AttentionPool(nn.Module):

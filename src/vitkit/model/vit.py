@@ -33,6 +33,7 @@ from vitkit.model.layers import (
     TokenConvolution,
     UnitLength,
     activation,
+    attend_fused,
     initialise,
     layer_scale,
     learned_tokens,
@@ -43,7 +44,7 @@ from vitkit.model.parallel import ParallelBlock
 from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.registry import build_registered_block
 from vitkit.model.timm_habits import AttentionHabits, TimmHabits
-from vitkit.model.windows import attend_fused, windows_of
+from vitkit.model.windows import windows_of
 
 
 class PatchEmbed(nn.Module):
@@ -260,8 +261,7 @@ class VisionTransformer(TimmHabits, nn.Module):
             layer.fused = fused
 
     def _fusing(self) -> list[Any]:
-        layers = [getattr(block, "attn", None) for block in self.blocks]
-        return [layer for layer in layers if hasattr(layer, "fused")]
+        return [block.attn for block in self.blocks if hasattr(getattr(block, "attn", None), "fused")]
 
     def rebuild_tables(self) -> None:
         """Recompute the fixed tables on the device of the parameters, after the model left the meta device."""

@@ -150,16 +150,6 @@ def windows_of(config: ViTConfig, layer: int) -> Windows | None:
     return None if size == (h, w) else Windows((h, w), size, config.prefix_tokens)
 
 
-def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Compute eqs. 6-7 by one kernel: (B, H, n, D_h) for all tokens, or (B, W, H, S, D_h) within windows."""
-    if q.ndim == 4:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-    B, W = q.shape[:2]
-    mask = None if bias is None else bias.expand(B, -1, -1, -1, -1).flatten(0, 1)
-    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).view(B, W, *q.shape[1:])
-
-
 def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Tensor | None) -> Any:
     """Add the operations of attention within windows to a graph for another runtime; return the output (B, H, n, D_h).
 

@@ -38,11 +38,11 @@ from vitkit.model.layers import (
     SwiGLU,
     TokenConvolution,
     affine_part,
+    attend_fused,
 )
 from vitkit.model.position import Relative
 from vitkit.model.variants import MERGING, OPTIMIZED, check
 from vitkit.model.vit import MLP, Attention, Block, PatchEmbed, VisionTransformer
-from vitkit.model.windows import attend_fused
 
 
 def after_norm(linear: nn.Linear, norm: Norm | None, times: int = 1) -> tuple[Tensor, Tensor]:
