@@ -41,8 +41,14 @@ from vitkit.weights.catalog import (
     split_timm,
 )
 from vitkit.weights.checkpoint import Checkpoint, read_all, read_checkpoint
-from vitkit.weights.networks import published_size, read_network
-from vitkit.weights.origin import SourceWeights, read_foreign, read_model_folder, shapes_between
+from vitkit.weights.origin import (
+    SourceWeights,
+    published_size,
+    read_foreign,
+    read_model_folder,
+    read_network,
+    shapes_between,
+)
 from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of
 
 

@@ -1,6 +1,8 @@
-"""Recognise the layout of a checkpoint, and read its configuration and its tensors under vitkit's names.
+"""Read the weights of a source under vitkit's names of tensors, together with their configuration.
 
-If a checkpoint cannot be loaded, the error names its model family, which is recognised by the names of its tensors.
+The source is a model folder, a checkpoint whose layout is recognised here, or a network of another library: the weights
+that the library publishes, or a file with that library's tensor names. If a checkpoint cannot be loaded, the error
+names its model family, which is recognised by the names of its tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitkit import model_folder
-from vitkit.data.preprocess import HALF, Preprocess, describe
+from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess, describe
 from vitkit.errors import VitkitError
 from vitkit.model import network
 from vitkit.model.config import Pair, ViTConfig
@@ -26,8 +28,9 @@ from vitkit.system.files import without_place
 from vitkit.system.run_files import CLASS_INDICES
 from vitkit.text.arguments import is_number
 from vitkit.text.cells import check_names, listed
+from vitkit.weights import download
 from vitkit.weights.catalog import Entry, class_names, names_beside, unique
-from vitkit.weights.checkpoint import Checkpoint, readers
+from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint, readers
 from vitkit.weights.formats import readable
 from vitkit.weights.formats.timm import TUTORIALS
 from vitkit.weights.infer import Inferred, Known, infer, namesakes
@@ -63,125 +66,6 @@ def _shapes_of(config: Config) -> Mapping[str, torch.Size]:
         return {name: tensor.shape for name, tensor in VisionTransformer(config).state_dict().items()}
 
 
-class TensorFamily(NamedTuple):
-    """A family of models, recognised by the names of its tensors.
-
-    Attributes:
-        name: the name of the family, with a short description for error messages.
-        has: patterns, each of which must match the start of some tensor's name.
-        lacks: patterns that must not match the start of any tensor's name.
-    """
-
-    name: str
-    has: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
-
-
-NAFLEX = "SigLIP 2 NaFlex, for images of any aspect"
-_BLOCK = r"blocks\.(?:\d+\.)?\d+\."
-# The first family that matches is chosen.
-_FAMILIES = (
-    # Text together with images
-    TensorFamily("CLIP with a ResNet", (r"visual\.layer1\.",)),
-    TensorFamily("CoCa", (r"visual\.attn_pool\.", r"text_decoder\.")),
-    TensorFamily("CLIP's image encoder by OpenCLIP without its prefix", (r"transformer\.resblocks\.", r"ln_pre\.")),
-    TensorFamily(
-        "BLIP's vision encoder", (r"(vision_model\.)?encoder\.layers\.\d+\.self_attn\.qkv", r".*class_embedding$")
-    ),
-    # One stack of layers on patches
-    TensorFamily(
-        "SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")
-    ),
-    TensorFamily("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),
-    TensorFamily(
-        "Sapiens, with rotary positions and RMS norms",
-        (_BLOCK + r"attn\.q_norm\.",),
-        (_BLOCK + r"(norm1\.bias|attn\.qkv\.weight)$",),
-    ),
-    TensorFamily("a ViT that normalises queries and keys", (_BLOCK + r"(attn\.)?q_norm\.",)),
-    TensorFamily("a ViT whose attention is a difference of two, by two numbers", (_BLOCK + r"(attn\.)?lambda_a$",)),
-    TensorFamily("a ViT with parallel attention layers", (_BLOCK + r"attns\.0\.",)),
-    TensorFamily("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
-    TensorFamily("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),
-    TensorFamily("YOLOS, a detector", (r".*detection_tokens$",)),
-    TensorFamily("DPT, a model of depth", (r"neck\.", r".*encoder\.layer\.\d+\.attention")),
-    # Stages
-    TensorFamily("CaiT, with layers for the class token alone", (r"blocks_token_only\.",)),
-    TensorFamily("XCiT, whose attention is between channels", (r"cls_attn_blocks\.",)),
-    TensorFamily("Swin V2, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*logit_scale$",)),
-    TensorFamily(
-        "Swin, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*relative_position_bias",)
-    ),
-    TensorFamily("MViT, with pooled attention", (r"(stages\.\d+\.)?blocks\.\d+\.attn\.pool_[qkv]\.",)),
-    TensorFamily("DaViT, with attention between channels", (r"stages\.\d+\.blocks\.\d+\.\d+\.cpe1\.",)),
-    TensorFamily("EfficientFormer", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.attention_biases$",)),
-    TensorFamily("LeViT", (r"stages\.\d+\.blocks\.\d+\.attn\.attention_biases$", r"stem\.conv1\.linear")),
-    TensorFamily("LeViT", (r"levit\.",)),
-    TensorFamily("Hiera", (r"(hiera\.|blocks\.\d+\.attn\.qkv.*)", r"(hiera|pos_embed_window)")),
-    TensorFamily("FastViT", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.",)),
-    TensorFamily("EdgeNeXt", (r"stages\.\d+\.blocks\.\d+\.xca\.",)),
-    TensorFamily("ConvNeXt V2", (r".*\.grn\.",)),
-    TensorFamily("ConvNeXt", (r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1")),
-    TensorFamily("ConvNeXt", (r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\.",)),
-    TensorFamily("ConvNeXt, of DINOv3", (r"(model\.)?stages\.\d+\.layers\.\d+\.depthwise_conv\.",)),
-    TensorFamily("ConvNeXt, torchvision's", (r"features\.\d+\.\d+\.layer_scale$",)),
-    TensorFamily("CvT", (r".*convolution_projection_query",)),
-    TensorFamily("PVT", (r".*\.(sr|sequence_reduction)\.(weight|bias)$",)),
-    TensorFamily("VOLO", (r"post_network\.",)),
-    TensorFamily("CrossViT", (r"blocks\.\d+\.fusion\.",)),
-    TensorFamily("CoaT", (r"serial_blocks\d\.",)),
-    TensorFamily("PiT", (r"transformers\.\d+\.blocks\.",)),
-    TensorFamily("TNT", (r"pixel_embed\.",)),
-    TensorFamily("MLP-Mixer", (r"blocks\.\d+\.mlp_tokens\.",)),
-    TensorFamily("MobileViT", (r".*\.transformer\.(layer\.)?\d+\.",)),
-    TensorFamily("EfficientNet or MobileNet, a CNN", (r"conv_stem\.",)),
-    TensorFamily("ResNet, a CNN", (r"layer1\.0\.conv1\.", r"(fc|layer4)\.")),
-    TensorFamily("ResNet, a CNN", (r"resnet\.embedder\.",)),
-    TensorFamily("RegNet, a CNN", (r"s1\.b1\.conv1\.",)),
-)
-# Common names of families, by `model_type` in config.json.
-_TYPES = {
-    "dinov3_convnext": "ConvNeXt, of DINOv3",
-    "siglip2": NAFLEX,
-    "siglip2_vision_model": NAFLEX,
-    "swin": "Swin, with shifted windows",
-    "swinv2": "Swin V2, with shifted windows",
-    "convnext": "ConvNeXt",
-    "convnextv2": "ConvNeXt V2",
-    "resnet": "ResNet, a CNN",
-    "levit": "LeViT",
-    "cvt": "CvT",
-    "pvt": "PVT",
-    "sam": "SAM",
-    "sam2": "SAM 2",
-    "hiera": "Hiera",
-    "yolos": "YOLOS, a detector",
-    "dpt": "DPT, a model of depth",
-}
-
-
-def family_of(checkpoint: Checkpoint) -> str | None:
-    """Return the name of a checkpoint's family, by config.json or otherwise by tensor names; None if unknown."""
-    written = _written(checkpoint.config or {})
-    if written is not None:
-        return written
-    names = list(checkpoint.tensors)
-    for family in _FAMILIES:
-        if all(_any(pattern, names) for pattern in family.has) and not any(_any(p, names) for p in family.lacks):
-            return family.name
-    return None
-
-
-def _any(pattern: str, names: list[str]) -> bool:
-    matches = re.compile(pattern).match
-    return any(matches(name) for name in names)
-
-
-def _written(config: Mapping[str, Any]) -> str | None:
-    kind = config.get("model_type")
-    return _TYPES.get(kind) if isinstance(kind, str) else None
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceWeights:
     """Weights under vitkit's names of tensors, with their configuration and the data that was stored with them."""
@@ -204,6 +88,8 @@ class SourceWeights:
     pictures: bytes | None = None  # the record of what the weights were trained on
     trust: bytes | None = None  # what the model predicted for held-out images
 
+
+# --- Model folders ---------------------------------------------------------------------------------------------
 
 _FREE = ("dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize")
 
@@ -330,6 +216,9 @@ def _check_balance(balance: Mapping[str, Any] | None, classes: Sequence[str]) ->
             )
     if balance.get("prior") not in ("data", "uniform") or not is_number(balance.get("strength")):
         raise VitkitError(f"the model's provenance.balance is damaged: {dict(balance)!r:.80}")
+
+
+# --- Checkpoints of other publishers ---------------------------------------------------------------------------
 
 
 def read_foreign(
@@ -485,3 +374,296 @@ def _fresh(config: ViTConfig, names: Sequence[str]) -> dict[str, Callable[[], Te
         return {}
     state = VisionTransformer(config).state_dict()
     return {name: lambda name=name: state[name] for name in names}  # type: ignore[misc]
+
+
+# --- Networks of other libraries -------------------------------------------------------------------------------
+
+_ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # the auxiliary classifiers of GoogLeNet and Inception
+_COUNTERS = "num_batches_tracked"  # missing in files of torch before 0.4.1
+_OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)")
+
+
+def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeights:
+    """Read the weights of another library's network, with their preprocessing and class names.
+
+    Args:
+        config: the configuration of the network.
+        source: a file; None for the weights that the library publishes for this network.
+
+    Raises:
+        VitkitError: there are no such weights, they cannot be downloaded, or they do not fit the network.
+    """
+    path = Path(source) if source is not None else _fetch(config)
+    checkpoint = read_checkpoint(path)
+    tensors = {_modern(name): tensor for name, tensor in checkpoint.tensors.items()}
+    config = _with_classes_of(config, tensors, path)
+    expected = shapes_of(config)
+    counters = {name for name in expected if name.endswith(_COUNTERS) and name not in tensors}
+    aside = {name: "of a classifier at the side, which training alone looks at" for name in tensors if _is_aside(name)}
+    _account(config, path, {name: t for name, t in tensors.items() if name not in aside}, counters)
+    pixels, published = published_pixels(config)
+    assumed = {} if source is None else {"preprocess": f"{published}, as of what {config.library} publishes"}
+    classes, how = _classes(config, checkpoint, is_published=source is None)
+    notes = () if not counters else (f"{len(counters)} counters of batches are not in the file and begin at 0",)
+    return SourceWeights(
+        format=config.library,
+        config=config,
+        read=dict.fromkeys(expected, _zero) | readers({name: tensors[name] for name in expected if name in tensors}),
+        pixels=pixels,
+        classes=classes,
+        dropped=aside,
+        assumed=assumed | how,
+        notes=notes,
+        provenance={"weights": config.full_name if source is None else without_place(path), "format": config.library},
+        pictures=checkpoint.pictures,
+    )
+
+
+def published_pixels(config: NetworkConfig) -> tuple[dict[str, Any], str]:
+    """Return the preprocessing of the library's published weights as fields of `Preprocess`, and a description.
+
+    If the library publishes no weights, the fields are ImageNet's mean and standard deviation.
+    """
+    pixels = _pixels_of_torchvision(config) if config.library == "torchvision" else _pixels_of_timm(config)
+    if pixels is None:
+        return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, "ImageNet's mean and standard deviation"
+    return pixels, describe(pixels)
+
+
+def _pixels_of_torchvision(config: NetworkConfig) -> dict[str, Any] | None:
+    weights = _torchvision_weights(config)
+    if weights is None:
+        return None
+    transforms = weights.transforms()
+    return {
+        "fit": "crop",
+        "crop_pct": transforms.crop_size[0] / transforms.resize_size[0],
+        "interpolation": transforms.interpolation.value,
+        "mean": tuple(transforms.mean),
+        "std": tuple(transforms.std),
+    }
+
+
+def _pixels_of_timm(config: NetworkConfig) -> dict[str, Any] | None:
+    published = network.published_by_timm(config)
+    if published is None:
+        return None
+    fit = {"center": "crop", "squash": "squash", "border": "pad"}[published.crop_mode]
+    filters = {"random": "bicubic"}
+    return {
+        "fit": fit,
+        **({"crop_pct": published.crop_pct} if fit == "crop" else {}),
+        "interpolation": filters.get(published.interpolation, published.interpolation),
+        "mean": tuple(published.mean),
+        "std": tuple(published.std),
+    }
+
+
+def published_size(config: NetworkConfig) -> Pair | None:
+    """Return the (height, width) in pixels of torchvision's published weights; None if there are none.
+
+    For other libraries it is None, because the configuration already has the library's size.
+    """
+    if config.library != "torchvision":
+        return None  # the configuration has timm's size
+    weights = _torchvision_weights(config)
+    return None if weights is None else (weights.transforms().crop_size[0],) * 2
+
+
+def _torchvision_weights(config: NetworkConfig) -> Any:
+    from torchvision import models
+
+    try:
+        return models.get_model_weights(config.name).DEFAULT
+    except (ValueError, AttributeError):  # there are no published weights
+        return None
+
+
+def _fetch(config: NetworkConfig) -> Path:
+    if config.library == "torchvision":
+        weights = _torchvision_weights(config)
+        if weights is None:
+            raise VitkitError(f"torchvision publishes no weights of {config.name}: train it with --weights none")
+        digits = re.search(r"-([0-9a-f]{8,})\.pth$", weights.url)
+        return download.fetch_url(weights.url, digits[1] if digits else None)
+    published = network.published_by_timm(config)
+    if published is None or not published.hf_hub_id:
+        raise VitkitError(f"timm publishes no weights of {config.name}: train it with --weights none, or name a file")
+    return download.fetch_hub(published.hf_hub_id)
+
+
+def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor], path: Path) -> NetworkConfig:
+    """Return the configuration with the number of classes that the head in the file has."""
+    head = f"{network.anatomy_of(config).head}.weight"
+    if head not in tensors:
+        raise VitkitError(f"{path} is not a {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}")
+    return config.replace(num_classes=tensors[head].shape[0])
+
+
+def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, StoredTensor], counters: set[str]) -> None:
+    """Check that a file contains exactly the tensors of the network; the `counters` of batches may be missing.
+
+    Raises:
+        VitkitError: a tensor is missing, left over or of another shape.
+    """
+    expected = shapes_of(config)
+    parts = {
+        "missing": [name for name in expected if name not in tensors and name not in counters],
+        "left over": [name for name in tensors if name not in expected],
+        "of another shape": [
+            f"{name} (expected {tuple(shape)}, not {tensors[name].shape})"
+            for name, shape in expected.items()
+            if name in tensors and tuple(tensors[name].shape) != tuple(shape)
+        ],
+    }
+    listed_parts = "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts.items() if names)
+    if listed_parts:
+        raise VitkitError(f"{path} does not fit {config.full_name}: {listed_parts}")
+
+
+def _classes(
+    config: NetworkConfig, checkpoint: Checkpoint, *, is_published: bool
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    if is_published and config.library == "torchvision":
+        return unique(tuple(_torchvision_weights(config).meta["categories"])), {}
+    names = (checkpoint.config or {}).get("label_names")
+    if is_published and isinstance(names, list) and len(names) == config.num_classes:
+        return unique(tuple(map(str, names))), {}
+    classes, how = class_names(config.num_classes)
+    return unique(classes), {"classes": how}
+
+
+def _modern(name: str) -> str:
+    """Return torchvision's current name of a tensor. Old files of DenseNet have an additional dot in some names."""
+    old = _OLD_DENSENET.fullmatch(name)
+    return name if old is None else f"{old[1]}{old[2]}"
+
+
+def _is_aside(name: str) -> bool:
+    return name.startswith(_ASIDE)
+
+
+def _zero() -> Tensor:
+    return torch.zeros((), dtype=torch.int64)
+
+
+# --- Families of models, for error messages --------------------------------------------------------------------
+
+
+class TensorFamily(NamedTuple):
+    """A family of models, recognised by the names of its tensors.
+
+    Attributes:
+        name: the name of the family, with a short description for error messages.
+        has: patterns, each of which must match the start of some tensor's name.
+        lacks: patterns that must not match the start of any tensor's name.
+    """
+
+    name: str
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+
+
+NAFLEX = "SigLIP 2 NaFlex, for images of any aspect"
+_BLOCK = r"blocks\.(?:\d+\.)?\d+\."
+# The first family that matches is chosen.
+_FAMILIES = (
+    # Text together with images
+    TensorFamily("CLIP with a ResNet", (r"visual\.layer1\.",)),
+    TensorFamily("CoCa", (r"visual\.attn_pool\.", r"text_decoder\.")),
+    TensorFamily("CLIP's image encoder by OpenCLIP without its prefix", (r"transformer\.resblocks\.", r"ln_pre\.")),
+    TensorFamily(
+        "BLIP's vision encoder", (r"(vision_model\.)?encoder\.layers\.\d+\.self_attn\.qkv", r".*class_embedding$")
+    ),
+    # One stack of layers on patches
+    TensorFamily(
+        "SAM's image encoder, with windows and decomposed positions", (_BLOCK + r"attn\.rel_pos_h$", r"neck\.")
+    ),
+    TensorFamily("SAM, with windows and decomposed positions", (r"(vision|image)_encoder\..*\.rel_pos_h$",)),
+    TensorFamily(
+        "Sapiens, with rotary positions and RMS norms",
+        (_BLOCK + r"attn\.q_norm\.",),
+        (_BLOCK + r"(norm1\.bias|attn\.qkv\.weight)$",),
+    ),
+    TensorFamily("a ViT that normalises queries and keys", (_BLOCK + r"(attn\.)?q_norm\.",)),
+    TensorFamily("a ViT whose attention is a difference of two, by two numbers", (_BLOCK + r"(attn\.)?lambda_a$",)),
+    TensorFamily("a ViT with parallel attention layers", (_BLOCK + r"attns\.0\.",)),
+    TensorFamily("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
+    TensorFamily("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),
+    TensorFamily("YOLOS, a detector", (r".*detection_tokens$",)),
+    TensorFamily("DPT, a model of depth", (r"neck\.", r".*encoder\.layer\.\d+\.attention")),
+    # Stages
+    TensorFamily("CaiT, with layers for the class token alone", (r"blocks_token_only\.",)),
+    TensorFamily("XCiT, whose attention is between channels", (r"cls_attn_blocks\.",)),
+    TensorFamily("Swin V2, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*logit_scale$",)),
+    TensorFamily(
+        "Swin, with shifted windows", (r"(\w+\.)?(encoder\.)?layers\.\d+\.blocks\.\d+\..*relative_position_bias",)
+    ),
+    TensorFamily("MViT, with pooled attention", (r"(stages\.\d+\.)?blocks\.\d+\.attn\.pool_[qkv]\.",)),
+    TensorFamily("DaViT, with attention between channels", (r"stages\.\d+\.blocks\.\d+\.\d+\.cpe1\.",)),
+    TensorFamily("EfficientFormer", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.attention_biases$",)),
+    TensorFamily("LeViT", (r"stages\.\d+\.blocks\.\d+\.attn\.attention_biases$", r"stem\.conv1\.linear")),
+    TensorFamily("LeViT", (r"levit\.",)),
+    TensorFamily("Hiera", (r"(hiera\.|blocks\.\d+\.attn\.qkv.*)", r"(hiera|pos_embed_window)")),
+    TensorFamily("FastViT", (r"stages\.\d+\.blocks\.\d+\.token_mixer\.",)),
+    TensorFamily("EdgeNeXt", (r"stages\.\d+\.blocks\.\d+\.xca\.",)),
+    TensorFamily("ConvNeXt V2", (r".*\.grn\.",)),
+    TensorFamily("ConvNeXt", (r"stages\.\d+\.blocks\.\d+\.conv_dw\.", r"stages\.\d+\.blocks\.\d+\.mlp\.fc1")),
+    TensorFamily("ConvNeXt", (r"(\w+\.)?encoder\.stages\.\d+\.layers\.\d+\.dwconv\.",)),
+    TensorFamily("ConvNeXt, of DINOv3", (r"(model\.)?stages\.\d+\.layers\.\d+\.depthwise_conv\.",)),
+    TensorFamily("ConvNeXt, torchvision's", (r"features\.\d+\.\d+\.layer_scale$",)),
+    TensorFamily("CvT", (r".*convolution_projection_query",)),
+    TensorFamily("PVT", (r".*\.(sr|sequence_reduction)\.(weight|bias)$",)),
+    TensorFamily("VOLO", (r"post_network\.",)),
+    TensorFamily("CrossViT", (r"blocks\.\d+\.fusion\.",)),
+    TensorFamily("CoaT", (r"serial_blocks\d\.",)),
+    TensorFamily("PiT", (r"transformers\.\d+\.blocks\.",)),
+    TensorFamily("TNT", (r"pixel_embed\.",)),
+    TensorFamily("MLP-Mixer", (r"blocks\.\d+\.mlp_tokens\.",)),
+    TensorFamily("MobileViT", (r".*\.transformer\.(layer\.)?\d+\.",)),
+    TensorFamily("EfficientNet or MobileNet, a CNN", (r"conv_stem\.",)),
+    TensorFamily("ResNet, a CNN", (r"layer1\.0\.conv1\.", r"(fc|layer4)\.")),
+    TensorFamily("ResNet, a CNN", (r"resnet\.embedder\.",)),
+    TensorFamily("RegNet, a CNN", (r"s1\.b1\.conv1\.",)),
+)
+# Common names of families, by `model_type` in config.json.
+_TYPES = {
+    "dinov3_convnext": "ConvNeXt, of DINOv3",
+    "siglip2": NAFLEX,
+    "siglip2_vision_model": NAFLEX,
+    "swin": "Swin, with shifted windows",
+    "swinv2": "Swin V2, with shifted windows",
+    "convnext": "ConvNeXt",
+    "convnextv2": "ConvNeXt V2",
+    "resnet": "ResNet, a CNN",
+    "levit": "LeViT",
+    "cvt": "CvT",
+    "pvt": "PVT",
+    "sam": "SAM",
+    "sam2": "SAM 2",
+    "hiera": "Hiera",
+    "yolos": "YOLOS, a detector",
+    "dpt": "DPT, a model of depth",
+}
+
+
+def family_of(checkpoint: Checkpoint) -> str | None:
+    """Return the name of a checkpoint's family, by config.json or otherwise by tensor names; None if unknown."""
+    written = _written(checkpoint.config or {})
+    if written is not None:
+        return written
+    names = list(checkpoint.tensors)
+    for family in _FAMILIES:
+        if all(_any(pattern, names) for pattern in family.has) and not any(_any(p, names) for p in family.lacks):
+            return family.name
+    return None
+
+
+def _any(pattern: str, names: list[str]) -> bool:
+    matches = re.compile(pattern).match
+    return any(matches(name) for name in names)
+
+
+def _written(config: Mapping[str, Any]) -> str | None:
+    kind = config.get("model_type")
+    return _TYPES.get(kind) if isinstance(kind, str) else None
