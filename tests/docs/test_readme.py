@@ -85,7 +85,15 @@ def faults(command: str) -> list[str]:
             calls.append([])
         else:
             calls[-1].append(word)
-    return [fault for call in calls if call and Path(call[0]).name == "vitkit" for fault in _faults_of(call[1:])]
+    wrapped = [fault for word in words if " " in word and "vitkit " in word for fault in faults(word)]  # for sbatch
+    return wrapped + [fault for call in calls for fault in _faults_of_call(call)]
+
+
+def _faults_of_call(words: list[str]) -> list[str]:
+    """The faults of a call of vitkit, which a launcher may start; other programs have none."""
+    start = next((i for i, word in enumerate(words) if Path(word).name == "vitkit"), None)
+    is_started = start is not None and (start == 0 or {"torchrun", "srun"} & set(words[:start]))
+    return _faults_of(words[start + 1 :]) if start is not None and is_started else []
 
 
 def _faults_of(words: list[str]) -> list[str]:
@@ -249,6 +257,9 @@ def test_blocks_are_found_with_their_commands() -> None:
             "cat list | .venv/bin/vitkit predict runs/mine --tpo=3 -x",
             [f"predict has no flag {f}" for f in ("--tpo", "-x")],
         ),
+        ("torchrun --nnodes 2 vitkit train photos --epoch 3", ["train has no flag --epoch"]),
+        ("JOB=$(sbatch --wrap 'srun vitkit gather a.parts --epoch 3')", ["gather has no flag --epoch"]),
+        ("docker build -t vitkit .", []),
     ],
 )
 def test_what_is_wrong_with_a_command(command: str, expected: list[str]) -> None:
