@@ -44,9 +44,8 @@ from tables import RESULTS, result_path, write_table
 
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.data import images_of_run, read_source
+from vitkit.data import Views, images_of_run, read_source
 from vitkit.evaluation import Units, mean_interval
-from vitkit.inference import Views
 from vitkit.model import VisionTransformer
 from vitkit.training import interpolate
 

@@ -17,14 +17,13 @@ import numpy.typing as npt
 from vitkit import model_folder
 from vitkit.data.decode import picture_of, warn_of_doubt
 from vitkit.data.in_memory import Held, Source, picture_held, sources_of
-from vitkit.data.preprocess import Preprocess
+from vitkit.data.preprocess import Preprocess, Views
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features, read_features, with_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Among, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.inference.trust import PredictionRules, SetScore, Trust, parsed, rules_for
 from vitkit.inference.unknown import Seen, Unknown
-from vitkit.inference.views import Views
 from vitkit.system.environment import check_precision, choose_device
 from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, is_number, type_of

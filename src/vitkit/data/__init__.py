@@ -37,7 +37,7 @@ __all__, __getattr__ = public(
             "tell_lost_workers_once"
         ),
         "named": "DATASETS DataSet Torchvision folder_names materialise write_digits",
-        "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess",
+        "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess Views",
         "seen": "ROLES PictureRecord find_overlap from_text make_record read_digests to_text",
         "shard_writer": "write_shards",
         "shards": "LeftOut Shard ShardFolder ShardIndex",

@@ -28,7 +28,6 @@ __all__, __getattr__ = public(
             "read_rows take_stock"
         ),
         "features": "classes_and_features read_features with_features",
-        "views": "Views",
         "unknown": (
             "ACCEPTED METHODS Limit Method Part Seen Strangeness Unknown check_level fit_score from_arrays p_values "
             "to_arrays"

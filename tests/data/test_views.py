@@ -16,10 +16,9 @@ from torchvision.transforms.v2.functional import five_crop
 import vitkit as package
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data import Preprocess
+from vitkit.data import Preprocess, Views
 from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, export, load_exported
-from vitkit.inference import Views
 
 EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32", "plan": "plain"}
 VIEWS = ("flip", "crops", "flip,crops")
