@@ -120,7 +120,7 @@ class Classifier:
 
     def __post_init__(self) -> None:
         if not hasattr(self.model, "config"):
-            raise VitkitError(f"model must be one of vitkit.create_model, not {type_of(self.model)}")
+            raise VitkitError(f"model must be a model from vitkit.create_model, not {type_of(self.model)}")
         if not isinstance(self.preprocess, Preprocess):
             raise VitkitError(f"preprocess must be a Preprocess, not {type_of(self.preprocess)}")
         for name, values in (("classes", self.classes), ("thresholds", self.thresholds or ())):
@@ -129,14 +129,20 @@ class Classifier:
         if not all(map(is_number, self.thresholds or ())):
             raise VitkitError(f"thresholds must be numbers, not {self.thresholds!r:.80}")
         if len(self.classes) != self.model.config.num_classes:
-            raise VitkitError(f"{len(self.classes)} class names for {self.model.config.num_classes} logits")
+            raise VitkitError(
+                f"classes must have one name for each of the model's {self.model.config.num_classes} logits, "
+                f"not {len(self.classes)} names"
+            )
         check_names(self.classes)
         if len(set(self.classes)) != len(self.classes):
             raise VitkitError("class names must be different")
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < math.inf:
             raise VitkitError(f"temperature must be above 0 and finite, not {self.temperature!r:.80}")
         if self.thresholds is not None and len(self.thresholds) != len(self.classes):
-            raise VitkitError(f"{len(self.thresholds)} thresholds for {len(self.classes)} classes")
+            raise VitkitError(
+                f"thresholds must have one number for each of the {len(self.classes)} classes, "
+                f"not {len(self.thresholds)} numbers"
+            )
         if not all(0 <= threshold <= 1 for threshold in self.thresholds or ()):
             raise VitkitError(f"thresholds must be from 0 to 1, not {self.thresholds}")
         self.model.eval()
@@ -192,7 +198,10 @@ class Classifier:
         """
         chosen = choose_device(device)
         if self.runner is not None:
-            raise VitkitError("move the classifier before use(...), which makes a copy of the weights for its backend")
+            raise VitkitError(
+                "the classifier cannot be moved after use(...), whose backend has a copy of the weights: call to(...) "
+                "before use(...)"
+            )
         self.model.to(chosen)
         return self
 
@@ -578,7 +587,7 @@ class Classifier:
         if requested and self.views is not None:
             raise VitkitError(
                 "--coverage, --accuracy and --unknown were fitted to single views of validation images, which --tta "
-                "changes: leave out one of them"
+                "changes: leave out --tta, or these flags"
             )
         return rules_for(
             self.held_out if requested else None,

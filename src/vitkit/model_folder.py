@@ -187,7 +187,10 @@ def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any
     task, thresholds = description.get("task", "single"), description.get("thresholds")
     is_list = isinstance(thresholds, list) and all(isinstance(threshold, (int, float)) for threshold in thresholds)
     if (task, is_list) not in (("single", False), ("multi", True)):
-        raise VitkitError(f"{folder / DESCRIPTION} is damaged: task {task!r} with thresholds {thresholds!r}")
+        raise VitkitError(
+            f"{folder / DESCRIPTION} is damaged: task must be 'single' without thresholds or 'multi' with a list of "
+            f"them, not {task!r} with {thresholds!r}; restore it or train again"
+        )
     return description
 
 
@@ -195,7 +198,7 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         description = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; restore it or train again") from error
     version = description.get("format_version") if isinstance(description, dict) else None
     if not isinstance(version, int):
         raise VitkitError(f"{path} is not a vitkit model description: it has no format_version")

@@ -197,7 +197,7 @@ def test_the_patch_embedding_is_that_of_timm() -> None:
     ("create", "said"),
     [
         (lambda: Attention(65, num_heads=2), "hidden_size 65 is not divisible by heads 2"),
-        (lambda: Mlp(64, out_features=32), "out_features must be in_features"),
+        (lambda: Mlp(64, out_features=32), "out_features must equal in_features"),
         (lambda: PatchEmbed(8, 16), "patch"),
         (lambda: Block(64, 2, colour="red"), "unknown model option 'colour'"),
     ],

@@ -303,7 +303,7 @@ def test_a_record_of_an_earlier_version_is_read_and_what_it_cannot_tell_is_said(
 def test_a_record_whose_keypoints_do_not_fit_is_refused(
     known: list[Facts], spoil: Callable[[PictureRecord], PictureRecord]
 ) -> None:
-    with pytest.raises(VitkitError, match="the picture record of a test is damaged"):
+    with pytest.raises(VitkitError, match="the record of training pictures in a test is damaged"):
         PictureRecord.from_bytes(spoil(record_of(known)).to_bytes(), "a test")
 
 

@@ -143,7 +143,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "normalised": (lambda: torch.full((3, 8, 8), -1.5), "floats from -1.5 to -1.5, but the values of a picture"),
     "floats to 255": (lambda: np.full((8, 8, 3), 200.0), "floats from 200 to 200"),
     "nan": (lambda: np.full((8, 8, 3), np.nan), "floats from nan to nan"),
-    "meta": (lambda: torch.zeros(3, 8, 8, device="meta"), "a tensor without plain numbers"),
+    "meta": (lambda: torch.zeros(3, 8, 8, device="meta"), "a meta, sparse or quantised tensor"),
     "mixed": (lambda: ["photo.png", np.zeros((8, 8, 3), np.uint8)], "cannot be mixed"),
 }
 

@@ -350,8 +350,8 @@ def in_shard(name: str, value: Any) -> Callable[[Path], None]:
         (in_images("offset", 10**9), "outside of its shard"),
         (in_images("offset", "far"), "cannot be used"),
         (in_images("shard", 99), "outside of its shard"),
-        (in_images("class", 3), "class that there is not"),
-        (in_images("key", ""), "different texts"),
+        (in_images("class", 3), "class that does not exist"),
+        (in_images("key", ""), "not unique"),
         (in_shard("name", "../../etc/passwd"), "invalid name"),
         (in_shard("split", "other"), "invalid name or split"),
         (in_shard("sha256", "../x"), "invalid checksum"),
@@ -470,7 +470,7 @@ def test_addresses_without_shards(site: Site, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(VitkitError, match=r"gs://.* pip install 'vitkit\[remote\]'"):
         read_table("gs://bucket/shards")
-    with pytest.raises(VitkitError, match="no known kind of address"):
+    with pytest.raises(VitkitError, match="is not a supported kind of address"):
         read_table("nowhere://bucket/shards")
 
 

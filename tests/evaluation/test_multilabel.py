@@ -206,7 +206,7 @@ def test_damaged_thresholds_are_an_error_in_words(tmp_path: Path, stored: object
 
 
 def test_thresholds_must_be_one_a_class_from_0_to_1() -> None:
-    with pytest.raises(VitkitError, match="2 thresholds for 3 classes"):
+    with pytest.raises(VitkitError, match="each of the 3 classes, not 2 numbers"):
         classifier((0.5, 0.5))
     with pytest.raises(VitkitError, match="from 0 to 1"):
         classifier((0.5, 0.5, 1.5))

@@ -263,7 +263,7 @@ def test_a_fine_tuning_is_settled_as_training_settles_it() -> None:
         (MICRO, {"images": None}, "with --images"),
         (MICRO, {"images": 0}, "--images must be at least 1"),
         (MICRO, {"accelerator": "abacus"}, "'abacus' is none of h200, h100"),
-        (MICRO, {"accelerator": "v100", "precision": "bfloat16"}, "v100: no peak in bfloat16"),
+        (MICRO, {"accelerator": "v100", "precision": "bfloat16"}, "v100: the peak speed in bfloat16"),
         (MICRO, {"utilisation": 40}, "--utilisation must be above 0 and at most 1"),
         (MICRO, {"price": float("nan")}, "--price must be a number above 0"),
         (MICRO, {"decode_rate": 0.0}, "--decode-rate must be a number above 0"),

@@ -309,7 +309,7 @@ def test_images_of_another_size_are_refused(name: str) -> None:
 @pytest.mark.parametrize("name", explain.by_layer())
 @pytest.mark.parametrize("layer", [3, -4, 100])
 def test_a_layer_that_is_not_there_is_refused(name: str, layer: int) -> None:
-    with pytest.raises(VitkitError, match=f"there is no layer {layer}: there are 0 to 2"):
+    with pytest.raises(VitkitError, match=f"there is no layer {layer}: layers are numbered 0 to 2"):
         explain.METHODS[name](build(), images(), layer=layer)
 
 

@@ -108,7 +108,7 @@ def test_what_needs_attention_says_so(resnet: Classifier, method: str, tmp_path:
 def test_a_network_whose_last_parts_attend_has_no_map(tmp_path: Path) -> None:
     classifier = classifier_of("timm:test_vit3", 160)
     path = save(noise(), tmp_path / "photo.png")
-    with pytest.raises(VitkitError, match="has no feature map before its head, which gradient requires"):
+    with pytest.raises(VitkitError, match="has no feature map before its head, which the method gradient requires"):
         classifier.explain(path)
     assert set(classifier.explain(path, method="all").maps) == {"occlusion"}
 

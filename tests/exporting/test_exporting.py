@@ -307,7 +307,7 @@ def test_an_backend_that_spoils_bfloat16_is_found_where_predict_would_ask_it(
         )  # fmt: skip
 
     monkeypatch.setattr("vitkit.exporting.writing.load_exported", spoiled)
-    with pytest.raises(Refused, match=r"in bfloat16, which predict would use here.*logits are 1.5 times"):
+    with pytest.raises(Refused, match=r"in bfloat16, which `vitkit predict` would use here.*logits are 1.5 times"):
         export(classifier(layers=1), tmp_path / "model.xml", pictures())
     assert everything(tmp_path) == []
 

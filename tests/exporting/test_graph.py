@@ -141,7 +141,7 @@ def test_openvino_says_where_there_is_no_bfloat16(monkeypatch: pytest.MonkeyPatc
 
 def test_a_model_too_large_for_onnx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "_LARGEST", 1000)
-    with pytest.raises(VitkitError, match="ONNX file can have 2: use another dtype, or OpenVINO"):
+    with pytest.raises(VitkitError, match="ONNX file can hold at most 2 GiB: use another dtype, or OpenVINO"):
         graphs.write_onnx(build())
 
 

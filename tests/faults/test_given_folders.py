@@ -185,5 +185,5 @@ def test_a_record_of_pictures_that_unpacks_to_very_much_is_not_unpacked() -> Non
         for _ in range(1100):
             member.write(bytes(2**20))
     assert len(packed.getvalue()) < 2**21
-    with pytest.raises(VitkitError, match=r"the picture record of it is damaged: .* would unpack to 1,153,433,600"):
+    with pytest.raises(VitkitError, match=r"training pictures in it is damaged: .* would unpack to 1,153,433,600"):
         PictureRecord.from_bytes(packed.getvalue(), "it")

@@ -180,7 +180,7 @@ def test_damaged_scores_are_refused() -> None:
     with pytest.raises(KeyError):
         from_arrays(arrays, {**about, "method": "best"})
     for k in (0, 61):
-        with pytest.raises(ValueError, match=f"counts {k} neighbours of 60 images"):
+        with pytest.raises(ValueError, match=f"must count 1 to 60 neighbours, not {k}"):
             from_arrays(arrays, {**about, "nearest": {"neighbours": k}})
     for damaged in ("3", {"neighbours": "three"}, None):
         with pytest.raises((TypeError, ValueError)):

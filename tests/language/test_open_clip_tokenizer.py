@@ -65,7 +65,7 @@ def test_the_file_is_found_beside_the_weights_or_where_open_clip_is(
 
 
 def test_another_tokenizer_than_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match=r"names timm/ViT-B-16-SigLIP, whose tokenizer\.json"):
+    with pytest.raises(VitkitError, match=r"put the tokenizer\.json of timm/ViT-B-16-SigLIP beside"):
         read_tokenizer(merges_beside(folder_of(tmp_path, hf_tokenizer_name="timm/ViT-B-16-SigLIP")), 77, "none")
     for odd in ({"clean": "odd"}, {"reduction_mask": "simple"}):
         with pytest.raises(VitkitError, match="tokenizer_kwargs"):
@@ -85,5 +85,5 @@ def test_what_needs_ftfy_says_so_where_it_is_not_installed(tmp_path: Path, monke
     own = read_tokenizer(folder_of(tmp_path), 77, "none")
     monkeypatch.setitem(sys.modules, "ftfy", None)
     assert own(["a red tulip"])
-    with pytest.raises(VitkitError, match=r"naïve.* by the library ftfy: pip install"):
+    with pytest.raises(VitkitError, match=r"naïve.* requires the library ftfy: pip install"):
         own(["naïve"])

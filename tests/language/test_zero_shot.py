@@ -146,7 +146,7 @@ def test_every_tensor_of_words_that_is_missing_or_misshapen_is_named(tmp_path: P
             read_text_encoder(read_checkpoint(tmp_path), "erf")
         longer = torch.cat([state[spoiled]] * 2, dim=-1)
         save_file({**state, spoiled: longer}, tmp_path / "model.safetensors")
-        with pytest.raises(VitkitError, match="does not fit" if tokens else spoiled.rpartition(".")[0]):
+        with pytest.raises(VitkitError, match="do not fit together" if tokens else spoiled.rpartition(".")[0]):
             read_text_encoder(read_checkpoint(tmp_path), "erf")
     spoiled = "text_model.final_layer_norm.bias"
     save_file({**state, spoiled: state[spoiled] * torch.nan}, tmp_path / "model.safetensors")
@@ -235,7 +235,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "number", "said"),
     [
-        ("logit_bias", None, "logit_bias is missing"),
+        ("logit_bias", None, "has neither logit_bias"),
         ("logit_bias", float("nan"), "logit_bias is not a single number"),
         ("logit_scale", float("inf"), "logit_scale is not a single number"),
         ("logit_scale", 200.0, "logit_scale is not a single number"),

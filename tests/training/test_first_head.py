@@ -223,7 +223,7 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
     ("more", "said"),
     [
         ({"lp_ft": True}, "lp_ft fits it to photographs"),
-        ({"weights": "none", "model": "vit_micro_patch8_16", "method": "scratch"}, "whose text encoder knows them"),
+        ({"weights": "none", "model": "vit_micro_patch8_16", "method": "scratch"}, "set weights of CLIP or SigLIP"),
         ({"model_fields": {"pool": "gap"}}, "model.pool differs"),
     ],
 )

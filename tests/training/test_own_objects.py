@@ -441,7 +441,7 @@ def test_what_a_callback_does_to_the_state_reaches_no_file(tmp_path: Path, what:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"callbacks": [object()]}, "object has none of on_fit_start"),
+        ({"callbacks": [object()]}, "object has none of the methods on_fit_start"),
         ({"loggers": [object()]}, "object has no log_metrics"),
         ({"callbacks": [Witness]}, r"Witness is a class; give an object: Witness\(\)"),
         ({"callbacks": Witness()}, "callbacks must be a list of objects, not Witness"),

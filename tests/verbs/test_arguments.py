@@ -85,7 +85,7 @@ def test_whatever_it_is_given_it_answers_or_says_why_not_in_a_line(
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda _: vitkit.load(""), r'source is empty \(""\): "\." is the current folder'),
+        (lambda _: vitkit.load(""), r'source is empty \(""\): pass a path \("\." is the current folder\)'),
         (lambda _: vitkit.load(5), "source must be a path, not 5"),  # type: ignore[arg-type]
         (lambda _: vitkit.load(None), "source must be a path, not None"),  # type: ignore[arg-type]
         (lambda own: vitkit.predict("", own), "model is empty"),

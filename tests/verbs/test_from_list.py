@@ -71,8 +71,8 @@ def test_standard_input_that_is_closed(vitkit: Any, here: Path, monkeypatch: pyt
     [
         (b"", "lists no image"),
         (b" \r\n\n", "lists no image"),
-        (b"\x89PNG\0\0", "is no list: expected a text file"),
-        ("a.png\n".encode("utf-16"), "is no list: expected a text file"),
+        (b"\x89PNG\0\0", "is not a list: expected a UTF-8 text file"),
+        ("a.png\n".encode("utf-16"), "is not a list: expected a UTF-8 text file"),
         (None, "No such file"),
     ],
 )

@@ -179,7 +179,7 @@ def test_images_that_have_changed_are_refused(album: Path, model: Path, here: Pa
         package.evaluate(model, "photos", out="figures", shard=f"{number}/2")
     Path("photos/red/2.png").unlink()
     for out in ("report.html", "figures"):
-        with pytest.raises(VitkitError, match=r"is of other images than are there now"):
+        with pytest.raises(VitkitError, match=r"no longer matches this command: it is of other images"):
             package.gather(f"{out}.parts", out)
         assert not Path(out).exists()
 
@@ -204,10 +204,10 @@ def refused(*sources: object) -> str:
 
 def test_missing_parts_are_named(parts: Path) -> None:
     (parts / "2-of-3.part").rename(parts / "2-of-3.part.partial")
-    assert refused(parts) == "part 2 is missing, of 3"
+    assert refused(parts) == "part 2 of 3 is missing: write the rest with --shard first"
     assert refused(parts / "2-of-3.part").startswith("no such part")
     (parts / "1-of-3.part").unlink()
-    assert refused(parts) == "parts 1, 2 are missing, of 3"
+    assert refused(parts) == "parts 1, 2 of 3 are missing: write the rest with --shard first"
     (parts / "3-of-3.part").unlink()
     assert refused(parts) == f"there is no part (*.part) in {parts}"
 
@@ -224,7 +224,7 @@ def test_parts_without_a_readable_image_are_a_failure(vitkit: Any, model: Path, 
 
 def test_a_part_that_is_there_twice_is_named(parts: Path) -> None:
     shutil.copy(parts / "2-of-3.part", parts / "again.part")
-    assert refused(parts).startswith("part 2 is there 2 times: ")
+    assert refused(parts).startswith("part 2 occurs 2 times: ")
     assert "again.part" in refused(parts)
     assert package.gather([str(parts / f"{i}-of-3.part") for i in (1, 2, 3, 3)], "all.csv").images == 25
 
@@ -251,7 +251,7 @@ def test_parts_of_other_commands_are_named(model: Path, album: Path, parts: Path
     ("old", "new", "words"),
     [
         ('"version": 1', '"version": 2', "has version 2 of the format"),
-        ('"format": "vitkit part"', '"format": "something"', "is no part that --shard has written"),
+        ('"format": "vitkit part"', '"format": "something"', "is not a part written with --shard"),
         ('"top": 1', '"top": 2', "1-of-3.part is damaged in line 1"),
         ('[0, {"path"', '[1, {"path"', "1-of-3.part is damaged in line 2"),
         ('"confidence": 0.', '"confidence": 1.', "1-of-3.part is damaged in line 2"),
@@ -282,7 +282,7 @@ def test_lines_that_are_missing_repeated_or_those_of_another_part_are_named(part
         file.write_bytes(b"".join([head, *content]))
         assert words in refused(parts)
     file.write_bytes(b"")
-    assert refused(parts) == f"{file} is no part that --shard has written"
+    assert refused(parts) == f"{file} is not a part written with --shard"
 
 
 def test_parts_of_another_version_are_named(
@@ -302,7 +302,7 @@ def test_what_is_no_file_is_refused(parts: Path) -> None:
 
 def test_a_huge_number_of_parts_is_refused_at_once(model: Path, album: Path, here: Path) -> None:
     package.predict(model, album, out="rows.csv", shard="999999999/999999999", **EXACT)
-    assert refused("rows.csv.parts").endswith("19, 20 and 999999978 more are missing, of 999999999")
+    assert "19, 20 and 999999978 more of 999999999 are missing: " in refused("rows.csv.parts")
 
 
 def test_a_part_without_its_last_images_is_refused(parts: Path) -> None:

@@ -389,7 +389,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "data": (lambda folder, _: package.pack(folder, data=["nowhere"]), "nowhere is neither a folder of photographs"),
     "twice": (lambda folder, own: package.pack(folder, data=[str(own), str(own)]), "a name of its own"),
     "inside": (lambda _, own: package.pack(own / "stick", data=[str(own)]), "would lie among the photographs"),
-    "other": (_use_a_folder_of_something_else, r"contains something else \(letter.txt\)"),
+    "other": (_use_a_folder_of_something_else, r"contains something other than an earlier pack \(letter.txt\)"),
 }
 
 

@@ -212,7 +212,7 @@ def test_models_without_held_out_predictions_are_refused(made: tuple[Path, Path]
     for asked, message in (
         ({"coverage": 0.9}, "--coverage requires a model that knows"),
         ({"accuracy": 0.9}, "--accuracy requires a model that knows"),
-        ({"set_by_class": True}, "request them by --coverage"),
+        ({"set_by_class": True}, "only to prediction sets: add --coverage"),
     ):
         with pytest.raises(VitkitError, match=message):
             package.predict(classifier, photographs, **asked)  # type: ignore[arg-type]

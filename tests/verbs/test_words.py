@@ -261,7 +261,7 @@ def test_a_list_that_is_unclear_is_refused(tmp_path: Path, content: bytes, said:
     [
         (
             "/etc/passwd",
-            "/etc/passwd is not a list of classes: expected a file .txt, .csv, .tsv, .json, or names",
+            "/etc/passwd is not a list of classes: expected a .txt, .csv, .tsv, .json file, or names",
         ),
         ("/", "/ is not a list of classes"),
         ("nowhere.csv", "nowhere.csv: cannot be read"),

@@ -150,7 +150,7 @@ def test_the_base_of_dinov3s_rotary_positions_is_what_its_periods_tell(tmp_path:
         assert largest_difference(found.model.forward_features(images), model.forward_features(images)) <= 1e-5
     for spoilt in (torch.zeros(4), torch.full((4,), float("nan")), periods(100.0).flip(0)):
         save_file(state | {"rope_embed.periods": spoilt}, file)
-        with pytest.raises(VitkitError, match="periods are not powers of one base"):
+        with pytest.raises(VitkitError, match="periods must be powers of one base"):
             vitkit.load(file, **given(name))
 
 

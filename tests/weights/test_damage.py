@@ -536,7 +536,7 @@ def test_a_damaged_description_is_named(folder: Path, name: str) -> None:
 
 
 def test_a_misspelt_name_is_corrected(tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match=r"has no weights 'fb_in1' here, but fb_in1k;"):
+    with pytest.raises(VitkitError, match=r"has no weights 'fb_in1' in the catalog, only fb_in1k;"):
         load("deit_tiny_patch16_224.fb_in1")
     with pytest.raises(VitkitError, match="no such file"):
         inspect(tmp_path / "nothing.pth")

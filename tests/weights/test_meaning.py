@@ -181,7 +181,7 @@ def test_a_file_has_no_pixels_of_timm_s(tmp_path: Path) -> None:
         (f"{NAME}.augreg", "answers", ("has no weights 'augreg'", "augreg_in21k_ft_in1k", f"timm/{NAME}.augreg")),
         (f"timm:{NAME}.augreg", "answers", ("has no weights 'augreg'", "augreg_in21k_ft_in1k")),
         ("timm:nothing", "answers", ("timm has no network 'nothing'",)),
-        ("vit_tiny_patch8_224.x", "answers", ("the catalog has no weights of this model with a tag",)),
+        ("vit_tiny_patch8_224.x", "answers", ("the catalog has no tagged weights of this model",)),
         ("vit_base_r26_s32_224", "answers", ("classifier of ImageNet-1k", "vit_base_r26_s32_224.orig_in21k")),
         ("vit_small_patch8_224", "training", ("backbone to fine-tune", "vit_small_patch8_224.dino")),
         ("vit_base_patch16_224_gap", "answers", ("no weights of vit_base_patch16_224_gap are published",)),

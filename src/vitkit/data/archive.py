@@ -185,8 +185,8 @@ def _whole(data: bytes, size: int) -> bytes:
 def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
     if path.suffix.lower() in _COMPRESSED:
         raise VitkitError(
-            f"{path} is compressed as a whole, so reading a picture would require reading all before it: "
-            "unpack it, or make a .zip or a plain .tar of it"
+            f"{path} is compressed as a whole, so single pictures cannot be read from it: unpack it, or make a .zip or "
+            "a plain .tar of it"
         )
     return _index_of_zip(path) if path.suffix.lower() == ".zip" else _index_of_tar(path)
 
@@ -214,7 +214,9 @@ def _index_of_zip(path: Path) -> _MemberIndex:
                 )
                 index.add(path, name, None if is_folder or name.endswith("/") else member)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
-        raise VitkitError(f"{path} is not a .zip, or it is damaged or incomplete: {error}") from error
+        raise VitkitError(
+            f"{path} is not a .zip, or it is damaged or incomplete: {error}; copy or download it again"
+        ) from error
     return index
 
 
@@ -231,7 +233,8 @@ def _check_list(path: Path) -> None:
         place = tail.rfind(b"PK\5\6")
         if place < 0 or len(tail) - place < 22:
             raise VitkitError(
-                f"{path} is not a .zip, or it is damaged or incomplete: it has no list of members at its end"
+                f"{path} is not a .zip, or it is damaged or incomplete: it has no list of members at its end; copy or "
+                "download it again"
             )
         size = _END.unpack(tail[place : place + 22])[1]
         if place >= _LOCATOR_64.size:
@@ -241,7 +244,10 @@ def _check_list(path: Path) -> None:
                 head = file.read(_END_64.size)
                 size = _END_64.unpack(head)[1] if len(head) == _END_64.size else size
     if size > _MOST_LISTED:
-        raise VitkitError(f"{path} has a list of members of {size:,} bytes: unpack it, and use the folder")
+        raise VitkitError(
+            f"{path} has a list of members of {size:,} bytes, more than the limit of {_MOST_LISTED:,}: unpack it, and "
+            "use the folder"
+        )
 
 
 def _index_of_tar(path: Path) -> _MemberIndex:
@@ -257,11 +263,13 @@ def _index_of_tar(path: Path) -> _MemberIndex:
                 elif not info.isreg() or info.issparse():
                     index.ignored["link in the archive" if info.issym() or info.islnk() else "no regular file"] += 1
                 elif info.offset_data + info.size > size:
-                    raise VitkitError(f"{path} is incomplete: it ends within {info.name!r}")
+                    raise VitkitError(f"{path} is incomplete: it ends within {info.name!r}; copy or download it again")
                 else:
                     index.add(path, info.name, _Member(info.offset_data, info.size, info.size))
     except (tarfile.TarError, ValueError, EOFError) as error:
-        raise VitkitError(f"{path} is not a plain .tar, or it is damaged or incomplete: {error}") from error
+        raise VitkitError(
+            f"{path} is not a plain .tar, or it is damaged or incomplete: {error}; copy or download it again"
+        ) from error
     return index
 
 

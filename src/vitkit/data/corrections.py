@@ -106,8 +106,8 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     )
     if labels.has_suspects and not added and after == before:
         raise VitkitError(
-            f"{labels.name} lists suspected label errors, but changes none: write the right labels into column label "
-            f"(empty: leave the picture out), or inspect them first: vitkit doctor {labels.name}"
+            f"{labels.name} lists suspected label errors, but changes none: write the right labels into the "
+            f"column label (an empty one leaves the picture out), or inspect them first: vitkit doctor {labels.name}"
         )
     changed = _built(table, after, added, task)
     changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))
@@ -220,8 +220,8 @@ def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[st
         return label
     if task.refuses(label):
         raise VitkitError(
-            f"{name}, line {line}: {label!r} has several classes, but the pictures of {table.name} have one each; a "
-            "CSV with the column labels supports several"
+            f"{name}, line {line}: {label!r} has several classes, but the pictures of {table.name} have one each; to "
+            "allow several, list the pictures in a CSV whose label column is named 'labels'"
         )
     return task.label_of(spelt.setdefault(look(part), part) for part in task.names_in(label))
 
@@ -536,7 +536,7 @@ def read_proposals(run: Path) -> tuple[Proposal, ...]:
     except FileNotFoundError:
         return ()
     except (ValueError, TypeError) as error:
-        raise VitkitError(f"{run / PROPOSALS} is damaged: {error}") from error
+        raise VitkitError(f"{run / PROPOSALS} is damaged: {error}; restore it, or train again") from error
     return proposals
 
 

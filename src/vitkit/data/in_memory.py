@@ -167,7 +167,9 @@ def _is_tensor(source: object) -> bool:
 
 def _array_of(tensor: Any, name: str) -> npt.NDArray[Any]:
     if tensor.is_meta or tensor.is_sparse or tensor.is_quantized:
-        raise VitkitError(f"{name} is a tensor without plain numbers: give one of uint8, or of floats from 0 to 1")
+        raise VitkitError(
+            f"{name} is a meta, sparse or quantised tensor: pass a plain one of uint8, or of floats from 0 to 1"
+        )
     plain = tensor.detach().cpu()
     return np.asarray(plain.float() if plain.is_floating_point() else plain)
 
@@ -181,7 +183,7 @@ def _levels(array: npt.NDArray[Any], name: str, kind: str) -> npt.NDArray[np.uin
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):  # NaN is neither
         raise VitkitError(
-            f"{name} is {_a(kind)} of floats from {low:.3g} to {high:.3g}, but the values of a picture are "
+            f"{name} is {_a(kind)} of floats from {low:.3g} to {high:.3g}, but the values of a picture must be "
             "from 0 to 1; pass images that are already normalised, (B, C, height, width), to classifier.probabilities()"
         )
     levels: npt.NDArray[np.uint8] = np.rint(array.astype(np.float64) * 255).astype(np.uint8)

@@ -327,7 +327,7 @@ def _check_end(name: str, content: bytes, table: CsvRows) -> None:
         line, cells = table.rows[-1]
         if len(cells) < len(Edit._fields):
             raise VitkitError(
-                f"{name}, line {line}: the last row may be cut off: complete it, and end it with a line end"
+                f"{name}, line {line}: the last row may be cut off: complete it, and add a line break after it"
             )
 
 

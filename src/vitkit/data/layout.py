@@ -186,7 +186,7 @@ def settle_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
 
 LayoutName = Literal["auto", "classes", "splits"]
 _ORDER = ("train", "val", "test")
-_OVERRIDE = "say which with --layout splits or --layout classes"
+_OVERRIDE = "choose --layout splits or --layout classes"
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
             like = "look like splits" if not words else "look like splits of one class"
             raise VitkitError(
                 f"{name}: {named} {like}{held}; put class folders into each of train/, val/ and test/, "
-                "or name what is meant with --layout classes"
+                "or use --layout classes if these folders are classes"
             )
     if alike := _agreeing(folder):
         folders, names = alike
@@ -326,7 +326,8 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
     if len(chosen) > 1 or sum(item.split == "train" for splits in groups.values() for item in splits) > 1:
         named = listed([below(top, item.outer) for splits in groups.values() for item in splits])
         raise VitkitError(
-            f"{name}: {named} could each be a split; keep one each of train/, val/ and test/, or --layout classes"
+            f"{name}: {named} could each be a split; keep at most one each of train/, val/ and test/, or use "
+            "--layout classes if these folders are classes"
         )
     splits = settle_eval(chosen[0])
     taken = {item.outer.path for item in splits}
@@ -365,8 +366,8 @@ def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others:
         return True
     beside = listed([below(top, child) for child in others])
     raise VitkitError(
-        f"{name}: {below(top, lone.outer)} may be a split or a class, as {beside} beside it "
-        f"{'is' if len(others) == 1 else 'are'} no split with class folders; {_OVERRIDE}"
+        f"{name}: {below(top, lone.outer)} may be a split or a class: there is no other split with class folders "
+        f"beside it, only {beside}; {_OVERRIDE}"
     )
 
 
@@ -387,7 +388,9 @@ def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -
     called = {item.name: split_of_folder(item.name) for split in splits for item in split.inner.full}
     doubtful = [item for item in called if called[item] is not None]
     if len({called[item] for item in doubtful}) > 1:
-        raise VitkitError(f"{name}: {listed(sorted(doubtful))} lie in splits and look like splits; {_OVERRIDE}")
+        raise VitkitError(
+            f"{name}: {listed(sorted(doubtful))} lie inside splits, but look like splits themselves; {_OVERRIDE}"
+        )
     known = {item.name for item in first.inner.full}
     by_case = {_alike(item): item for item in known}
     for split in rest:

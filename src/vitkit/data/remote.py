@@ -194,7 +194,9 @@ def _insist(address: str, read: Callable[[], T]) -> T:
         except (VitkitError, ImportError, *_FINAL):
             raise
         except NotImplementedError as error:
-            raise VitkitError(f"{address}: files of this kind of address can only be read") from error
+            raise VitkitError(
+                f"{address}: this kind of address can only be read: choose a folder, or object storage such as s3://"
+            ) from error
         except Exception as error:  # each scheme has its own errors
             reason = str(error) or type(error).__name__
             status = getattr(error, "status", 0)
@@ -230,7 +232,9 @@ def _filesystem_of(scheme: str, process: int) -> AbstractFileSystem:  # noqa: AR
     except ImportError as error:
         raise VitkitError(f"{scheme}:// requires a package that is not installed: {_INSTALL}") from error
     except ValueError as error:
-        raise VitkitError(f"{scheme}:// is no known kind of address ({error})") from error
+        raise VitkitError(
+            f"{scheme}:// is not a supported kind of address ({error}): use https:// or object storage such as s3://"
+        ) from error
 
 
 # --- Copies of shards -----------------------------------------------------------------------------------------

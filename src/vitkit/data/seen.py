@@ -199,7 +199,8 @@ class PictureRecord:
                 about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
                     raise VitkitError(
-                        f"the picture record of {source} was written by a later version of vitkit: upgrade vitkit"
+                        f"the record of training pictures in {source} was written by a later version of vitkit: "
+                        "upgrade vitkit"
                     )
                 n = file["codes"].shape[-1]  # 0 without thumbnails
                 has_keypoints = "words" in file  # records of earlier versions have none
@@ -220,7 +221,9 @@ class PictureRecord:
         except VitkitError:
             raise
         except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError, OSError) as error:
-            raise VitkitError(f"the picture record of {source} is damaged: {error}") from error
+            raise VitkitError(
+                f"the record of training pictures in {source} is damaged: {error}; restore {source}, or write it again"
+            ) from error
         return record
 
     def _check(self) -> None:
@@ -349,7 +352,9 @@ def from_text(text: str, source: object) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise VitkitError(f"the picture record of {source} is damaged: {error}") from error
+        raise VitkitError(
+            f"the record of training pictures in {source} is damaged: {error}; restore {source}, or write it again"
+        ) from error
 
 
 def _spans(n: int) -> Iterator[slice]:

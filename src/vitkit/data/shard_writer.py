@@ -83,7 +83,7 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
         if before not in (None, plan.digest):
             raise VitkitError(
                 f"{target} contains shards of other images or labels, or of another --size: choose a new folder, or "
-                "delete it"
+                "delete this one"
             )
         if known is None:
             target.write(UNFINISHED, to_json({"plan": plan.digest}) + "\n")
@@ -176,7 +176,9 @@ class _RemoteTarget:
         try:
             return str(from_json(read_file(f"{self.address}/{UNFINISHED}").decode())["plan"])
         except (ValueError, TypeError, KeyError) as error:
-            raise VitkitError(f"{self.address}/{UNFINISHED} is damaged: {error}") from error
+            raise VitkitError(
+                f"{self.address}/{UNFINISHED} is damaged: {error}; delete {self.address}, and write the shards again"
+            ) from error
 
     def write(self, name: str, text: str) -> None:
         write_file(f"{self.address}/{name}", text.encode("utf-8", "surrogateescape"))
@@ -201,8 +203,8 @@ def _check_keys(table: ImageTable) -> None:
     for key in table.paths:
         if key.startswith(("/", "\\")) or PurePosixPath(key).is_absolute() or ".." in key.split("/"):
             raise VitkitError(
-                f"{table.name}: shards name images by their paths below one folder, which {key!r} is not: move the CSV "
-                "file into a folder above all images"
+                f"{table.name}: shards name images by their paths below one folder, so {key!r} cannot be stored: move "
+                "the CSV file into a folder above all images, and write paths relative to this folder"
             )
 
 

@@ -182,16 +182,16 @@ class ShardIndex:
         if images == 0 or any(len(column) != images for column in columns):
             raise ValueError("its columns are empty or have different lengths")
         if len(self.rows) != images or not all(isinstance(key, str) and key for key in self.keys):
-            raise ValueError("its keys are not different texts")
+            raise ValueError("its keys are not text, or not unique")
         if not all(isinstance(name, str) for name in self.classes):
-            raise ValueError("a name of a class is no text")
+            raise ValueError("a class name is not text")
         if not all(type(k) is int and 0 <= k < len(self.classes) for numbers in self.classes_of for k in numbers):
-            raise ValueError("it lists an image of a class that there is not")
+            raise ValueError("it lists an image of a class that does not exist")
         for shard in self.shards:
             if not _SHARD.fullmatch(shard.name) or split_of_word(shard.split or "") != shard.split:
-                raise ValueError("it lists a shard of an invalid name or split")
+                raise ValueError("it lists a shard with an invalid name or split")
             if not _SHA256.fullmatch(shard.sha256):
-                raise ValueError("it lists a shard of an invalid checksum")
+                raise ValueError("it lists a shard with an invalid checksum")
         sizes = [shard.size for shard in self.shards]
         for number, offset, length in zip(self.shard_of, self.offsets, self.lengths, strict=True):
             if not (0 <= number < len(sizes) and offset >= 0 and length >= 0 and offset + length <= sizes[number]):
@@ -234,7 +234,7 @@ class ShardFolder:
             return _index_at(self.name) if self.is_afar else _index_of(self.name, _stamp_of(f"{self.name}/{INDEX}"))
         except FileNotFoundError as error:
             raise VitkitError(
-                f"{self.name} has no {INDEX}, so its shards are incomplete, or the file is missing: {_AGAIN}"
+                f"{self.name} has no {INDEX}, because writing was interrupted or the file was removed: {_AGAIN}"
             ) from error
         except OSError as error:
             raise VitkitError(f"{self.name}/{INDEX} cannot be read: {error.strerror or error}") from error

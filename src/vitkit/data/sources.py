@@ -67,7 +67,7 @@ def register(kind: SourceKind) -> None:
     """
     taken = {suffix for kind_known in SOURCE_KINDS.values() for suffix in _suffixes(kind_known)}
     if kind.name in SOURCE_KINDS or taken & set(_suffixes(kind)):
-        raise ValueError(f"there is a kind of source {kind.name!r} already, or one of its suffix")
+        raise ValueError(f"a kind of source named {kind.name!r}, or with one of its suffixes, exists already")
     SOURCE_KINDS[kind.name] = kind
     if kind.storage is not None:
         STORAGES.update(dict.fromkeys(kind.suffixes, kind.storage))

@@ -83,7 +83,7 @@ def split_from_file(path: Path) -> ImageTable:
     except FileNotFoundError as error:
         raise VitkitError(f"no such file: {path}") from error
     except (AttributeError, ValueError, KeyError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; restore it, or train again") from error
     return table
 
 
@@ -116,7 +116,7 @@ def groups_from_file(path: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; restore it, or train again") from error
 
 
 def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
@@ -277,7 +277,9 @@ def read_contents(split_file: Path) -> dict[str, str]:
         for digest in contents.values():
             bytes.fromhex(digest)
     except (AttributeError, TypeError, ValueError) as error:
-        raise VitkitError(f"{split_file} is damaged: its contents cannot be read ({error})") from error
+        raise VitkitError(
+            f"{split_file} is damaged: the hashes of its images cannot be read ({error}); restore it, or train again"
+        ) from error
     return contents
 
 

@@ -408,7 +408,9 @@ class _MultiLabel:
                 "--teacher: a teacher predicts one class for each image, but these may have several; leave it out"
             )
         if fields["balance"] == "sampler":
-            raise VitkitError("--balance sampler needs one class for each image, but these may have several; use loss")
+            raise VitkitError(
+                "--balance sampler needs one class for each image, but these may have several; use --balance loss"
+            )
         if fields["prior"] == "uniform":
             raise VitkitError(
                 "--prior uniform needs one class for each image, but these may have several; leave it out"

@@ -203,7 +203,7 @@ def _floats(values: Any) -> tuple[float, ...]:
         values_list = (values_list,)
     numbers = tuple(values_list)
     if not all(map(is_number, numbers)):
-        raise _UnknownError("the mean or std of Normalize is not numbers")
+        raise _UnknownError("the mean or std of Normalize does not consist of numbers")
     return tuple(map(float, numbers))
 
 
@@ -226,7 +226,10 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
     full = steps.resized if isinstance(steps.resized, tuple) else (steps.resized, steps.resized)
     shares = [kept / side for kept, side in zip(both, full, strict=True)]
     if shares[0] != shares[1] or not shares[0] <= 1:
-        raise _UnknownError(f"no crop of {both} has the shape of a resize to {steps.resized}")
+        raise _UnknownError(
+            f"its tensors have {both} pixels, but a crop after Resize({steps.resized}) must keep the same share of "
+            "both sides, at most 1"
+        )
     return replace(plain, fit="crop" if isinstance(steps.resized, int) else "squash_crop", crop_pct=shares[0])
 
 
@@ -328,7 +331,9 @@ class Datasets:
         if len(set(named)) < len(named) or len(named) < 2:
             raise VitkitError(f"class_names must be two or more different names, not {list(named)}")
         if (twins := alike(named)) is not None:
-            raise VitkitError(f"class_names: {twins[0]!r} and {twins[1]!r} look the same and differ in {twins[2]}")
+            raise VitkitError(
+                f"class_names: {twins[0]!r} and {twins[1]!r} look the same, and differ in {twins[2]}: rename one"
+            )
         check_names(named)
         return named
 
@@ -530,7 +535,9 @@ def survey(datasets: Datasets) -> Survey:
         for index in range(lengths[name]):
             image, label = item_of(dataset, index, name)
             if not 0 <= label < len(names):
-                raise VitkitError(f"{name}_dataset[{index}] has label {label}, but there are {len(names)} classes")
+                raise VitkitError(
+                    f"{name}_dataset[{index}] has label {label}, but there are {len(names)} classes, numbered from 0"
+                )
             contents[f"{name}/{index}"] = _content(image)
             looks.append(_look(image, contents[f"{name}/{index}"]))
             if isinstance(image, Tensor):

@@ -48,7 +48,7 @@ def evaluate(
     """
     if classifier.task == "single":
         table.task.require_single(
-            f"{table.name} has images of several classes or none, and the model says one of each image"
+            f"{table.name} has images with several classes or none, but the model predicts exactly one for each image"
         )
     splits = sorted(set(filter(None, table.splits)))
     if split not in ("all", *splits):

@@ -52,7 +52,10 @@ def choose_next(
     """
     x = np.asarray(features, np.float64)
     if x.ndim != 2 or len(labels) != len(x) or (may_choose is not None and len(may_choose) != len(x)) or count < 1:
-        raise ValueError(f"features of {x.shape} with {len(labels)} labels, and {count} to choose")
+        raise ValueError(
+            "features must be (n, D), with n labels, n values of may_choose, and at least 1 to choose, "
+            f"not {x.shape} with {len(labels)} labels and {count} to choose"
+        )
     if not np.isfinite(x).all():
         raise ValueError("features must be finite")
     x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)

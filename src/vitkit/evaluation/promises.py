@@ -63,7 +63,10 @@ def trust_figures(
     is_of_model = is_of_model and not isinstance(counted, MultiEvaluation)
     if coverage is not None or accuracy is not None:
         if not is_of_model:
-            raise VitkitError("sets and confident predictions are measured on images with one of the model's classes")
+            raise VitkitError(
+                "--coverage and --accuracy require images that the weights have not seen, each with exactly one of the "
+                "model's classes: leave out these flags, or choose other images"
+            )
         classifier.rules(coverage=coverage, set_score=set_score, by_class=by_class, accuracy=accuracy)  # may refuse
     # The validation images made the promises, and the score for unknown images was fitted to them.
     measured = None if is_of_run and evaluation.split != "test" else counted

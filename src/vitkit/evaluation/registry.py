@@ -107,7 +107,7 @@ def register_metric(name: str, function: Callable[[Any, Any], float], *, several
         VitkitError: the name has other characters, vitkit has a figure with this name, or `function` cannot be called.
     """
     if not isinstance(name, str) or not name.isidentifier():
-        raise VitkitError(f"the name of a metric has letters, digits and _ only, not {name!r:.80}")
+        raise VitkitError(f"the name of a metric must be an identifier of letters, digits and _, not {name!r:.80}")
     if not callable(function):
         raise VitkitError(f"metric {name}: expected a function, not {type(function).__name__}")
     task: TaskName = "multi" if several_classes else "single"
@@ -142,9 +142,15 @@ def read_figures(file: Path) -> dict[str, Any]:
         else:
             fits = _FITS.get(name, lambda _: True)(value)
         if not fits:
-            raise VitkitError(f"{file} is damaged: {name} is {shown(value)}; vitkit eval writes it again")
+            raise VitkitError(
+                f"{file} is damaged: {name} is {shown(value)}; delete it, and repeat the evaluation: "
+                f"vitkit train --resume {file.parent}"
+            )
     if figures.get("accuracy") is None and not figures.get("seen"):  # there is no accuracy if all images were seen
-        raise VitkitError(f"{file} is damaged: it has no accuracy; vitkit eval writes it again")
+        raise VitkitError(
+            f"{file} is damaged: it has no accuracy; delete it, and repeat the evaluation: "
+            f"vitkit train --resume {file.parent}"
+        )
     return figures
 
 

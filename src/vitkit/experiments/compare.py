@@ -366,7 +366,8 @@ def _taken_up(
     for name in _SETTINGS:
         if arguments[name] not in (usual[name], plan.arguments[name]):
             raise VitkitError(
-                f"--{name} {arguments[name]}: the comparison in {out} was started with {plan.arguments[name]}"
+                f"--{name} {arguments[name]}: the comparison in {out} was started with {plan.arguments[name]}; "
+                "leave it out"
             )
     for name, value in fields.items():
         plain = list(value) if isinstance(value, tuple) else value

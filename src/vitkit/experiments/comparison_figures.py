@@ -95,7 +95,10 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
     for job in (job for job in plan.jobs if job.fraction == fraction):
         paths, labels, is_right = _answers(out / job.folder / PREDICTIONS)
         if known not in (None, (paths, labels)):
-            raise VitkitError(f"{out / job.folder} predicted other images than the runs before it; were some moved?")
+            raise VitkitError(
+                f"{out / job.folder} predicted other images than the runs before it: restore images that were moved or "
+                "changed, delete this folder, and continue with --resume"
+            )
         known = (paths, labels)
         answers[job.model, job.seed] = is_right
     assert known is not None

@@ -265,7 +265,7 @@ def _fields(
         raise VitkitError(f"{name} is a recipe itself: leave out --recipe {arguments['recipe']}")
     model, at, weights = ("", "", "") if is_file else name.partition("@")
     if at and not weights:
-        raise VitkitError(f"{name}: @ must be followed by weights, or by none")
+        raise VitkitError(f"{name}: @ must be followed by weights, or by the word none")
     fields_of_run = {
         **fields,
         "data": arguments["data"],

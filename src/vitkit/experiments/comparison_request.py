@@ -124,7 +124,10 @@ class ExperimentFolder:
         if out is None:
             raise VitkitError(f"--resume requires --out, the folder of the {self.what} to continue")
         if not (Path(out) / self.plan).is_file():
-            raise VitkitError(f"--out {out} contains no {self.what} to continue: it has no {self.plan}")
+            raise VitkitError(
+                f"--out {out} contains no {self.what} to continue: it has no {self.plan}; name the folder of an "
+                f"earlier {self.what}, or leave out --resume"
+            )
         hold.enter_context(exclusive_in(Path(out)))
         return Path(out)
 

@@ -260,7 +260,7 @@ class Subject:
         """
         images = self.table.of_split(self.held_out)
         if not len(images):
-            raise VitkitError(f"no images are held out of {len(self.table)}: hold out some, or add images")
+            raise VitkitError(f"no images are held out (of {len(self.table)} in all): hold out some, or add images")
         count = min(len(images), most)
         chosen = [images.file(i * len(images) // count) for i in range(count)]
         read = [self.classifier.read(file) for file in chosen]

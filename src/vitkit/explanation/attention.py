@@ -271,7 +271,7 @@ def patch_attention(model: nn.Module, images: Tensor, row: int, column: int) -> 
     config = plain(model).config
     h, w = config.grid
     if not (0 <= row < h and 0 <= column < w):
-        raise VitkitError(f"there is no patch ({row}, {column}): there are {h} rows of {w}")
+        raise VitkitError(f"there is no patch ({row}, {column}): there are {h} rows of {w} patches, numbered from 0")
     query = config.prefix_tokens + row * w + column
     with torch.no_grad():
         maps = [to_grid(attention[0, :, query], config) for attention in attention_maps(model, images)]  # (H, h, w)

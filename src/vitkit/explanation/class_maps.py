@@ -193,7 +193,9 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
         VitkitError: there is no such class, or the model has no head or no feature map before it.
     """
     if not isinstance(model, Network):
-        raise VitkitError("Grad-CAM applies to convolutional networks; use gradient")
+        raise VitkitError(
+            "Grad-CAM applies to networks of other libraries; for a Vision Transformer, use gradient_rollout"
+        )
     _check_head(model.config)
     check_map(model)
     still = twin(model, Attention)
@@ -222,7 +224,8 @@ def check_map(model: Network) -> None:
     """
     if model.anatomy.map is None:
         raise VitkitError(
-            f"{model.config.full_name} has no feature map before its head, which gradient requires: use occlusion"
+            f"{model.config.full_name} has no feature map before its head, which the method gradient requires: use the "
+            "method occlusion"
         )
 
 

@@ -335,8 +335,8 @@ class Explanation:
     def _by_layer(self) -> dict[str, FloatArray]:
         if self.heads is None or self.rollouts is None:
             raise VitkitError(
-                f"a film through the layers requires the method {HEADS} of all layers, and this is of "
-                f"{', '.join(self.maps) or 'one layer'}"
+                f"a film through the layers requires the method {HEADS} of all layers, but this explanation is of "
+                f"{', '.join(self.maps) or 'one layer'}: explain it again with method {HEADS} and without a layer"
             )
         return {"attention": self.heads.mean(axis=1), "rollout": self.rollouts}
 

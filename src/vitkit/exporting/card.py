@@ -53,7 +53,7 @@ def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
     try:
         place, digits = _digest(content, beside, start)
     except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; export it again") from error
     if content[place] != digits:
         raise VitkitError(f"{path} is damaged: its content does not match its checksum; export it again")
 
@@ -68,7 +68,7 @@ def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice,
     """
     matches = list(_FIELD.finditer(content, start))
     if len(matches) != 1:
-        raise ValueError(f"it has {len(matches)} checksums")
+        raise ValueError(f"it has {len(matches)} checksums instead of one")
     place, view = slice(*matches[0].span(1)), memoryview(content)
     parts: list[bytes | memoryview] = [view[: place.start], BLANK.encode(), view[place.stop :], *beside]
     digest = hashlib.sha256()
@@ -174,9 +174,13 @@ class Card:
             card.check()
             return card
         except VitkitError as error:
-            raise VitkitError(str(error) if str(path) in str(error) else f"{path} is damaged: {error}") from error
+            raise VitkitError(
+                str(error) if str(path) in str(error) else f"{path} is damaged: {error}; export it again"
+            ) from error
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise VitkitError(f"{path} is damaged: its description cannot be read ({error})") from error
+            raise VitkitError(
+                f"{path} is damaged: its description cannot be read ({error}); export it again"
+            ) from error
 
     def check(self) -> None:
         """Check that the values are valid.

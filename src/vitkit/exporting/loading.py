@@ -39,10 +39,10 @@ class Exported(Classifier):
         K, D = len(self.card.classes), self.card.features
         if runner.outputs != K + D:
             expected = f"{K} classes and {D} features" if D else f"{K} classes"
-            raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {expected}")
+            raise VitkitError(f"{path} is damaged: it has {runner.outputs} logits for {expected}; export it again")
         self.runner_has_features = D > 0
         if runner.batch is not None and runner.batch < 1:
-            raise VitkitError(f"{path} is damaged: its batch size is {runner.batch}")
+            raise VitkitError(f"{path} is damaged: its batch size is {runner.batch}; export it again")
         self.runner: GraphRunner = runner
         self.classes, self.preprocess = self.card.classes, self.card.preprocess
         self.temperature, self.thresholds = self.card.temperature, self.card.thresholds
@@ -129,7 +129,9 @@ class Exported(Classifier):
         if plan != "auto":
             raise VitkitError(f"--plan is for the model itself, not for the exported file {self.path}: leave it out")
         if backend not in ("auto", self._form.backend):
-            raise VitkitError(f"{self.path} runs by the backend {self._form.backend}, not {backend}")
+            raise VitkitError(
+                f"{self.path} runs by the backend {self._form.backend}, not {backend}: leave out --backend {backend}"
+            )
         if precision in ("auto", self.runner.precision):
             return self
         other = Exported(self.path, precision)

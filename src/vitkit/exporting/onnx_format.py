@@ -59,9 +59,11 @@ def read_card(path: Path) -> str:
             raise VitkitError("it states its classes and preprocessing twice")
         text = str(cards[0], "utf-8")
     except UnicodeDecodeError as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; export it again") from error
     except VitkitError as error:
-        raise VitkitError(f"{path} is not an ONNX file written by vitkit: {error}") from error
+        raise VitkitError(
+            f"{path} is not an ONNX file written by vitkit: {error}; write one with `vitkit export`"
+        ) from error
     seal.check(path, content, start=content.rindex(cards[0]))
     return text
 

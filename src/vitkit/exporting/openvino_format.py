@@ -69,14 +69,18 @@ def read_card(path: Path) -> str:
     """
     weights = path.with_suffix(".bin")
     if not weights.is_file():
-        raise VitkitError(f"{path} has no weights: there is no file {weights}")
+        raise VitkitError(
+            f"{path} has no weights: there is no file {weights}; copy it into this folder, or export the model again"
+        )
     content = path.read_bytes()
     try:
         card = _screen(content, weights.stat().st_size)
     except VitkitError as error:
-        raise VitkitError(f"{path} is not an OpenVINO model written by vitkit: {error}") from error
+        raise VitkitError(
+            f"{path} is not an OpenVINO model written by vitkit: {error}; write one with `vitkit export`"
+        ) from error
     except (ET.ParseError, ValueError) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; export it again") from error
     seal.check(path, content, weights.read_bytes())
     return card
 

@@ -191,9 +191,13 @@ def read_program(path: Path) -> Program:
         card = entries[CARD_ENTRY].decode()
         program = _parse(entries, card)
     except VitkitError as error:
-        raise VitkitError(f"{path} is not a program written by vitkit: {error}") from error
+        raise VitkitError(
+            f"{path} is not a program written by vitkit: {error}; write one with `vitkit export`"
+        ) from error
     except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
-        raise VitkitError(f"{path} cannot be read as a program: {first_line(error)}") from error
+        raise VitkitError(
+            f"{path} cannot be read as an exported program: {first_line(error)}; export it again"
+        ) from error
     check(path, entries)
     return program
 
@@ -224,7 +228,7 @@ def _parse(entries: Mapping[str, bytes], card: str) -> Program:
     if not (batch is None or type(batch) is int) or not all(type(width) is int for width in widths):
         raise ValueError("its sizes are not numbers")
     if len(results) not in (1, 2):
-        raise ValueError(f"it has {len(results)} results")
+        raise ValueError(f"it has {len(results)} results instead of 1 or 2")
     steps = _steps(graph["nodes"], {*results, *constants})
     return Program(card, constants, images, results, steps, batch, sum(widths))
 
@@ -292,7 +296,7 @@ def _value(arg: dict[str, Any]) -> Any:
         return None
     if kind in _PLAIN:
         if type(content) is not _PLAIN[kind]:
-            raise ValueError(f"{content!r} is no {kind.removeprefix('as_')}")
+            raise ValueError(f"{content!r} is not of type {kind.removeprefix('as_')}")
         return content
     if kind in ("as_ints", "as_floats"):
         return [_value({kind.removesuffix("s"): each}) for each in content]
@@ -400,7 +404,9 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
     try:
         program = torch.export.export(wrapped, (example,), dynamic_shapes=sizes, strict=False)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise VitkitError(f"torch.export cannot trace the model: {first_line(error)}") from error
+        raise VitkitError(
+            f"torch.export cannot trace the model: {first_line(error)}; try another format, such as .onnx"
+        ) from error
     if isinstance(copied, Network):
         program = program.run_decompositions({})  # into operations that change nothing in place
     buffer = BytesIO()

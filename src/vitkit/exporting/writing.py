@@ -113,7 +113,7 @@ def _verify(
         in_bfloat16 = compare(plain, _answers(quick, images, "asking the file in bfloat16"), card, "bfloat16")
         if faults := in_bfloat16.faults():
             raise Refused(
-                f"in bfloat16, which predict would use here, the file does not predict as the model does: "
+                f"in bfloat16, which `vitkit predict` would use here, the file does not predict as the model does: "
                 f"{'; '.join(faults)} ({pictures.what})"
             )
     return comparison, in_bfloat16, precision
@@ -331,7 +331,7 @@ def _read_pictures(classifier: Classifier, pictures: Pictures) -> list[Tensor]:
     """
     read = [image for picture in pictures.those if (image := _read(classifier, picture)) is not None]
     if not read:
-        raise VitkitError(f"none of the {pictures.what} can be read")
+        raise VitkitError(f"none of the {pictures.what} can be read: name other images with --data")
     return read
 
 

@@ -152,7 +152,7 @@ def class_sets(
     if few:
         raise VitkitError(
             f"--coverage {coverage} by class requires at least {needed} {held_out.kind} of each class, and the run "
-            f"had fewer of {plural(len(few), 'class', 'classes')}: {listed(few)}"
+            f"had fewer of {plural(len(few), 'class', 'classes')}: {listed(few)}; leave out --set-by-class"
         )
     limits = [quantile(scores[held_out.label == k], coverage) for k in range(len(classes))]
     return ClassSets(kind, coverage, np.array(limits), int(counts.min()))
@@ -300,7 +300,7 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
         first = int((wrong <= doubts[needed - 1]).sum())
         raise VitkitError(
             f"--accuracy {accuracy} cannot be promised: of the {needed} most confident {held_out.kind} {first} "
-            f"{'is' if first == 1 else 'are'} wrong, and none of them may be; request less"
+            f"{'is' if first == 1 else 'are'} wrong, and none of them may be; request a lower accuracy"
         )
     return best
 
@@ -455,9 +455,9 @@ def _held_out(tensors: Mapping[str, npt.NDArray[Any]], chosen: tuple[str, ...], 
     floats: dict[str, Any] = {name: tensors[f"held_out.{name}"].astype(np.float64) for name in _FLOATS}
     _check_arrays([*integers.values()], [*floats.values()], classes)
     if not all(isinstance(text, str) for text in chosen):
-        raise ValueError("what was chosen is not text")
+        raise ValueError("chosen must be a list of texts")
     if type(folds) is not int or folds < 0:
-        raise ValueError(f"the number of folds is {folds}")
+        raise ValueError(f"the number of folds must be a whole number of at least 0, not {folds}")
     return HeldOut(**integers, **floats, chosen=chosen, folds=folds)
 
 
@@ -473,7 +473,7 @@ def _check_arrays(integers: Sequence[Ints], floats: Sequence[Floats], classes: i
     """Check that all arrays have an entry for each image, and that classes and probabilities are in their ranges."""
     shapes = {array.shape for array in (*integers, *floats)}
     if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-        raise ValueError(f"arrays of held-out images have the shapes {sorted(shapes)}")
+        raise ValueError(f"arrays of held-out images must have one entry per image, not the shapes {sorted(shapes)}")
     if any(((array < 0) | (array >= classes)).any() for array in integers):
         raise ValueError(f"classes are not from 0 to {classes - 1}")
     if not all(((array > -1e-6) & (array < 1 + 1e-6)).all() for array in floats):
@@ -553,7 +553,7 @@ def rules_for(
         VitkitError: there are no held-out images or too few of them, or a value is not between 0 and 1.
     """
     if coverage is None and by_class:
-        raise VitkitError("--set-by-class applies to sets: request them by --coverage")
+        raise VitkitError("--set-by-class applies only to prediction sets: add --coverage, or leave it out")
     if coverage is None and accuracy is None and unknown is None:
         return NO_RULES
     if unknown is not None:
@@ -570,8 +570,8 @@ def rules_for(
     if trust is None:
         flag = "coverage" if coverage is not None else "accuracy"
         raise VitkitError(
-            f"--{flag} requires a model that knows how it predicted held-out images: one with one class per image that "
-            "`vitkit train` calibrated on validation images, or an export of it"
+            f"--{flag} requires a model that knows how it predicted held-out images: use one that `vitkit train` "
+            "calibrated on validation images with one class each, or an export of it"
         )
     sets = None if coverage is None else class_sets(trust.held_out, classes, coverage, set_score, by_class=by_class)
     sure = None if accuracy is None else sure_threshold(trust.held_out, accuracy)

@@ -379,17 +379,23 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]
     )
     known = arrays["known"].astype(np.float64)
     if known.ndim != 2 or len(known) != len(scores) or not known.shape[1] or not np.isfinite(known).all():
-        raise ValueError(f"scores of known images have the shape {known.shape}")
+        raise ValueError(f"scores of known images must be finite, in {len(scores)} non-empty rows; shape {known.shape}")
     for score in scores:
         if (score.method != "energy") != bool(score.points.size) or score.points.ndim != 2:
-            raise ValueError(f"the score {score.method} has points of the shape {score.points.shape}")
+            raise ValueError(
+                f"points of the score {score.method} must be a non-empty matrix, or none for energy, not of the shape "
+                f"{score.points.shape}"
+            )
         if score.method != "energy" and not 1 <= score.nearest <= len(score.points):
             raise ValueError(
-                f"the score {score.method} counts {score.nearest} neighbours of {len(score.points)} images"
+                f"the score {score.method} must count 1 to {len(score.points)} neighbours, not {score.nearest}"
             )
         D = score.points.shape[1]
         if score.whitening.shape != ((D, D) if score.method == "mahalanobis" else (0, 0)):
-            raise ValueError(f"the score {score.method} has a matrix of the shape {score.whitening.shape}")
+            raise ValueError(
+                f"the matrix of the score {score.method} must be {D}x{D} for mahalanobis and empty for other scores, "
+                f"not of the shape {score.whitening.shape}"
+            )
     limits = tuple(
         Limit(
             str(row["kind"]),

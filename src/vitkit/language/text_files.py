@@ -94,7 +94,7 @@ def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
         )
     scale = _number(checkpoint, "logit_scale", torch.exp)
     if scale is None:
-        raise VitkitError(f"{checkpoint.path}: logit_scale is missing")
+        raise VitkitError(f"{checkpoint.path}: logit_scale is missing; use the publisher's file")
     bias = _number(checkpoint, "logit_bias")
     projection = None if layout.projection is None else _read(checkpoint, same(layout.projection))
     tower = _tower(checkpoint, layout, gelu)
@@ -144,7 +144,9 @@ def _number(checkpoint: Checkpoint, name: str, of: Callable[[Tensor], Tensor] = 
         return None
     value = of(checkpoint.tensors[name].read().float())
     if value.numel() != 1 or not value.isfinite().all():
-        raise VitkitError(f"{checkpoint.path}: {name} is not a single number in the usual range")
+        raise VitkitError(
+            f"{checkpoint.path}: {name} is not a single number in the usual range; use the publisher's file"
+        )
     return float(value)
 
 
@@ -163,7 +165,9 @@ def _tower(checkpoint: Checkpoint, layout: _TextLayout, gelu: str) -> TextTower:
     problems = (("missing", missing), ("left over", over), ("of another shape", wrong))
     if missing or over or wrong:
         said = "; ".join(f"{what}: {listed(names, 6)}" for what, names in problems if names)
-        raise VitkitError(f"{checkpoint.path}: the text encoder does not fit: {said}")
+        raise VitkitError(
+            f"{checkpoint.path}: the tensors of the text encoder do not fit together: {said}; use the publisher's file"
+        )
     tower.load_state_dict({name: _read(checkpoint, layout.pieces[name]) for name in expected}, assign=True)
     return tower.eval()
 
@@ -181,7 +185,9 @@ def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
 def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
     tensor = piece.joined(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
     if not tensor.isfinite().all():
-        raise VitkitError(f"{checkpoint.path}: {' + '.join(piece.theirs)} contains NaN or infinite values")
+        raise VitkitError(
+            f"{checkpoint.path}: {' + '.join(piece.theirs)} contains NaN or infinite values; use the publisher's file"
+        )
     return tensor
 
 
@@ -192,7 +198,10 @@ def _config(
         shape = shapes.get(name)
         if shape is None or len(shape) <= axis:
             theirs = " + ".join(layout.pieces[name].theirs)
-            raise VitkitError(f"{checkpoint.path}: the text encoder does not fit: {theirs} is missing or misshapen")
+            raise VitkitError(
+                f"{checkpoint.path}: {theirs} of the text encoder is missing or has a wrong shape; use the publisher's "
+                "file"
+            )
         return shape[axis]
 
     hidden_size = size("token_embed.weight", 1)
@@ -221,7 +230,8 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
     is_siglip = "visual_projection.weight" not in names
     if is_siglip and "logit_bias" not in names:  # otherwise a SigLIP would be mistaken for a CLIP
         raise VitkitError(
-            f"{checkpoint.path}: logit_bias is missing (of SigLIP), or visual_projection.weight (of CLIP)"
+            f"{checkpoint.path} has neither logit_bias (SigLIP) nor visual_projection.weight (CLIP): use a complete "
+            "CLIP or SigLIP checkpoint"
         )
     pieces = {
         "token_embed.weight": same(_HF_EMBEDDING),

@@ -138,7 +138,7 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
     except VitkitError:
         raise
     except Exception as error:  # the libraries raise many types
-        raise VitkitError(f"{folder}: its tokenizer is damaged: {first_line(error)}") from error
+        raise VitkitError(f"{folder}: its tokenizer is damaged: {first_line(error)}; download it again") from error
 
 
 def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
@@ -240,7 +240,9 @@ def _of_merges(folder: Path, context: int) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     begin, end = tokenizer.token_to_id(_BEGIN), tokenizer.token_to_id(_END)
     if begin is None or end is None:
-        raise VitkitError(f"{folder / 'vocab.json'} has no {_BEGIN} or no {_END}: it is not CLIP's")
+        raise VitkitError(
+            f"{folder / 'vocab.json'} has no {_BEGIN} or no {_END}, unlike CLIP's: use the publisher's file"
+        )
     tokenizer.post_processor = processors.RobertaProcessing((_END, end), (_BEGIN, begin), False, False)  # noqa: FBT003
     tokenizer.add_special_tokens([_BEGIN, _END])
     return Tokenizer(lambda text: list(tokenizer.encode(text).ids), end, end, context)
@@ -290,7 +292,7 @@ def _find_merges(folder: Path, config: Mapping[str, Any] | None) -> Path | None:
     named = _of_texts(config).get("hf_tokenizer_name")
     if named:
         raise VitkitError(
-            f"{folder} has no tokenizer: {_OPEN_CLIP_CONFIG} names {named}, whose tokenizer.json goes beside it"
+            f"{folder} has no tokenizer: put the tokenizer.json of {named} beside {_OPEN_CLIP_CONFIG}, which names it"
         )
     if beside.is_file():
         return beside
@@ -316,7 +318,8 @@ def _read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable
         content = text.read(_MOST_UNPACKED + 1)
     if len(content) > _MOST_UNPACKED:
         raise VitkitError(
-            f"{path} is damaged: it unpacks to more than {_MOST_UNPACKED:,} characters, and OpenAI's to 3,130,099"
+            f"{path} is damaged: it unpacks to more than {_MOST_UNPACKED:,} characters, and OpenAI's file to "
+            "3,130,099; download it again"
         )
     lines = content.split("\n")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda letter: (ord(letter) > 255, ord(letter)))
@@ -326,7 +329,8 @@ def _read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable
     vocabulary = {name: i for i, name in enumerate([*names, *map("".join, merges), _OPEN_CLIP_BEGIN, _OPEN_CLIP_END])}
     if len(vocabulary) != _OPEN_CLIP_TOKENS:
         raise VitkitError(
-            f"{path} is damaged: it has {len(vocabulary):,} tokens, not {_OPEN_CLIP_TOKENS:,} as OpenAI's"
+            f"{path} is damaged: it has {len(vocabulary):,} tokens, not {_OPEN_CLIP_TOKENS:,} as OpenAI's; download it "
+            "again"
         )
     tokenizer = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
     words = pre_tokenizers.Split(Regex(_OPEN_CLIP_WORDS), behavior="removed", invert=True)
@@ -361,7 +365,9 @@ def _plain(text: str) -> str:
         try:
             import ftfy
         except ImportError as error:
-            raise VitkitError(f"OpenCLIP reads {text!r:.60} by the library ftfy: pip install 'vitkit[text]'") from error
+            raise VitkitError(
+                f"reading {text!r:.60} as OpenCLIP does requires the library ftfy: pip install 'vitkit[text]'"
+            ) from error
         text = html.unescape(html.unescape(ftfy.fix_text(text)))
     return " ".join(text.split())
 
@@ -386,7 +392,8 @@ def _check_text(text: str) -> None:
     """
     if len(text) > MOST_CHARACTERS:
         raise VitkitError(
-            f"a text of {len(text):,} characters is too long ({text[:40]!r} ...): text encoders read some dozen words"
+            f"a text of {len(text):,} characters is too long ({text[:40]!r} ...): at most {MOST_CHARACTERS:,} are "
+            "allowed"
         )
 
 
@@ -404,16 +411,22 @@ def check_steps(path: Path) -> None:
     except VitkitError as error:
         raise VitkitError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise VitkitError(f"{path}: its tokenizer is damaged: {error!r:.200}") from error
+        raise VitkitError(f"{path}: its tokenizer is damaged: {error!r:.200}; download it again") from error
     if growth > _MOST_GROWTH:
         raise VitkitError(
-            f"{path}: its normalizer and pre_tokenizer would turn one character into up to {growth:,.0f}; in published "
-            f"tokenizers there are fewer than {_MOST_GROWTH}: it is not used"
+            f"{path}: its normalizer and pre_tokenizer would turn one character into up to {growth:,.0f}, but at most "
+            f"{_MOST_GROWTH} are allowed: use the publisher's file"
         )
     if longest > MOST_CHARACTERS:  # the library normalises these tokens when it reads the file
-        raise VitkitError(f"{path}: one of its added_tokens has {longest:,} characters: it is not used")
+        raise VitkitError(
+            f"{path}: one of its added_tokens has {longest:,} characters, but at most {MOST_CHARACTERS:,} are allowed: "
+            "use the publisher's file"
+        )
     if added > _MOST_ADDED:
-        raise VitkitError(f"{path}: its post_processor would add {added:,} tokens to each text: it is not used")
+        raise VitkitError(
+            f"{path}: its post_processor would add {added:,} tokens to each text, but at most {_MOST_ADDED:,} are "
+            "allowed: use the publisher's file"
+        )
 
 
 def check_pieces(path: Path) -> None:
@@ -430,11 +443,11 @@ def check_pieces(path: Path) -> None:
         ]
         growth = max(map(_longest_replacement, charsmaps), default=1)
     except ValueError as error:
-        raise VitkitError(f"{path}: its tokenizer is damaged: {error}") from error
+        raise VitkitError(f"{path}: its tokenizer is damaged: {error}; download it again") from error
     if growth > _MOST_GROWTH:
         raise VitkitError(
-            f"{path}: its normalizer would turn one character into up to {growth:,}; in published tokenizers there are "
-            f"fewer than {_MOST_GROWTH}: it is not used"
+            f"{path}: its normalizer would turn one character into up to {growth:,}, but at most {_MOST_GROWTH} are "
+            "allowed: use the publisher's file"
         )
 
 
@@ -496,7 +509,7 @@ def _adding(step: Any) -> int:
 
 def _known(most: Mapping[str, int], kind: str, where: str) -> int:
     if kind not in most:
-        raise VitkitError(f"its {where} {kind!r:.80} is not known: it is not used")
+        raise VitkitError(f"its {where} {kind!r:.80} is not known; use the publisher's file")
     return most[kind]
 
 

@@ -99,7 +99,10 @@ def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWord
     """
     path, _ = locate(split_timm(str(source))[0])
     if path.is_file() and path.parent.name and (path.parent / "model.json").is_file():
-        raise VitkitError(f"{source} is a classifier already: --classes needs a model with a text encoder")
+        raise VitkitError(
+            f"{source} is a classifier without a text encoder: class names and search require CLIP or SigLIP with both "
+            "encoders"
+        )
     weights = look(source)
     return build_images_and_words(weights, weights.plan(0, **overrides))
 
@@ -122,7 +125,10 @@ def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndW
     size = words.tower.config.projection_size
     projection = words.projection if words.projection is not None else torch.eye(model.config.hidden_size)
     if tuple(projection.shape) != (size, model.config.hidden_size):
-        raise VitkitError(f"{source}: images have {len(projection)} features where texts have {size}")
+        raise VitkitError(
+            f"{source}: the image encoder must give {size} features, as the text encoder does, not {len(projection)}; "
+            "use the publisher's file"
+        )
     config = model.config.replace(representation_size=size, representation="unit")
     shared = filled(config, {**_copied(model), "pre_logits.fc.weight": projection})
     tokenizer = read_tokenizer(_folder_of(path), words.tower.config.context, words.clean)
@@ -157,7 +163,8 @@ class ImagesAndWords:
                 tokens = torch.tensor(self.tokenizer(texts[start : start + _BATCH]))
                 if int(tokens.max()) >= tower.config.vocabulary:
                     raise VitkitError(
-                        "the tokenizer belongs to another model: the text encoder lacks some of its tokens"
+                        "the tokenizer belongs to another model: the text encoder lacks some of its tokens; use the "
+                        "tokenizer that was published with the weights"
                     )
                 ends = torch.eq(tokens, tower.config.end or 0).int().argmax(dim=1)
                 if (
@@ -165,7 +172,7 @@ class ImagesAndWords:
                 ):  # all texts would be read at their first token and be equal
                     raise VitkitError(
                         f"the tokenizer belongs to another model: its texts do not end in token {tower.config.end}, "
-                        "which the text encoder reads"
+                        "which the text encoder reads; use the tokenizer that was published with the weights"
                     )
                 vectors.append(unit(tower(tokens)))
         return torch.cat(vectors)
@@ -198,7 +205,8 @@ class ImagesAndWords:
         one = not self.words.is_sigmoid if one is None else one
         if not one and not self.words.is_sigmoid:
             raise VitkitError(
-                "this model was trained with softmax, which gives no probability of each class on its own"
+                "this model was trained with softmax, which gives no probability of each class on its own: leave out "
+                "one=False"
             )
         bare = vit_of(self.images.model, "classes by name")
         head = self.head(names, templates)

@@ -74,7 +74,10 @@ def _check_extent(config: ViTConfig) -> None:
         if (getattr(config, name) or 0) > MAX_SIZE:
             raise VitkitError(f"{name} must be at most {MAX_SIZE}, not {getattr(config, name)}")
     if max(config.image_size) > MAX_SIDE or config.patches > MAX_SIZE:
-        raise VitkitError(f"image_size {_times(config.image_size)} is larger than any model's")
+        raise VitkitError(
+            f"image_size {_times(config.image_size)} is too large: at most {MAX_SIDE} pixels a side and {MAX_SIZE} "
+            "patches"
+        )
     if max(config.stem or (), default=0) > MAX_LAYERS:
         raise VitkitError(f"stem must have at most {MAX_LAYERS} units in a stage, not {max(config.stem or ())}")
 
@@ -149,7 +152,7 @@ def _check_rotary(config: ViTConfig) -> None:
     if config.rotary_base <= 0:
         raise VitkitError(f"rotary_base must be positive, not {config.rotary_base}")
     if config.rotary_grid is not None and max(config.rotary_grid) > MAX_SIDE:
-        raise VitkitError(f"rotary_grid {_times(config.rotary_grid)} is larger than any model's")
+        raise VitkitError(f"rotary_grid {_times(config.rotary_grid)} is too large: at most {MAX_SIDE} a side")
     if config.rotary in ("mixed", "dinov3") and (config.rotary_grid is not None or config.rotary_offset):
         raise VitkitError(f"rotary_grid and rotary_offset have no meaning with rotary {config.rotary!r}")
     if config.position in RELATIVE:
@@ -180,7 +183,7 @@ def _check_attention(config: ViTConfig) -> None:
 def _check_windows(config: ViTConfig) -> None:
     kind = config.attention
     if kind != "window" and (config.window_size is not None or config.global_layers):
-        raise VitkitError(f"window_size and global_layers are of attention 'window' alone, not of {kind!r}")
+        raise VitkitError(f"window_size and global_layers apply only to attention 'window', not to {kind!r}")
     if not all(0 <= layer < config.layers for layer in config.global_layers):
         raise VitkitError(f"global_layers must be layers from 0 to {config.layers - 1}, not {config.global_layers}")
     if kind in ("axial", "window") and config.position == "relative":
@@ -513,7 +516,9 @@ class ViTConfig:
         """
         depth = self.layers
         if not -depth <= layer < depth:
-            raise VitkitError(f"there is no layer {layer}: there are 0 to {depth - 1}, or -{depth} to -1")
+            raise VitkitError(
+                f"there is no layer {layer}: layers are numbered 0 to {depth - 1}, or -{depth} to -1 from the end"
+            )
         return layer % depth
 
     def replace(self, **overrides: Any) -> ViTConfig:
@@ -624,7 +629,7 @@ def _refuse_unknown(fields: dict[str, Any], aliases: dict[str, tuple[str, ...]])
     known = [*(field.name for field in dataclasses.fields(ViTConfig)), *aliases]
     for name in fields:
         if name == "classifier":
-            raise VitkitError("classifier is called pool now: the tokens that the head reads")
+            raise VitkitError("classifier is called pool now: use pool, which chooses the tokens that the head reads")
         if name not in known:
             raise VitkitError(f"unknown model option {name!r}{suggest(name, known)}; known: {', '.join(known)}")
 

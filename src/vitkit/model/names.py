@@ -193,7 +193,7 @@ class NetworkConfig:
             if not least <= getattr(self, name) <= MAX_SIZE:
                 raise VitkitError(f"{name} must be from {least} to {MAX_SIZE}, not {getattr(self, name)}")
         if max(self.image_size) > MAX_SIDE:
-            raise VitkitError(f"image_size {self.image_size} is larger than any network's")
+            raise VitkitError(f"image_size {self.image_size} is too large: at most {MAX_SIDE} pixels a side")
         for name in ("dropout", "drop_path"):
             rate = getattr(self, name)
             if rate is not None and not 0 <= rate < 1:

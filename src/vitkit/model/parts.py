@@ -108,7 +108,9 @@ class Mlp(vit.MLP):
         **options: Any,
     ) -> None:
         if out_features not in (None, in_features):
-            raise VitkitError(f"out_features must be in_features ({in_features}), which the residual connection adds")
+            raise VitkitError(
+                f"out_features must equal in_features ({in_features}), because the residual connection adds the input"
+            )
         sizes = {"embed_dim": in_features, "num_heads": 1, "mlp_size": hidden_features or in_features}
         drop = options.pop("drop_ratio", drop)
         super().__init__(override(ViTConfig(), **sizes, act_layer=act_layer, dropout=drop, **options))

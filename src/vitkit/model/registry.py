@@ -81,7 +81,7 @@ def register_block(name: str, build: Callable[..., nn.Module]) -> None:
 
 def _check(name: str, build: object) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-        raise VitkitError(f"a name to register has letters, digits, _, - and . only, not {name!r:.80}")
+        raise VitkitError(f"a registered name must consist of letters, digits, _, - and ., not {name!r:.80}")
     if not callable(build):
         raise VitkitError(f"{name}: expected a function or a module, not {type(build).__name__}")
 
@@ -121,7 +121,10 @@ def build_registered_block(config: Any, layer: int) -> Any:
         raise VitkitError(f"block {config.block!r}: expected an nn.Module, not {type(block).__name__}")
     takes = frozenset({"queries", "relative"} & _parameters(block.forward))
     if "relative" not in takes and (config.rotary != "none" or "relative" in config.position):
-        raise VitkitError(f"block {config.block!r} takes no relative positions: its forward has no parameter relative")
+        raise VitkitError(
+            f"block {config.block!r} takes no relative positions: add the parameter relative to its forward, or leave "
+            "out rotary and relative positions"
+        )
     block.takes = takes  # type: ignore[assignment]  # no module
     return block
 

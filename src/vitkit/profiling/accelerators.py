@@ -38,7 +38,7 @@ class Accelerator:
         peak = {"bfloat16": self.bfloat16, "float32": self.float32}.get(precision)
         if peak is None:
             other = "float32" if self.bfloat16 is None else "bfloat16"
-            raise VitkitError(f"{self.name}: no peak in {precision} is known; plan it with --precision {other}")
+            raise VitkitError(f"{self.name}: the peak speed in {precision} is unknown; use --precision {other}")
         return peak
 
 

@@ -136,7 +136,7 @@ def check_token(token: str) -> str:
         VitkitError: the token is too short, too long or has other characters than letters, digits and . _ ~ -.
     """
     if not _TOKEN.fullmatch(token):
-        raise VitkitError("--token must be 16 to 512 letters, digits and . _ ~ -: the longer, the harder to guess")
+        raise VitkitError("--token must be 16 to 512 characters, each a letter, a digit or one of . _ ~ -")
     return token
 
 

@@ -137,7 +137,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        raise VitkitError(f"--host {host} is not an address of this machine") from error
+        raise VitkitError(
+            f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
+        ) from error
     family, kind, protocol, _, address = sorted(addresses, key=lambda entry: entry[0] != socket.AF_INET)[0]
     from vitkit.serving.guard import keep_others_off
 

@@ -202,7 +202,7 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
         lock.acquire()
     except Timeout as error:
         raise VitkitError(
-            f"{path} is being written by {_holder(place)}: wait until it is done, or name another"
+            f"{path} is being written by {_holder(place)}: wait until it is done, or choose another path"
         ) from error
     try:
         with suppress(OSError):  # the work itself will report a full disk
@@ -560,9 +560,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = from_json(read_text(path))
     except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; restore or replace it") from error
     if not isinstance(value, dict):
-        raise VitkitError(f"{path} is damaged: expected a JSON object, not {type(value).__name__}")
+        raise VitkitError(
+            f"{path} is damaged: expected a JSON object, not {type(value).__name__}; restore or replace it"
+        )
     return value
 
 

@@ -124,7 +124,7 @@ def path_text(path: object, what: str) -> str:
         raise VitkitError(f"{what} must be a path, not {type_of(path)}")
     text = os.fsdecode(path)
     if not text:
-        raise VitkitError(f'{what} is empty (""): "." is the current folder')
+        raise VitkitError(f'{what} is empty (""): pass a path ("." is the current folder)')
     if "\0" in text:
         raise VitkitError(f"{what} has a null byte: {text!r:.80}")
     return text

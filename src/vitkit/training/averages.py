@@ -61,7 +61,7 @@ def check_start(recipe: Recipe, model: Model) -> None:
             or the model has batch norms.
     """
     if model.head is None or getattr(model, "head_dist", None) is not None:
-        raise VitkitError("--wise-ft: the model has two heads, which are not fitted before the training: leave it out")
+        raise VitkitError("leave out --wise-ft: the model has two heads, which are not fitted before the training")
     if not recipe.lp_ft and recipe.head_from != "names":
         raise VitkitError(
             "--wise-ft mixes the fine-tuned weights with those at the start, whose head must classify: use --lp-ft, or "
@@ -69,8 +69,8 @@ def check_start(recipe: Recipe, model: Model) -> None:
         )
     if has_batch_norms(model):
         raise VitkitError(
-            "--wise-ft: the running statistics of this model's batch norms belong to its own weights and cannot be "
-            "mixed: leave it out"
+            "leave out --wise-ft: the running statistics of this model's batch norms belong to its own weights and "
+            "cannot be mixed"
         )
 
 
@@ -93,7 +93,9 @@ def check_kept(folder: Path) -> None:
         VitkitError: the weights are missing.
     """
     if not (folder / START).is_file():
-        raise VitkitError(f"{folder / START} is missing, which --wise-ft mixes with the model: set wise_ft = false")
+        raise VitkitError(
+            f"{folder / START} is missing, but --wise-ft requires it: set wise_ft = false in {folder / RECIPE}"
+        )
 
 
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
@@ -202,7 +204,7 @@ def _read(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except FileNotFoundError:
-        raise VitkitError(f"{file} is missing: the weights cannot be mixed with those of the start") from None
+        raise VitkitError(f"{file} is missing, but --wise-ft requires it: restore it, or train again") from None
     except SafetensorError as error:
         raise VitkitError(f"{file} is damaged: {error}; delete the run, and train again") from error
 
@@ -253,7 +255,7 @@ def open_runs(folders: Sequence[Path]) -> list[Ingredient]:
     places = [folder.resolve() for folder in runs]
     if len(set(places)) < len(places):
         twice = next(folder for folder, place in zip(runs, places, strict=True) if places.count(place) > 1)
-        raise VitkitError(f"{twice} is named twice: leave it out once")
+        raise VitkitError(f"{twice} is named twice: name it only once")
     if len(runs) < 2:
         raise VitkitError("an average needs two runs or more, or a cross-validation: name another one")
     ingredients = [_open(folder) for folder in runs]
@@ -279,7 +281,8 @@ def _open(folder: Path) -> Ingredient:
     recipe = load_of_run(folder / RECIPE)
     if not (folder / SPLIT).is_file():
         raise VitkitError(
-            f"{folder} was trained on datasets in Python: which images it has seen is not recorded in files"
+            f"{folder} was trained on datasets in Python and cannot be averaged: its files do not record which images "
+            "it has seen"
         )
     classifier = load(folder)
     if "sha256" not in classifier.provenance.get("weights", {}):

@@ -102,7 +102,8 @@ def choose(
     requested, reasons = request.recipe, list[str]()
     if requested.select_time is not None:
         raise VitkitError(
-            "select_time requires `vitkit train` on a folder of photographs: name only one of the weights here"
+            "select_time requires `vitkit train` on a folder of photographs: leave it out, and name only one of the "
+            "weights"
         )
     method = requested.method
     if method == "auto" and requested.weights == "none":
@@ -238,7 +239,9 @@ def refuse_other_network(config: ViTConfig | NetworkConfig, recipe: Recipe) -> N
     of = (config.library, config.name) if isinstance(config, NetworkConfig) else None
     if of != network:
         what = "a Vision Transformer" if of is None else ":".join(of)
-        raise VitkitError(f"--weights {recipe.weights} are of {what}, not of {recipe.model}")
+        raise VitkitError(
+            f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
+        )
 
 
 # --- The configuration of the model ----------------------------------------------------------------------------
@@ -259,7 +262,7 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
         VitkitError: the recipe names no model, or the model cannot be built.
     """
     if recipe.model is None:
-        raise VitkitError("the recipe names neither a model nor weights")
+        raise VitkitError("the recipe names neither a model nor weights: set one of them")
     fields = {"init": recipe.init, **_rates(recipe), **_size(recipe), **(recipe.model_fields or {})}
     if is_network_name(recipe.model):
         return build.config_of(recipe.model, num_classes, **_network_fields(recipe), **_size(recipe))
@@ -319,7 +322,10 @@ def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConf
     """
     words = look_for_words(weights)
     if words is None:
-        raise VitkitError(f"head_from names: {weights_of(recipe)} has no text encoder")
+        raise VitkitError(
+            f"head_from names: {weights_of(recipe)} has no text encoder; use CLIP or SigLIP with both encoders, or "
+            "head_from zero"
+        )
     return config.replace(representation_size=words.size, representation="unit")
 
 

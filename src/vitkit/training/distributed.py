@@ -291,7 +291,9 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     if started is not None:
         for name, requested, running in (("devices", devices, started[0]), ("nodes", nodes, started[1])):
             if requested not in (None, running):
-                raise VitkitError(f"--{name} {requested}, but {running} were started: leave out --{name}")
+                raise VitkitError(
+                    f"--{name} {requested}, but {running} were started by torchrun or SLURM: leave out --{name}"
+                )
     devices, nodes = started or (devices or 1, nodes or 1)
     if devices * nodes == 1:
         return ALONE

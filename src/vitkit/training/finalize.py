@@ -494,11 +494,17 @@ class OutOfFold:
             logits = arrays["logits"]
             paths, classes = tuple(about["paths"]), tuple(about["classes"])
             if logits.shape != (len(paths), len(classes)) or not len(labels) == len(fold) == len(paths):
-                raise ValueError(f"{len(paths)} images have logits of the shape {logits.shape}")
+                raise ValueError(
+                    f"expected labels, folds and logits of {len(paths)} images and {len(classes)} classes, found "
+                    f"logits of the shape {logits.shape}"
+                )
             tested, temperatures = arrays.get("tested"), arrays.get("temperatures")
             folds = int(about["folds"])
             if tested is not None and (tested.shape != logits.shape or arrays["temperatures"].shape != (folds,)):
-                raise ValueError(f"{len(paths)} images are tested by logits of the shape {tested.shape}")
+                raise ValueError(
+                    f"the tested logits must have the shape {logits.shape}, with a temperature for each of {folds} "
+                    f"folds, not the shape {tested.shape}"
+                )
             return cls(classes, paths, labels, logits, folds, fold, tested, temperatures)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise VitkitError(f"{file} is damaged: {error}; delete it to compute it again with --resume") from error

@@ -401,7 +401,7 @@ def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, wor
         if not workers or not is_worker_lost(error):
             raise
         kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
-        cure = f"set workers = 0 in {run.folder / RECIPE}{kept}, then --resume"
+        cure = f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume{kept}"
         raise VitkitError(f"{worker_lost(workers)}; {cure}") from error
 
 

@@ -109,7 +109,7 @@ def record_of_run(run: str) -> PictureRecord:
     record = Path(run) / RECORD
     pictures = read_bytes(record) if record.is_file() else inspect(run).pictures
     if pictures is None:
-        raise VitkitError(f"split_from {run}: it has no record of its pictures ({RECORD}): use a run of vitkit")
+        raise VitkitError(f"split_from {run}: it has no record of its pictures ({RECORD}); use a run of `vitkit train`")
     return PictureRecord.from_bytes(pictures, run)
 
 

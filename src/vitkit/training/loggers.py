@@ -92,12 +92,14 @@ def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[A
         if isinstance(callback, type):
             raise VitkitError(f"callbacks: {callback.__name__} is a class; give an object: {callback.__name__}()")
         if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
-            raise VitkitError(f"callbacks: {type(callback).__name__} has none of {', '.join(HOOKS)}")
+            raise VitkitError(f"callbacks: {type(callback).__name__} has none of the methods {', '.join(HOOKS)}")
     for logger in loggers:
         if not callable(getattr(logger, "log_metrics", None)):
             raise VitkitError(f"loggers: {type(logger).__name__} has no log_metrics(metrics, step)")
     if loggers and recipe.folds is not None:
-        raise VitkitError("loggers: an object follows one training, and --folds makes several: name one by logger=")
+        raise VitkitError(
+            "loggers: an object can log only one training, but --folds makes several: use the option logger instead"
+        )
     needed = [callback for callback in callbacks if not getattr(callback, "is_optional", False)]
     if recipe.method == "probe" and (needed or loggers or recipe.logger in LOGGERS):
         raise VitkitError(

@@ -123,7 +123,9 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
     check_model_fields(unfolded.get("model_fields"))  # it may be None or not a table
     if "name" in changes:
         if unfolded.get("model") is not None:
-            raise VitkitError(f"model is given twice, as {unfolded['model']} and as {changes['name']}")
+            raise VitkitError(
+                f"model is given twice, as {unfolded['model']} and as {changes['name']}: leave out one of them"
+            )
         unfolded["model"] = changes.pop("name")
     changes = settle_changes(changes)
     for name in OF_THE_RECIPE:
@@ -300,8 +302,12 @@ def check_together(recipe: Any) -> None:
     if recipe.swa and recipe.time:
         raise VitkitError("swa needs the number of epochs, which is unknown with a time budget; leave out swa or time")
     if recipe.head_from == "names" and (recipe.weights == "none" or recipe.lp_ft):
-        what = "lp_ft fits it to photographs" if recipe.lp_ft else "no weights are given whose text encoder knows them"
-        raise VitkitError(f"head_from names starts the head from the class names, but {what}; leave out one of the two")
+        what = (
+            "lp_ft fits it to photographs: leave out one of them"
+            if recipe.lp_ft
+            else "weights is none: set weights of CLIP or SigLIP, or leave out head_from"
+        )
+        raise VitkitError(f"head_from 'names' makes the head from the class names, but {what}")
     if recipe.method == "lora" and recipe.weights == "none":
         raise VitkitError("method lora adapts pretrained weights; set --weights, or use --method scratch")
     if recipe.method == "scratch" and recipe.weights not in ("auto", "none"):

@@ -230,7 +230,7 @@ class Extensions:
             name = "loss" if self.loss else "optimizer"
             raise VitkitError(f"method probe takes no steps, so {name} is never called: set method to full or lora")
         if recipe.teacher is not None and self.loss:
-            raise VitkitError("loss replaces the loss of a teacher: leave out one of them")
+            raise VitkitError("loss cannot be combined with teacher, whose loss it replaces: leave out one of them")
 
     def write(self, folder: Path) -> None:
         """Write the names of the functions into the folder of a run. If there are none, write nothing."""
@@ -247,8 +247,8 @@ class Extensions:
         now = self.names()
         for name in (field.name for field in fields(self)):
             if before.get(name) != now.get(name):
-                had, has = before.get(name, "vitkit's"), now.get(name, "none was passed")
-                raise VitkitError(f"{folder} was trained with {name} {had}, and now {has}: pass the same to resume")
+                had, has = before.get(name, "none"), now.get(name, "none")
+                raise VitkitError(f"to resume {folder}, {name} must be the same as at its start: {had}, not {has}")
 
 
 NONE = Extensions()

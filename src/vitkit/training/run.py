@@ -570,10 +570,10 @@ def train(
         OSError: the folder cannot be written.
     """
     if isinstance(recipe, dict) and recipe.get("data") is None:
-        raise VitkitError("the recipe names no data")
+        raise VitkitError("the recipe names no data: set data to a folder with one sub-folder of images per class")
     request = Request.of(recipe)
     if request.recipe.data is None:
-        raise VitkitError("the recipe names no data")
+        raise VitkitError("the recipe names no data: set data to a folder with one sub-folder of images per class")
     if resume_if_there:
         check_restartable(out, force=force)
     observers = Observers(say, tuple(callbacks), tuple(loggers), extensions)

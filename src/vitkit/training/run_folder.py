@@ -301,7 +301,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         if lacking := next((name for name in ("epoch", "step") for row in rows if name not in row), None):
             raise ValueError(f"a row has no {lacking}")
         if not all(math.isfinite(row["epoch"]) and math.isfinite(row["step"]) for row in rows):
-            raise ValueError("a row has no whole number of epochs")
+            raise ValueError("the epoch or step of a row is not finite")
     except (ValueError, TypeError, csv.Error) as error:
         raise VitkitError(f"{path} is damaged: {error}; delete it to continue without these curves") from error
     return rows

@@ -110,7 +110,8 @@ def choose_head_start(
         words = look_for_words(weights)
         if words is not None:
             check_tokenizer(weights, words)
-        why = "the weights have no text encoder" if words is None else _why_zero(recipe, fields, table, words)
+        lacking = "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --head-from zero"
+        why = lacking if words is None else _why_zero(recipe, fields, table, words)
         is_worth_telling = words is not None
     except VitkitError as error:
         words, why, is_worth_telling = None, str(error), True

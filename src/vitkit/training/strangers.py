@@ -251,7 +251,7 @@ def fit_unknown(
         VitkitError: there are no held-out images.
     """
     if not len(held_out):
-        raise VitkitError("no held-out images: how unfamiliar an image is cannot be determined without them")
+        raise VitkitError("no held-out images: they are required to determine how unfamiliar an image is")
     left_out = list(_without_each_class(*(before or (train, held_out)), seed=seed, has_logits=before is None))
     trials: dict[Method, list[_Detection]] = {}
     for method in METHODS:

@@ -207,7 +207,10 @@ def _try(teacher: Teacher, size: tuple[int, int]) -> None:
             f"teacher {teacher.name} cannot process the student's {height}x{width} pictures: {reason}"
         ) from error
     if not logits.isfinite().all():
-        raise VitkitError(f"teacher {teacher.name}: its output is not finite, so its weights are damaged")
+        raise VitkitError(
+            f"teacher {teacher.name}: its output is not finite, so its weights are damaged; "
+            "restore them, or use another teacher"
+        )
 
 
 def _hash(network: nn.Module) -> str:

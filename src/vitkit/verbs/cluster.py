@@ -66,7 +66,7 @@ def check_cluster(
             raise VitkitError(f"{flag} requires --cluster")
     if out is None and (shard is not None or cluster is not None):
         raise VitkitError(
-            f"{'--shard' if cluster is None else '--cluster'} requires --out, the file of the whole command"
+            f"{'--shard' if cluster is None else '--cluster'} requires --out, the output of all parts together"
         )
     if shard is not None:
         Part.of(shard)
@@ -176,7 +176,10 @@ class _Writer:
         try:
             os.chdir(self._task.folder)
         except OSError as error:
-            raise VitkitError(f"a worker cannot reach {self._task.folder}, which all must: {error.strerror}") from error
+            raise VitkitError(
+                f"a worker cannot open the folder {self._task.folder} ({error.strerror}): "
+                "every worker needs it under this path"
+            ) from error
         limit_cores(self._task.cores)
         return self._task.request.job()
 

@@ -174,4 +174,7 @@ def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
     wanted = stored_weights(classifier.model) if kind == VITKIT else settled(classifier)
     for name, tensor in wanted.items():
         if name not in written or not written[name]().equal(tensor):
-            raise VitkitError(f"{destination} was not written correctly: {name} differs when it is read back")
+            raise VitkitError(
+                f"{destination} was not written correctly ({name} differs when it is read back): "
+                "delete it and convert again"
+            )

@@ -187,7 +187,9 @@ def embed(
     if check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out):
         assert out is not None
         if held or near is not None:
-            raise VitkitError("--shard and --cluster take files, and --near needs all features: gather them first")
+            raise VitkitError(
+                "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near"
+            )
         if cluster is None:
             assert shard is not None
             file = write_part(request.job(notes), Part.of(shard), out, force=force)

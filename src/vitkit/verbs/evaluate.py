@@ -319,7 +319,10 @@ def evaluate(
     assert out is not None
     check_model(model, "--shard" if cluster is None else "--cluster")
     if tta is not None:
-        raise VitkitError("--tta measures how long the images take, which parts cannot: leave it out, or --shard")
+        raise VitkitError(
+            "--tta cannot be combined with --shard or --cluster, because it measures how long the images take: "
+            "leave it out"
+        )
     if cluster is None:
         assert shard is not None
         return write_part(request.job(notes), Part.of(shard), out, force=force)

@@ -105,7 +105,10 @@ def gather(
         notes(line)
     verb = every.head["verb"]
     if verb not in _JOINS:
-        raise VitkitError(f"{every.files[0].path} is a part of vitkit {verb}, which this version does not join")
+        raise VitkitError(
+            f"{every.files[0].path} is a part of vitkit {verb}, which this version cannot join: "
+            "use the version that wrote it"
+        )
     unreadable, result = _JOINS[verb](every, target, notes, force)
     return Gathered(verb, len(every.files), every.images, unreadable, target, tuple(notes.lines), result)
 

@@ -213,7 +213,7 @@ def read_list(listed: str) -> list[str]:
     except OSError as error:
         raise VitkitError(f"{what}: {error.strerror or error}") from error
     if b"\0" in data:
-        raise VitkitError(f"{what} is no list: expected a text file in UTF-8 with a path or an address on each line")
+        raise VitkitError(f"{what} is not a list: expected a UTF-8 text file with a path or an address on each line")
     text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if not (lines := [line for line in lines if line.strip()]):
@@ -510,7 +510,7 @@ def named_classes(classes: str | Sequence[str]) -> list[str]:
     is_path = os.sep in classes or "/" in classes or bool(path.suffix)
     if is_path and os.path.exists(classes):  # noqa: PTH110  # Path.exists fails for text that is too long for a path
         kinds = ", ".join(_LISTS)
-        raise VitkitError(f"--classes {classes} is not a list of classes: expected a file {kinds}, or names")
+        raise VitkitError(f"--classes {classes} is not a list of classes: expected a {kinds} file, or names")
     return _names_in_text(classes, "--classes")
 
 
@@ -573,9 +573,9 @@ def _names_in_json(text: str, what: str) -> list[str]:
         value = from_json(text)
         names = list(numbered_names(value)) if isinstance(value, dict) else value
     except (ValueError, TypeError, AttributeError) as error:
-        raise VitkitError(f"{what} names no classes: {error}") from error
+        raise VitkitError(f"{what} cannot be read as class names: {error}") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise VitkitError(f"{what} contains no classes: expected a list of names, or an object from number to name")
+        raise VitkitError(f"{what} contains no classes: expected a list, or an object that maps numbers to names")
     return _check_separators(names, what)
 
 

@@ -217,7 +217,9 @@ def _sources(data: Sequence[str], folder: Path) -> list[Path]:
 def _check_folder(folder: Path) -> None:
     others = [path for path in folder.iterdir() if not path.name.startswith(".")]
     if others and not (folder / _MARK).is_file():
-        raise VitkitError(f"{folder} contains something else ({others[0].name}): choose a new folder")
+        raise VitkitError(
+            f"{folder} contains something other than an earlier pack ({others[0].name}): choose a new folder"
+        )
 
 
 def _indexes(cpu_index: str, targets: Sequence[Target], note: Say) -> list[str]:
@@ -263,7 +265,10 @@ def _plan(locks: Mapping[str, Sequence[Wheel]], missing: Sequence[Wheel], folder
 def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed + _RESERVE:
-        raise VitkitError(f"{folder} has {_in_megabytes(free)} free, and {_in_megabytes(needed)} are to be downloaded")
+        raise VitkitError(
+            f"{folder} has only {_in_megabytes(free)} free for a download of {_in_megabytes(needed)}: "
+            "free some space, or choose a folder on another disk"
+        )
 
 
 # --- Writing ------------------------------------------------------------------------------------------------
@@ -290,7 +295,9 @@ def _download_all(wheels: Sequence[Wheel], folder: Path) -> int:
                 _copy_file(Path(url2pathname(urlsplit(wheel.url).path)), folder / wheel.name)
                 if wheel.sha256 and _digest(folder / wheel.name) != wheel.sha256:
                     (folder / wheel.name).unlink()
-                    raise VitkitError(f"{wheel.url} is damaged: its SHA-256 is not the one that the index states")
+                    raise VitkitError(
+                        f"{wheel.url} is damaged: its SHA-256 is not the one that the index states; replace the file"
+                    )
             else:
                 fetch_to(wheel.url, folder / wheel.name, wheel.sha256 or None)
         size += (folder / wheel.name).stat().st_size
@@ -611,7 +618,9 @@ def _pip_path() -> list[str]:
         brought = sorted((Path(bundle.origin).parent / "_bundled").glob("pip-*.whl"))
         if brought:
             return [str(brought[-1])]
-    raise VitkitError("pip is not installed for this Python: python -m ensurepip")
+    raise VitkitError(
+        "pip is not installed for this Python: install it with `python -m ensurepip` or your package manager"
+    )
 
 
 def _wheel(install: dict[str, Any]) -> Wheel:
@@ -667,7 +676,9 @@ def own_wheel() -> tuple[str, bytes]:
     try:
         installed = metadata.distribution("vitkit")
     except metadata.PackageNotFoundError as error:
-        raise VitkitError("vitkit is not installed, only on the import path: pip install .") from error
+        raise VitkitError(
+            "vitkit is not installed, only on the import path: run `pip install .` in its source folder"
+        ) from error
     about = f"vitkit-{vitkit.__version__}.dist-info"
     files = dict(_package_files())
     for name in ("METADATA", "entry_points.txt", "licenses/LICENSE"):

@@ -309,7 +309,7 @@ def _is_part_of(path: Path, head: Mapping[str, Any], *, force: bool) -> bool:
     try:
         difference = _difference(open_part(path).head, head)
     except VitkitError:
-        difference = "is no part"
+        difference = "is not a readable part"
     if difference and not force:
         raise VitkitError(f"{path} {difference}: write to another --out, or use --force to replace it")
     return not difference
@@ -387,7 +387,10 @@ def open_part(path: Path) -> PartFile:
             raise ValueError("another format")
         number, count = head.pop("shard")
         if head["version"] != _VERSION:
-            raise VitkitError(f"{path} has version {head['version']} of the format, and this vitkit reads {_VERSION}")
+            raise VitkitError(
+                f"{path} has version {head['version']} of the format for parts, but this vitkit reads {_VERSION}: "
+                "write it again"
+            )
         if not _is_intact(first):
             raise _damaged(path, 1)
         head = {"format": _FORMAT, **head}
@@ -395,7 +398,7 @@ def open_part(path: Path) -> PartFile:
     except VitkitError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise VitkitError(f"{path} is no part that --shard has written") from error
+        raise VitkitError(f"{path} is not a part written with --shard") from error
 
 
 @dataclass(frozen=True)
@@ -434,7 +437,9 @@ class Parts:
             VitkitError: the model, the images or the flags differ.
         """
         if difference := _difference({**self.head, "computed": {}}, {**job.known, "computed": {}}):
-            raise VitkitError(f"{self.files[0].path} {difference} than are there now: write the parts again")
+            raise VitkitError(
+                f"{self.files[0].path} no longer matches this command: it {difference}; write the parts again"
+            )
 
     def values(self) -> Iterator[Value]:
         """Yield the value of each image, in order.
@@ -461,12 +466,16 @@ class Parts:
             if position != expected:
                 what = f"{expected + 1} is missing" if position > expected else f"{position + 1} is there twice"
                 raise VitkitError(
-                    f"{self.files[i].path} or another part is damaged (image {what}): delete it and write it again"
+                    f"{self.files[i].path} or another part is damaged (image {what}): "
+                    "delete all parts and write them again"
                 )
             yield value
             push(i, values)
         if heap or waiting:
-            raise VitkitError(f"{self.files[heap[0][1] if heap else waiting[0][1]].path} has too many images")
+            raise VitkitError(
+                f"{self.files[heap[0][1] if heap else waiting[0][1]].path} has too many images: "
+                "delete it and write it again"
+            )
 
 
 def find_parts(sources: Sequence[str | Path]) -> Parts:
@@ -493,14 +502,16 @@ def find_parts(sources: Sequence[str | Path]) -> Parts:
             raise VitkitError(f"{file.path} is one of {counts}: gather parts of one command")
     for number, same in groupby(files, key=lambda file: file.part.number):
         if len(twice := [str(file.path) for file in same]) > 1:
-            raise VitkitError(f"part {number} is there {plural(len(twice), 'time', 'times')}: {listed(twice)}")
+            raise VitkitError(
+                f"part {number} occurs {plural(len(twice), 'time', 'times')}: {listed(twice)}; pass only one of them"
+            )
     there = {file.part.number for file in files}
     if count := first.part.count - len(there):
         absent = (str(number) for number in range(1, first.part.count + 1) if number not in there)
         names = ", ".join(islice(absent, _NAMED)) + (f" and {count - _NAMED} more" if count > _NAMED else "")
         raise VitkitError(
-            f"{'part' if count == 1 else 'parts'} {names} {'is' if count == 1 else 'are'} missing, of "
-            f"{first.part.count}"
+            f"{'part' if count == 1 else 'parts'} {names} of {first.part.count} {'is' if count == 1 else 'are'} "
+            "missing: write the rest with --shard first"
         )
     plans = {str(file.head["computed"].get("plan")) for file in files}
     unequal = f"parts were computed by different plans ({', '.join(sorted(plans))}): the last digits may differ"

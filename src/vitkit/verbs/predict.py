@@ -357,7 +357,9 @@ def predict(
     if is_divided:
         assert out is not None
         if held or pictures is not None:
-            raise VitkitError("--shard and --cluster take files, and write rows: leave out --pictures")
+            raise VitkitError(
+                "--shard and --cluster require files, and write only rows: pass files, and leave out --pictures"
+            )
         if cluster is None:
             assert shard is not None
             return _of_part(write_part(request.job(notes), Part.of(shard), out, force=force), notes, is_whole=is_whole)
@@ -457,7 +459,9 @@ class _PredictCommand:
         if self.listed is None and not (self.names or self.held):
             raise VitkitError("there is no image: pass files, folders or patterns, or --from-list FILE")
         if self.listed is not None and pictures is not None:
-            raise VitkitError("--pictures requires files, folders or patterns, and --from-list is a list of any images")
+            raise VitkitError(
+                "--pictures cannot be combined with --from-list: pass the files, folders or patterns themselves"
+            )
         if self.reject is not None and not 0 <= self.reject <= 1:
             raise VitkitError(f"--reject {self.reject} must be from 0 to 1")
         check_choice("--device", self.device, DeviceName)
@@ -603,7 +607,7 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
         return
     check_out(out, (*FORMATS, *TABLES), folders)
     if resume and _is_table(out) and not is_divided:
-        raise VitkitError(f"--resume cannot continue {out}, which is written at the end: use a .csv")
+        raise VitkitError(f"--resume cannot continue {out}, which is written only at the end: use a .csv file")
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def push(
     if not is_hub_id(name):
         raise VitkitError(f"{repository!r} names no repository: write {HUB}OWNER/NAME")
     if dry_run is None and (reason := offline()) is not None:
-        raise VitkitError(f"nothing can be uploaded: {reason}; --dry-run FOLDER writes the files instead")
+        raise VitkitError(f"{reason} forbids uploading: unset it, or write the files with --dry-run FOLDER")
     notes = Notes(note)
     classifier = open_model(model, notes)
     run = Path(model) if Path(model).is_dir() else None

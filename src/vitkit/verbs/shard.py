@@ -141,5 +141,5 @@ def _bytes_in(size: str) -> int:
         raise VitkitError(f"--size must be a size such as 256MB or 1GB, not {size!r}")
     number = round(float(match[1]) * _BYTES[match[2]])
     if not _LEAST <= number <= _MOST:
-        raise VitkitError(f"--size {size}: a shard has from 10kB to 8GB")
+        raise VitkitError(f"--size {size} must be from 10kB to 8GB")
     return number

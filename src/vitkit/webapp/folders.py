@@ -162,7 +162,7 @@ def target_in(folder: Path, name: str) -> Path:
     parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", ".")]
     kept = [_part(part) for part in parts]
     if not parts or ".." in parts or not all(kept):
-        raise VitkitError(f"{name!r} is not a name for a file here")
+        raise VitkitError(f"{name!r} is not a valid name for an uploaded file: rename the file")
     if Path(kept[-1]).suffix.lower() not in SUFFIXES | STORAGES.keys():
         raise VitkitError(f"{kept[-1]} is neither a picture nor an archive of pictures: it is left out")
     *above, name = kept
@@ -199,7 +199,7 @@ async def _receive(target: Path, chunks: AsyncIterator[bytes], offset: int, *, i
     if target.exists():
         raise VitkitError(f"{target.name} exists already: it is not overwritten")
     if (partial.stat().st_size if offset and partial.exists() else 0) != offset:
-        raise VitkitError(f"a part of {target.name} is missing: send it again")
+        raise VitkitError(f"a part of {target.name} is missing: send the whole file again")
     size = offset
     try:
         with partial.open("ab" if offset else "wb") as file:

@@ -251,7 +251,10 @@ class Jobs:
         """
         job = self.last().get(run)
         if job is None or self.state(run, job) != "failed" or (self.runs / run / RECIPE).is_file():
-            raise VitkitError(f"{run} cannot be removed from the list: it is in {self.runs}")
+            raise VitkitError(
+                f"{run} cannot be removed from the list: only a run that failed before it began can; "
+                f"its folder is in {self.runs}"
+            )
         for failed in self.all():
             if failed.run == run:
                 (self.folder / f"{failed.number:06}.json").unlink(missing_ok=True)

@@ -513,8 +513,8 @@ def _check_read(folder: Path, added: Iterable[str]) -> None:
     """
     if not set(added) <= set(photographs_in(folder).paths):
         raise VitkitError(
-            "the studio's photographs are divided into folders such as train and val, in which the others have no "
-            "place: only write their label file, or copy them into the folder of the training photographs"
+            "the studio's photographs are divided into folders such as train and val, so others cannot be added: "
+            "write only the label file of the others, or copy them into the folder of the training photographs"
         )
 
 

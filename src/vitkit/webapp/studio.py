@@ -152,7 +152,9 @@ def _listen(host: str, port: int | None) -> socket.socket:
             last = error
         else:
             return listener
-    raise VitkitError(f"cannot listen at {host}, port {port}: {(last.strerror or str(last)).lower()}") from last
+    raise VitkitError(
+        f"cannot listen at {host}, port {port}: {(last.strerror or str(last)).lower()}; use another --host or --port"
+    ) from last
 
 
 def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str | None) -> None:

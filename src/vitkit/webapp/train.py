@@ -209,7 +209,7 @@ def router(workspace: Workspace) -> APIRouter:
         folder, before = workspace.run_folder(name), jobs.last().get(name)
         state = jobs.state(name, before)
         if state != "stopped" or not jobs.can_resume(name):
-            raise VitkitError(f"{name} is {state}: only a stopped training can be continued")
+            raise VitkitError(f"{name} is {state}: only a stopped training with a checkpoint can be continued")
         jobs.add(name, ("train", "--resume", str(folder)), {} if before is None else before.request)
         return {"run": name}
 

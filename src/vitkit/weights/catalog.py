@@ -730,10 +730,11 @@ def _refuse_unknown_tag(name: str) -> None:
         return
     if tags := tags_of(tagged["model"]):
         raise VitkitError(
-            f"{tagged['model']} has no weights {tagged['tag']!r} here, but {', '.join(tags)}; newer ones "
+            f"{tagged['model']} has no weights {tagged['tag']!r} in the catalog, only {', '.join(tags)}; newer ones "
             f"may be on the Hugging Face hub: timm/{name}"
         )
     if is_model_name(tagged["model"]):
         raise VitkitError(
-            f"{tagged['model']} has no weights {tagged['tag']!r}: the catalog has no weights of this model with a tag"
+            f"{tagged['model']} has no weights {tagged['tag']!r}: the catalog has no tagged weights of this model; "
+            "`vitkit models --weights` lists all weights"
         )

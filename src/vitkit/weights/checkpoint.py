@@ -133,7 +133,8 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> dict[st
             stripped = stripped.removeprefix(prefix)
         if stripped in bare:
             raise VitkitError(
-                f"{path} contains {stripped} more than once, under several prefixes; it is not clear which one to use"
+                f"{path} contains {stripped} under several prefixes, and it is not clear which one to use: "
+                "save only one of them"
             )
         bare[stripped] = tensor
     return bare
@@ -184,7 +185,7 @@ def read_npz(path: Path) -> Checkpoint:
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
         tensors = {member.filename.removesuffix(".npy"): _of_npz(archive, member, path) for member in members}
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
     return Checkpoint(path=path, tensors=tensors, metadata=_of_comment(archive.comment), pictures=tucked_in(path))
 
 
@@ -202,9 +203,15 @@ def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> St
         shape, fortran, dtype = _npy_header(stream)
         begin = stream.tell()
     if dtype.hasobject:
-        raise VitkitError(f"{path}: {member.filename} contains Python objects, which could run code; it is not read")
+        raise VitkitError(
+            f"{path}: {member.filename} contains Python objects, which could run code; it is not read: "
+            "save it as an array of numbers"
+        )
     if begin + math.prod(shape) * dtype.itemsize != member.file_size:
-        raise VitkitError(f"{path} is damaged: {member.filename} is not as large as its shape {shape} says")
+        raise VitkitError(
+            f"{path} is damaged: {member.filename} is not as large as its shape {shape} says; "
+            "restore it or download it again"
+        )
 
     def read() -> Tensor:
         array = np.empty(shape[::-1] if fortran else shape, dtype)
@@ -228,9 +235,9 @@ def _fill(stream: IO[bytes], buffer: memoryview, path: Path) -> None:
         try:
             count = stream.readinto(buffer[done:])  # type: ignore[attr-defined]
         except (zipfile.BadZipFile, EOFError) as error:
-            raise VitkitError(f"{path} is damaged: {error}") from error
+            raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
         if not count:
-            raise VitkitError(f"{path} is damaged: it ends too early")
+            raise VitkitError(f"{path} is damaged: it ends too early; restore it or download it again")
         done += count
 
 
@@ -264,7 +271,7 @@ def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
         tensors = {name: _of_safetensors(file, name) for name in names}
         metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
     except RuntimeError as error:  # raised by torch if the file cannot be mapped into memory
         raise VitkitError(f"{path} cannot be opened: {first_line(error)}") from error
     pictures = metadata.get(PICTURES)
@@ -293,7 +300,7 @@ def is_torch_zip(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/data.pkl") for name in archive.namelist())
     except zipfile.BadZipFile as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
 
 
 def read_torch(path: Path) -> Checkpoint:
@@ -305,7 +312,7 @@ def read_torch(path: Path) -> Checkpoint:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         if "truncated" in str(error):
-            raise VitkitError(f"{path} is damaged: it ends too early") from error
+            raise VitkitError(f"{path} is damaged: it ends too early; restore it or download it again") from error
         match = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
         what = f", such as {next(filter(None, match.groups()))}" if match else ""
         raise VitkitError(
@@ -313,7 +320,10 @@ def read_torch(path: Path) -> Checkpoint:
             "the weights alone with torch.save(model.state_dict(), ...)"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise VitkitError(f"{path} is damaged: {next(iter(str(error).splitlines()), type(error).__name__)}") from error
+        raise VitkitError(
+            f"{path} is damaged: {next(iter(str(error).splitlines()), type(error).__name__)}; "
+            "restore it or download it again"
+        ) from error
     passed_over: dict[str, str] = {}
     wrappers, state = _unwrap(content, path, passed_over)
     tensors = {name: _of_torch(tensor) for name, tensor in state}
@@ -396,7 +406,7 @@ def _read_folder(folder: Path) -> Checkpoint:
 def _read_description(path: Path) -> dict[str, Any] | None:
     described = _read_json(path)
     if described is not None and not isinstance(described.get("model_type", ""), str | None):
-        raise VitkitError(f"{path} is damaged: model_type is not text")
+        raise VitkitError(f"{path} is damaged: model_type is not text; restore it or download it again")
     return described
 
 
@@ -415,7 +425,10 @@ def _weight_files(folder: Path) -> list[Path]:
             files = _shards(folder / name, index)
             missing = [file.name for file in files if not file.is_file()]
             if missing:
-                raise VitkitError(f"{folder} is incomplete: {', '.join(missing)} of {name} is missing")
+                raise VitkitError(
+                    f"{folder} is incomplete: it lacks {', '.join(missing)}, which {name} lists; "
+                    "download what is missing"
+                )
             return files
     for name in _FOLDER_FILES:
         if (folder / name).is_file():
@@ -442,9 +455,9 @@ def _shards(path: Path, index: dict[str, Any]) -> list[Path]:
     try:
         shards = sorted(set(index["weight_map"].values()))
     except (KeyError, AttributeError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: it has no weight_map") from error
+        raise VitkitError(f"{path} is damaged: it has no weight_map; restore it or download it again") from error
     if not shards:
-        raise VitkitError(f"{path} is damaged: its weight_map names no file")
+        raise VitkitError(f"{path} is damaged: its weight_map names no file; restore it or download it again")
     for shard in shards:
         if not isinstance(shard, str) or re.fullmatch(_BESIDE, shard) is None:
             raise VitkitError(f"{path} names {shard!r:.200}: expected the names of files in the same folder")
@@ -457,9 +470,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         content = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}") from error
+        raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
     if not isinstance(content, dict):
-        raise VitkitError(f"{path} is damaged: it is not a JSON object")
+        raise VitkitError(f"{path} is damaged: it is not a JSON object; restore it or download it again")
     return content
 
 

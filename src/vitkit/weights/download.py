@@ -386,8 +386,8 @@ def _snapshot(repo_id: str, patterns: list[str]) -> Path:
         refuse_offline(repo_id, "download its files elsewhere and name their folder")
         reason = first_line(error)
         raise VitkitError(
-            f"could not download {repo_id} from the hub: {reason}; or download its files by other means and name their "
-            "folder instead"
+            f"could not download {repo_id} from the hub: {reason}; try again, or download its files by other means and "
+            "name their folder instead"
         ) from error
 
 

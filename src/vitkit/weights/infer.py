@@ -207,7 +207,10 @@ def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> 
     sizes = {name: shapes[name][0] for name in names if shapes.get(name)}
     size = _vote(sizes.values())
     if sizes and 2 * list(sizes.values()).count(size) <= len(sizes) and len(sizes) > 1:
-        raise VitkitError(" and ".join(f"{known.theirs(name)} ({size})" for name, size in sizes.items()) + " disagree")
+        raise VitkitError(
+            " and ".join(f"{known.theirs(name)} ({size})" for name, size in sizes.items())
+            + " must have the same first dimension"
+        )
     return size
 
 

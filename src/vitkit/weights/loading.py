@@ -134,7 +134,7 @@ class LoadPlan:
         theirs = self.report.renamed.get(name, name)
         raise VitkitError(
             f"{self.report.source}: {theirs} has {spoiled} NaN or infinite values of {tensor.numel()}: the "
-            "checkpoint is damaged, or was written in a precision that is too narrow for it"
+            "checkpoint is damaged, or was written in a precision that is too narrow for it; restore it, or use float32"
         )
 
 
@@ -170,7 +170,7 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
     if has_logits is False or (has_logits is None and is_new_head):
         fields["representation_size"] = None
     elif has_logits and source.representation_size is None:
-        raise VitkitError("has_logits: the weights have no representation layer")
+        raise VitkitError("has_logits requires a representation layer, which the weights lack: leave it out")
     return source.replace(**fields)
 
 

@@ -99,12 +99,14 @@ def read_model_folder(
 ) -> SourceWeights:
     refused = [name for name in overrides if name not in _FREE]
     if refused:
-        raise VitkitError(f"{folder} determines {refused[0]}, which cannot be changed on loading")
+        raise VitkitError(f"{folder} determines {refused[0]}, which cannot be changed on loading: leave it out")
     try:
         config = config_from_dict(description["config"]).replace(**overrides)
         stored = checkpoint.tensors
         if isinstance(config, ViTConfig) and config.layers > len(stored):  # checked before so many layers are built
-            raise VitkitError(f"{config.layers} layers, but only {len(stored)} tensors")
+            raise VitkitError(
+                f"{model_folder.DESCRIPTION} states {config.layers} layers, but there are only {len(stored)} tensors"
+            )
         shapes = _shapes(config, folder)
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
@@ -135,7 +137,9 @@ def read_model_folder(
             trust=model_folder.read_trust(folder, description),
         )
     except KeyError as error:
-        raise VitkitError(f"{folder} is damaged: {model_folder.DESCRIPTION} has no {error}") from error
+        raise VitkitError(
+            f"{folder} is damaged: {model_folder.DESCRIPTION} has no {error}; restore the file"
+        ) from error
     except VitkitError as error:
         raise error if str(folder) in str(error) else VitkitError(f"{folder} is damaged: {error}") from error
 
@@ -232,7 +236,10 @@ def read_foreign(
     patch_size: Any,
 ) -> SourceWeights:
     if "vitkit_version" in checkpoint.metadata:
-        raise VitkitError(f"{checkpoint.path} is not a model folder: it has no {model_folder.DESCRIPTION}")
+        raise VitkitError(
+            f"{checkpoint.path} contains weights of vitkit without their {model_folder.DESCRIPTION}: "
+            "pass the model folder that contains both"
+        )
     try:
         layout = next(
             (recognised for form in readable() if (recognised := form.recognise(checkpoint)) is not None), None

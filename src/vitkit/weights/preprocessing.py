@@ -90,8 +90,8 @@ def _in_words(text: str, channels: int) -> dict[str, Any]:
         raise VitkitError("preprocess='timm' is for published names, MODEL.TAG: for a file use augreg, deit or dinov2")
     if "=" not in text:
         raise VitkitError(
-            f"preprocess {text!r:.60} is none of {', '.join(pixel_owners())}, timm, no file, and no text such as "
-            f"{_EXAMPLE}"
+            f"preprocess {text!r:.60} is none of {', '.join(pixel_owners())}, timm; expected one of these, a file, or "
+            f"text such as {_EXAMPLE}"
         )
     pairs: dict[str, str] = {}
     last = ""
@@ -139,7 +139,10 @@ def _in_file(path: Path) -> Mapping[str, Any]:
         raise VitkitError(f"preprocess: {file} must contain a JSON object, not {type_of(written)}")
     settings = _in_description(written)
     if settings is None:
-        raise VitkitError(f"preprocess: {file} describes a model, but not the preprocessing of its images")
+        raise VitkitError(
+            f"preprocess: {file} describes a model, but not the preprocessing of its images; expected another file, or "
+            f"text such as {_EXAMPLE}"
+        )
     return settings
 
 
@@ -199,7 +202,9 @@ def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both:
         )
     shares = [kept / full for kept, full in zip(size, resized, strict=True)]
     if not all(0 < share <= 1 for share in shares) or abs(shares[0] - shares[1]) > 1e-9:
-        raise VitkitError(f"preprocess: no centre of {_by(size)} pixels can be cut from a resize to {_by(resized)}")
+        raise VitkitError(
+            f"preprocess: resize must be at least {_by(size)} pixels with the same aspect ratio, not {_by(resized)}"
+        )
     stretched = "squash" if resized == size else "squash_crop"
     fit = described.get("fit", stretched if is_both else "crop")
     if not str(fit).endswith("crop"):

@@ -246,7 +246,7 @@ def lab(
     refuse_not_compared(fields, "an experiment")
     if resume:
         if name is not None or data is not None or model is not None or upstream is not None or fields:
-            raise VitkitError("--resume uses the arguments of --out: leave out the others")
+            raise VitkitError("--resume uses the arguments of --out: leave out all other arguments")
         return _take_up(out, say)
     if name is None:
         return LabList(tuple(EXPERIMENTS.values()))

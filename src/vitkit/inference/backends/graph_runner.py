@@ -69,7 +69,10 @@ class GraphRunner:
                 f"the backend {self.backend} cannot compute images of shape {images.shape}: {first_line(error)}"
             ) from error
         if logits.shape != (len(images), self.outputs or logits.shape[-1]):
-            raise VitkitError(f"the backend {self.backend} returned shape {logits.shape} for {len(images)} images")
+            raise VitkitError(
+                f"the backend {self.backend} must return logits of shape ({len(images)}, {self.outputs or 'classes'}), "
+                f"not {logits.shape}"
+            )
         return logits
 
     def _run(self, images: Array) -> Array:

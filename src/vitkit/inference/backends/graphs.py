@@ -74,7 +74,7 @@ def _check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
     """
     size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
     if size > _LARGEST:
-        raise VitkitError(f"the weights have {size / 2**30:.1f} GiB, but an ONNX file can have 2: {cure}")
+        raise VitkitError(f"the weights take {size / 2**30:.1f} GiB, but an ONNX file can hold at most 2 GiB: {cure}")
 
 
 def _as_model(nodes: list[Any], images: Any, outputs: list[Any], constants: list[Any]) -> Any:

@@ -53,7 +53,7 @@ def from_file(path: Path, precision: str) -> OnnxRunner:
     try:
         return OnnxRunner(path, "float32" if precision == "auto" else precision)
     except _runtime_errors() as error:
-        raise VitkitError(f"{path} cannot be read as an ONNX model: {first_line(error)}") from error
+        raise VitkitError(f"{path} cannot be read as an ONNX model: {first_line(error)}; export it again") from error
 
 
 def import_runtime() -> Any:

@@ -60,7 +60,9 @@ def from_file(path: Path, precision: str) -> OpenVINORunner:
     try:
         return OpenVINORunner(_core().read_model(path, path.with_suffix(".bin")), precision)
     except (RuntimeError, UnicodeDecodeError) as error:
-        raise VitkitError(f"{path} cannot be read as an OpenVINO model: {_first_line(error)}") from error
+        raise VitkitError(
+            f"{path} cannot be read as an OpenVINO model: {_first_line(error)}; export it again"
+        ) from error
 
 
 class OpenVINORunner(GraphRunner):

@@ -630,10 +630,16 @@ def _refuse_other_parts(module: nn.Module, where: str = "block") -> None:
     kind = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
     parts: Set[str] | None = _PARTS.get(kind, vars(kind).get("PARTS"))  # variants list their parts in PARTS
     if parts is None:
-        raise VitkitError(f"the {where} is a {type(module).__name__}, which only the model itself can compute")
+        raise VitkitError(
+            f"the {where} is a {type(module).__name__}, which only --backend eager --precision float32 --plan plain "
+            "can compute"
+        )
     for name, part in module.named_children():
         if name == "parametrizations":
             continue
         if name not in parts:
-            raise VitkitError(f"the {where} contains {name!r}, which only the model itself can compute")
+            raise VitkitError(
+                f"the {where} contains {name!r}, which only --backend eager --precision float32 --plan plain can "
+                "compute"
+            )
         _refuse_other_parts(part, f"{where}.{name}")

@@ -410,5 +410,5 @@ def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
         runner(torch.zeros(_BATCH, config.in_channels, *config.image_size))
     except RuntimeError as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise VitkitError(f"backend compile cannot compile the model on this machine, use eager: {reason}") from error
+        raise VitkitError(f"backend compile cannot compile the model on this machine: {reason}; use eager") from error
     return runner

@@ -81,7 +81,10 @@ class Pretraining:
         settle_types(self)
         defaults = OBJECTIVES[self.objective]
         if self.target not in ("auto", *defaults.targets):
-            raise VitkitError(f"--objective {self.objective} predicts {', '.join(defaults.targets)}, not {self.target}")
+            raise VitkitError(
+                f"--target must be one of {', '.join(defaults.targets)} with --objective {self.objective}, "
+                f"not {self.target}"
+            )
         if self.objective != "mae":
             for name in ("decoder_layers", "decoder_width"):
                 if getattr(self, name) is not None:

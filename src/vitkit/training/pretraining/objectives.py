@@ -361,7 +361,10 @@ class MaskedPatchPrediction(nn.Module):
             )
         if self.side is not None and any(length % self.side for length in config.patch_size):
             p, q = config.patch_size
-            raise VitkitError(f"--target {choices.target} divides patches by 4, and those of this model are {p}x{q}")
+            raise VitkitError(
+                f"--target {choices.target} divides patches by 4, so their size must be a multiple of 4, not {p}x{q}; "
+                "use --target colour"
+            )
         p, q = config.patch_size
         outputs = p * q * config.in_channels if self.side is None else self.side**2 * _colour_count(config.in_channels)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))

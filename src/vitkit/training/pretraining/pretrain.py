@@ -102,7 +102,9 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     if config.representation_size is not None:
         raise VitkitError(f"{flag}: nothing trains the representation layer; leave out _in21k, or has_logits")
     if config.fc_norm:
-        raise VitkitError(f"{flag}: this model normalises only its pooled features (fc_norm), not the patches")
+        raise VitkitError(
+            f"{flag}: this model normalises only its pooled features, not the patches; use a model without fc_norm"
+        )
     if choices.objective == "mae" and (why := needs_every_patch(config)) is not None:
         raise VitkitError(f"{flag}: {why}; use --objective masked-patch")
     return config
@@ -503,12 +505,12 @@ def choices_of_run(folder: Path) -> Pretraining:
     """
     file = folder / PRETRAINING
     if not file.is_file():
-        hint = f": vitkit train --resume {folder}" if (folder / RECIPE).is_file() else ""
+        hint = f"; continue it with vitkit train --resume {folder}" if (folder / RECIPE).is_file() else ""
         raise VitkitError(f"{folder} is not a pre-training of vitkit: it has no {PRETRAINING}{hint}")
     try:
         return Pretraining(**tomllib.loads(file.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
-        raise VitkitError(f"{file} is damaged: {error}") from error
+        raise VitkitError(f"{file} is damaged: {error}; correct it, or pre-train again") from error
 
 
 # --- The page: losses, and pictures before and after hidden patches are filled in -----------------------------

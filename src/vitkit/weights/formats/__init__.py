@@ -80,7 +80,9 @@ def register(form: CheckpointFormat) -> None:
         ValueError: a format with this name, or with a publisher of the same name, exists already.
     """
     if form.name in (VITKIT, *CHECKPOINT_FORMATS) or set(form.pixels) & set(pixel_owners()):
-        raise ValueError(f"there is a checkpoint format {form.name!r} already, or one with its pixels")
+        raise ValueError(
+            f"there is already a checkpoint format named {form.name!r}, or one with the same publisher in pixels"
+        )
     rows = {form.name: form, **CHECKPOINT_FORMATS}
     CHECKPOINT_FORMATS.clear()
     CHECKPOINT_FORMATS.update(rows)

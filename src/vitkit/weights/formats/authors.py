@@ -93,9 +93,7 @@ def _base_of(checkpoint: Checkpoint) -> float:
         return BASE
     base = float(f"{float(periods[-1].abs() ** (n / (n - 1))):.2g}")
     if not torch.allclose(periods, base ** (torch.arange(n) / n).double(), rtol=0.03):
-        raise VitkitError(
-            f"{checkpoint.path} (DINOv3): rope_embed.periods are not powers of one base, as vitkit expects"
-        )
+        raise VitkitError(f"{checkpoint.path} (DINOv3): rope_embed.periods must be powers of one base")
     return base
 
 

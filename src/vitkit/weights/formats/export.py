@@ -50,8 +50,10 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
     refused = {name: getattr(config, name) for name, values in allowed.items() if getattr(config, name) not in values}
     for name, value in {**others, **refused}.items():
         is_of_probe = value == "token+gap"  # which the method chooses by default
-        hint = "; train with --set model.pool=token for this layout" if is_of_probe else ""
-        raise VitkitError(f"the {to} layout cannot express {name} {value!r}: the model is not written{hint}")
+        hint = ", or train with --set model.pool=token for this layout" if is_of_probe else ""
+        raise VitkitError(
+            f"the {to} layout cannot express {name} {value!r}: the model is not written; use --to folder{hint}"
+        )
 
 
 def settled(classifier: Classifier) -> dict[str, Tensor]:

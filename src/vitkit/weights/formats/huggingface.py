@@ -305,7 +305,8 @@ def _files(classifier: Classifier) -> Files:
     )
     if is_dino and config.layer_scale is None:
         raise VitkitError(
-            "the Hugging Face layout cannot express layer_scale None with this head: the model is not written"
+            "the Hugging Face layout cannot express layer_scale None with this head: the model is not written; "
+            "use --to folder"
         )
     tensors = tensors_under(classifier, layout_for(config))
     if is_dino:
@@ -377,4 +378,6 @@ def _mlp_ratio(config: ViTConfig) -> int:
         for ratio in range(1, 17):
             if (int(int(config.hidden_size * ratio) * 2 / 3) + 7) // 8 * 8 == config.mlp_size:
                 return ratio
-    raise VitkitError(f"the Hugging Face layout cannot express mlp_size {config.mlp_size}: the model is not written")
+    raise VitkitError(
+        f"the Hugging Face layout cannot express mlp_size {config.mlp_size}: the model is not written; use --to folder"
+    )

@@ -44,7 +44,7 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     except ValueError as error:
         raise VitkitError("config.json: id2label must map numbers to class names") from error
     if sorted(by_index) != list(range(len(by_index))):
-        raise VitkitError("config.json: id2label does not number the classes from 0 without gaps")
+        raise VitkitError("config.json: id2label must number the classes from 0 without gaps")
     return tuple(by_index[index] for index in range(len(by_index)))
 
 
@@ -65,14 +65,14 @@ def pixels(written: Mapping[str, Any] | None, *, is_number_short_side: bool = Fa
         raise VitkitError("preprocessor_config.json: do_rescale false is not supported: pixels are scaled to 0 ... 1")
     factor = or_usual(written, "rescale_factor", 1 / 255)
     if not is_number(factor) or abs(factor - 1 / 255) > 1e-9:
-        raise VitkitError(f"preprocessor_config.json: rescale_factor {factor!r:.40} is not supported")
+        raise VitkitError(f"preprocessor_config.json: rescale_factor {factor!r:.40} is not supported; expected 1/255")
     fields: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if written.get("do_normalize", True):
         mean, std = (or_usual(written, name, HALF) for name in ("image_mean", "image_std"))
         fields = {"mean": of_channels(mean, "image_mean"), "std": of_channels(std, "image_std")}
     resample = or_usual(written, "resample", 2)
     if not isinstance(resample, int) or resample not in _RESAMPLING:
-        raise VitkitError(f"preprocessor_config.json: resample {resample!r} is not supported")
+        raise VitkitError(f"preprocessor_config.json: resample {resample!r} is not supported; expected 0, 1, 2 or 3")
     return {**fields, "interpolation": _RESAMPLING[resample], **_fit(written, is_number_short_side)}
 
 
@@ -84,7 +84,7 @@ def _fit(written: Mapping[str, Any], is_number_short_side: bool) -> dict[str, An
         return {"fit": "crop", "crop_pct": 1.0, "floor_crop": True} if is_short_side else {"fit": "squash"}
     side, _ = _side(or_usual(written, "crop_size", resized), "crop_size")
     if side > resized:
-        raise VitkitError(f"preprocessor_config.json: a crop of {side} from {resized} pixels is not supported")
+        raise VitkitError(f"preprocessor_config.json: crop_size {side} must not be larger than size {resized}")
     fit = "crop" if is_short_side else "squash_crop"
     return {"fit": fit, "crop_pct": side / resized, "floor_crop": True}
 
@@ -146,7 +146,9 @@ def processor(preprocess: Preprocess) -> dict[str, Any]:
     """
     preprocess.check_known()
     if preprocess.fit == "pad":
-        raise VitkitError("the Hugging Face layout cannot express preprocess.fit 'pad': the model is not written")
+        raise VitkitError(
+            "the Hugging Face layout cannot express preprocess.fit 'pad': the model is not written; use --to folder"
+        )
     (height, width), (full_height, full_width) = preprocess.size, preprocess.before_crop
     is_cropped = preprocess.fit != "squash"
     size: dict[str, int] = (

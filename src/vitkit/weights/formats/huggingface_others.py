@@ -49,7 +49,10 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         return None
     family = config.get("model_type") or prefix.rstrip(".").replace("_", "-") or "beit"
     if any(name.startswith("decode_head.") for name in names):
-        raise VitkitError(f"{checkpoint.path}: this is {family} for segmentation, which gives a class to each pixel")
+        raise VitkitError(
+            f"{checkpoint.path}: this is {family} for segmentation, which is not supported: "
+            "use a model for classification"
+        )
     fields = _fields(names, prefix, config)
     described_pixels = pixels(checkpoint.preprocessor)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}

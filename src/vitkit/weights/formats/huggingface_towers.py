@@ -138,7 +138,9 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
     if kind in _NAFLEX_TYPES or (kind is None and kernel is not None and len(kernel.shape) == 2):
         raise VitkitError(f"{checkpoint.path}: this is {NAFLEX}; it is not supported yet")
     if f"{prefix}embeddings.token_embedding.weight" in checkpoint.tensors:
-        raise VitkitError(f"{checkpoint.path}: this is a text encoder alone: it sees no images")
+        raise VitkitError(
+            f"{checkpoint.path}: this is a text encoder alone: use a checkpoint that contains the image encoder"
+        )
     if kind is not None and kind not in _TYPES:
         raise VitkitError(f"config.json describes a model of type {kind!r}; known: {', '.join(_TYPES)}")
     if kind is not None:

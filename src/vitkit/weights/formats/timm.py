@@ -137,7 +137,7 @@ def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
     positions = names["pos_embed"].shape if "pos_embed" in names else ()
     is_of_patches = len(positions) == 3 and math.isqrt(positions[1]) ** 2 == positions[1]  # as RADIO's are
     if is_of_patches and "reg_token" not in names:
-        raise VitkitError(f"{checkpoint.path} (timm): reg_token is missing, or norm.weight and norm.bias are")
+        raise VitkitError(f"{checkpoint.path} (timm): reg_token is missing, or norm.weight and norm.bias are missing")
     is_known = is_of_patches or any(re.match(r"blocks\.\d+\.ls1\.", name) for name in names)
     return {"last_norm": False} if is_known else {}
 
@@ -344,7 +344,10 @@ def _pretrained(classifier: Classifier) -> dict[str, Any]:
     config, preprocess = ours_of(classifier).config, classifier.preprocess
     preprocess.check_known()
     if preprocess.fit == "pad" or preprocess.fit == "squash_crop":
-        raise VitkitError(f"the timm layout cannot express preprocess.fit {preprocess.fit!r}: the model is not written")
+        raise VitkitError(
+            f"the timm layout cannot express preprocess.fit {preprocess.fit!r}: the model is not written; "
+            "use --to folder"
+        )
     return {
         "input_size": [config.in_channels, *config.image_size],
         "num_classes": config.num_classes,
