@@ -225,3 +225,21 @@ def test_the_model_itself_in_float32_where_no_plan_is_faster(
     with torch.inference_mode():
         assert torch.equal(runner(images(2)), model(images(2)))
     assert runner.plan == ""
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["new", "kept"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_model_with_a_layer_that_the_plans_do_not_know_is_computed_by_the_plain_one(
+    precision: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_kept:  # by a model of the same configuration, whose layers are vitkit's
+        monkeypatch.setattr(plan, "measure", lambda model, dtype: FAST)
+        assert open_runner(build(), "eager", precision, images=500).plan == "folded-fused"
+        monkeypatch.undo()
+    model = build()
+    model.blocks[1].mlp.act = torch.nn.Hardswish()
+    runner = open_runner(model, "eager", precision, images=500)
+    with torch.inference_mode():
+        assert torch.equal(runner(images(2)), open_runner(model, "eager", precision, plan="plain")(images(2)))
+    with pytest.raises(VitkitError, match="mlp.act is a Hardswish"):
+        open_runner(model, "eager", precision, plan="folded-fused")
