@@ -44,13 +44,13 @@ def test_the_doctor_shows_doubtful_labels_and_how_to_correct_them(vitkit: Any, s
 def test_the_doctor_says_how_many_of_a_list_are_expected_by_chance(
     vitkit: Any, suspected: Path, tmp_path: Path
 ) -> None:
-    assert "by chance" not in vitkit("doctor", suspected / "label_errors.csv").out, "an older list does not tell"
+    assert "probably right" not in vitkit("doctor", suspected / "label_errors.csv").out, "an older list does not tell"
     first, *others = rows(suspected)
     table = [f"{','.join(row)},0.7" for row in (first, *others)]
     (suspected / "label_errors.csv").write_text("path,label,suggested,score,chance\n" + "\n".join(table) + "\n")
     outcome = vitkit("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
-    assert "3 labels look wrong, of 36; of these 3 about 2.1 are expected by chance" in outcome.out
-    assert "of these 3 about 2.1 are expected by chance" in (tmp_path / "page.html").read_text()
+    assert "3 labels look wrong, of 36; about 2.1 of these 3 are probably right" in outcome.out
+    assert "about 2.1 of these 3 are probably right" in (tmp_path / "page.html").read_text()
     add_edits(tmp_path / "labels.csv", [Edit(first[0], first[1])])
     flags = ("--labels", tmp_path / "labels.csv", "--json")
     left = json.loads(vitkit("doctor", suspected / "label_errors.csv", *flags).out)

@@ -149,7 +149,7 @@ def test_the_mistakes_and_the_confused_classes_are_shown(html: str) -> None:
 
 def test_the_doubtful_labels_are_shown_in_their_order(html: str) -> None:
     text = "".join(Page(html).text)
-    assert "2 labels contradict" in text and "Of these 2 about 0.6 are expected by chance" in text
+    assert "2 labels contradict" in text and "About 0.6 of these 2 are probably right" in text
     assert text.index("looks like: cat (by 0.75)") < text.index(f"looks like: {EVIL} (by 0.50)")
 
 

@@ -131,7 +131,7 @@ def test_another_seed_keeps_the_split_of_the_weights(data: Path, first: Path, tm
 
 
 def test_folds_from_weights_that_have_seen_the_pictures_are_refused(data: Path, first: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match=r"has seen 24 of these 30: use other --weights"):
+    with pytest.raises(VitkitError, match="has seen 24 of the 30 pictures: use other --weights"):
         go_on(data, first, tmp_path / "folds", folds=3)
     assert not (tmp_path / "folds").exists()
 

@@ -187,7 +187,7 @@ def test_a_report_that_was_tampered_with_leads_to_no_other_file(client: TestClie
 def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClient, place: Workspace) -> None:
     address = "/api/results/runs/first/suspects"
     assert [own["state"] for own in client.get(address).json()["suspects"]] == ["open"] * 3
-    assert client.get(address).json()["chance"] == "; of these 3 about 1.5 are expected by chance"
+    assert client.get(address).json()["chance"] == "; about 1.5 of these 3 are probably right"
     version = client.get(address).json()["version"]
     client.post(address, json={"version": version, "numbers": [0], "what": "keep"})
     client.post(address, json={"version": version, "numbers": [1], "what": "relabel"})

@@ -164,7 +164,9 @@ def _proposals(
     added: dict[str, str],
     tally: _EditTally,
 ) -> tuple[Proposal, ...]:
-    """Return the proposals of models that the current labels follow, including those of earlier label files.
+    """Return the proposals that were accepted: the label that a model proposed is the image's current label.
+
+    Proposals in earlier label files are included.
 
     If a class was renamed, earlier labels are translated to its new name.
     """

@@ -518,9 +518,9 @@ class PathFinder:
         return self._real.get(self._followed(self._place(path.strip())), [])
 
     def beside(self, path: str) -> str | None:
-        """Return the path, relative to the folder, of an image file that exists in the folder; otherwise None.
+        """Return the path, relative to the folder, of an image file that is in the folder but not in the table.
 
-        Call `find` first. If it returns no index, the file is not among the known images.
+        Call this only for paths for which `find` returns no index. Return None if there is no such file.
         """
         for spelling in dict.fromkeys((path, path.strip())):
             place = Path(self._followed(self._place(spelling), normal=False))

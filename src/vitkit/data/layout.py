@@ -277,8 +277,8 @@ def _refuse_doubtful(name: str, top: Folder, folder: Folder) -> None:
         folders, names = alike
         raise VitkitError(
             f"{name}: it is not clear what the classes are, as {listed([below(top, item) for item in folders])} have "
-            f"folders of the same names ({listed(names)}); if they are splits, name them train, val and test; "
-            "if each is a class, use --layout classes"
+            f"folders of the same names ({listed(names)}): if those names are the classes, call the outer folders "
+            "train, val and test; if the outer folders are the classes, use --layout classes"
         )
     for item in inside(folder):
         parts = next((each for each in grouped(item).values() if is_pair(each)), None)

@@ -212,7 +212,10 @@ class Overlooked:
             self.hidden.append(str(folder))
 
     def lines(self, root: Path | None = None) -> list[str]:
-        """Describe the unreadable and the hidden folders in one sentence each. Paths are relative to `root`, if set."""
+        """Return a sentence about the unreadable folders, if any, and another about the hidden ones.
+
+        Paths are relative to `root`, if set.
+        """
         lines = []
         if self.closed:
             named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]

@@ -138,9 +138,10 @@ def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def chosen_of_model(split: str, provenance: Mapping[str, Any], task: Task) -> tuple[str, ...]:
-    """Describe the choices that were made for a model on the images of a split; empty unless the split is `val`.
+    """Describe what was selected for a model by its results on the images of a split; empty unless it is `val`.
 
-    These are the choices of the model's run (`chosen_on`), and the choice of runs if the model averages several runs.
+    This is what the training selected (`chosen_on`) and, if the model is an average of runs that were selected, the
+    selection of these runs.
 
     Args:
         split: train, val, test or all.

@@ -461,7 +461,7 @@ def _drop(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.
 
 
 def _shuffle(picture: Image.Image, side: float, rng: np.random.Generator) -> Image.Image:
-    """Divide a picture into a grid of `side` x `side` cells of equal size, and permute the cells.
+    """Divide a picture into `side` rows and `side` columns of equal cells, and permute the cells.
 
     Remaining pixels at the right and lower edges stay in place.
     """

@@ -94,7 +94,9 @@ def _shared(tensor: Tensor | None) -> Tensor | None:
 
 
 def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tuple[VisionTransformer, Tensor]:
-    """Return the `twin` of the model, and the input (B, N, D) of its first layer for images (B, C, height, width).
+    """Return a copy of the model with layers of the class `attention`, and the input of the copy's first layer.
+
+    The input (B, N, D) is that for images (B, C, height, width). See `twin` for the copy.
 
     Raises:
         VitkitError: the model is not a Vision Transformer, its kind of attention has no maps, all its layers are
@@ -212,7 +214,7 @@ def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
     for number, attention in zip(attending(config), maps, strict=False):
         if number == find_layer(config, layer):
             return to_grid(read_rows(attention, config), config)
-    raise AssertionError("find_layer names a layer that attends")
+    raise AssertionError("find_layer returned a layer without attention")
 
 
 def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fusion = "mean") -> Tensor:
@@ -233,7 +235,7 @@ def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fu
     for number, attention in zip(attending(config), maps, strict=False):
         if number == find_layer(config, layer):
             return to_grid(read_rows(fuse(attention, fusion), config), config)
-    raise AssertionError("find_layer names a layer that attends")
+    raise AssertionError("find_layer returned a layer without attention")
 
 
 def read_rows(attention: Tensor, config: ViTConfig) -> Tensor:

@@ -95,7 +95,7 @@ def gradient_attention(model: nn.Module, images: Tensor, target: Target = None, 
     for number, relevance in _relevances(model, images, target):
         if number == find_layer(config, layer):
             return to_grid(_times(readers(config).to(relevance), relevance), config)
-    raise AssertionError("find_layer names a layer that attends")
+    raise AssertionError("find_layer returned a layer without attention")
 
 
 def find_targets(config: Config, target: Target, logits: Tensor) -> Tensor:

@@ -210,7 +210,7 @@ def _write_html(path: Path, name: str, onnx: bytes, card: Card, about: str, runt
 
 
 def read_model(path: Path) -> bytes:
-    """Return the ONNX file inside a page.
+    """Return the ONNX file that an exported HTML page contains.
 
     Raises:
         VitkitError: the file is not such a page, or is damaged.

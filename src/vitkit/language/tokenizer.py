@@ -329,8 +329,8 @@ def _read_merges(path: Path, config: Mapping[str, Any] | None) -> tuple[Callable
     vocabulary = {name: i for i, name in enumerate([*names, *map("".join, merges), _OPEN_CLIP_BEGIN, _OPEN_CLIP_END])}
     if len(vocabulary) != _OPEN_CLIP_TOKENS:
         raise VitkitError(
-            f"{path} is damaged: it has {len(vocabulary):,} tokens, not {_OPEN_CLIP_TOKENS:,} as OpenAI's; download it "
-            "again"
+            f"{path} is damaged: it has {len(vocabulary):,} tokens, but OpenAI's tokenizer has "
+            f"{_OPEN_CLIP_TOKENS:,}; download it again"
         )
     tokenizer = Library(BPE(vocab=vocabulary, merges=merges, end_of_word_suffix="</w>"))
     words = pre_tokenizers.Split(Regex(_OPEN_CLIP_WORDS), behavior="removed", invert=True)

@@ -255,7 +255,7 @@ class FeatureHead(Head):
 
 
 class InParts(nn.Module):
-    """A wrapper of a model with a `FeatureHead` that returns logits (B, K) and features (B, D) as two tensors."""
+    """Wrap a model that has a `FeatureHead`, and return its logits (B, K) and features (B, D) as two tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

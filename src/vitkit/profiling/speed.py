@@ -226,9 +226,9 @@ class Opened:
 
     Attributes:
         contenders: the working backends, in the requested order.
-        memory: bytes by which the memory of the process grew when each backend was opened and first used, by
-            `Contender.key`; None if unknown.
-        missing: the reason why a backend does not work, by `backend precision`.
+        memory: for the `Contender.key` of each working backend, the bytes by which the memory of the process grew when
+            the backend was opened and first used; None if unknown.
+        missing: for each other backend and its precision, such as `onnx float32`, the reason why it does not work.
     """
 
     contenders: list[Contender]

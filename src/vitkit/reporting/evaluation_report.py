@@ -694,8 +694,8 @@ def _doubted(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> li
     cells = [(shown, f'data-doubt="{place}"', _doubt(error)) for place, (error, shown) in pairs]
     words = (
         f"{len(doubts)} labels contradict models that were trained on the other images; the most doubtful come first. "
-        f"{chance[0].upper()}{chance[1:]}: their labels are right and the images are only difficult, so look at an "
-        "image before you change its label. label_errors.csv in the run's folder lists all of them."
+        f"{chance[0].upper()}{chance[1:]}, and their images are only difficult, so look at an image before you change "
+        "its label. label_errors.csv in the run's folder lists all of them."
     )
     return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
 

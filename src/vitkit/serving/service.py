@@ -333,7 +333,7 @@ class _Budget:
         return count
 
     def give_back(self, count: int) -> None:
-        """Release values that are no longer in memory."""
+        """Make room for other answers, because `count` values of an answer are no longer in memory."""
         self._taken -= count
 
 

@@ -78,9 +78,9 @@ def plural(count: int, one: str, more: str) -> str:
 
 
 def by_chance(count: int, expected: float) -> str:
-    """Return a phrase such as `of these 32 about 21 are expected by chance`."""
+    """Return a phrase such as `about 21 of these 32 are probably right`."""
     about = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
-    return f"of these {count} about {about} {'is' if about == '1.0' else 'are'} expected by chance"
+    return f"about {about} of these {count} {'is' if about == '1.0' else 'are'} probably right"
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

@@ -532,8 +532,8 @@ def check_effects(
         table: the images, if they are known.
 
     Returns:
-        Messages about the other fields without effect, one for each reason. A time limit is also only reported if
-        `auto` chose a method that does not need it.
+        Messages about the other fields without effect, one for each reason. If `auto` chose a method that does not need
+        a time limit, a time limit in `named` is not refused but described in such a message, too.
 
     Raises:
         VitkitError: a field in `named` has no effect; the message names the field and the reason.

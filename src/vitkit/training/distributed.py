@@ -279,8 +279,8 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     """Find or start the other processes of this run.
 
     Args:
-        devices: the number of devices on each machine. None is the number that torchrun or SLURM started, or one
-            without such a launcher.
+        devices: the number of devices on each machine. For None, it is the number of processes that torchrun or SLURM
+            started on each machine, or 1 if neither started this process.
         nodes: the number of machines; for None see `devices`.
         accelerator: auto, cpu, cuda or mps.
 

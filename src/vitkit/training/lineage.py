@@ -193,8 +193,8 @@ def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord) -> Ov
     overlap = _compare(images, before, "weights")
     if seen := len(overlap.seen()):
         raise VitkitError(
-            f"--folds tests every picture, and {_source(recipe)} has seen {seen} of these {len(images.table)}: use "
-            "other --weights, such as those that it started from, or leave out --folds to keep its split"
+            f"--folds tests every picture, but {_source(recipe)} has seen {seen} of the {len(images.table)} pictures: "
+            "use other --weights, such as those from which that training started, or leave out --folds"
         )
     return overlap
 

@@ -113,7 +113,9 @@ def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Reque
     fields = {} if chosen is None else load_fields(chosen)
     data = flags.get("data") or fields.get("data")
     if data is None:
-        raise VitkitError("no data: name a folder with one sub-folder of images per class, or digits")
+        raise VitkitError(
+            "no data: name a folder with one sub-folder of images per class, or the sample data set 'digits'"
+        )
     if chosen is not None:
         build(fields, str(chosen))  # so that the message names the file
     if name is not None and "model" in flags and fields.get("weights") != "none":

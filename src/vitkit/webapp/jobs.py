@@ -181,9 +181,10 @@ class Jobs:
         return "stopped" if self.can_resume(run) or (folder / DESCRIPTION).is_file() else "failed"
 
     def is_starting(self, job: Job) -> bool:
-        """Return whether the process of a job is running, including the time before it locks its run folder.
+        """Return whether the process of a job was started and has not ended, even if its run folder is not locked yet.
 
-        If no runner is working, only jobs that started within the last minute count.
+        If the process that starts the jobs is not running, only a job that was started within the last minute can be
+        starting.
         """
         if not job.started or job.ended or not job.process:
             return False

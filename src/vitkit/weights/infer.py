@@ -152,7 +152,7 @@ def _mlp(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     out_of = _last(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
     plain, gated = [*into, *out_of], [*into, *(2 * size for size in out_of)]
     if not plain:
-        raise VitkitError("there are no MLPs in the blocks")
+        raise VitkitError("the blocks have no MLPs: the checkpoint is incomplete, or not of a Vision Transformer")
     is_gated = gated.count(_vote(gated)) > plain.count(_vote(plain))
     return {
         "mlp_kind": "swiglu" if is_gated else "mlp",
@@ -235,7 +235,10 @@ def _check_settings(fields: Mapping[str, Any], settings: Mapping[str, Any], know
     """Raise VitkitError if a setting contradicts the value that was inferred from the tensors."""
     for name, tensor in _SETTING_BY.items():
         if name in settings and settings[name] != fields[name]:
-            raise VitkitError(f"{known.theirs(tensor)}: the weights have {name} {fields[name]}, not {settings[name]}")
+            raise VitkitError(
+                f"{known.theirs(tensor)}: the weights have {name} {fields[name]}, so it cannot be "
+                f"{settings[name]}: leave it out"
+            )
 
 
 def _check_kernel(kernel: Shape, known: Known) -> None:

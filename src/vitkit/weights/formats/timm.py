@@ -137,7 +137,9 @@ def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
     positions = names["pos_embed"].shape if "pos_embed" in names else ()
     is_of_patches = len(positions) == 3 and math.isqrt(positions[1]) ** 2 == positions[1]  # as RADIO's are
     if is_of_patches and "reg_token" not in names:
-        raise VitkitError(f"{checkpoint.path} (timm): reg_token is missing, or norm.weight and norm.bias are missing")
+        raise VitkitError(
+            f"{checkpoint.path} (timm) has neither reg_token nor norm.weight and norm.bias: save the whole state_dict"
+        )
     is_known = is_of_patches or any(re.match(r"blocks\.\d+\.ls1\.", name) for name in names)
     return {"last_norm": False} if is_known else {}
 
