@@ -27,7 +27,7 @@ demo: setup ## train digits from scratch, evaluate, predict: about three minutes
 	@echo "The classifier is in runs/demo; open runs/demo/report.html. To ask it about an image of your own:"
 	@echo "    $(BIN)/vitkit predict runs/demo IMAGE"
 
-test: setup style ## everything that must hold, in about 18 minutes on two cores
+test: setup style ## everything that must hold, in 10 to 18 minutes on two cores
 	$(QUICKLY) $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
 test-gpu: setup ## on a machine with a CUDA GPU: that every verb computes there, and answers as on the CPU
