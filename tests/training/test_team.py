@@ -296,6 +296,17 @@ def test_other_numbers_than_were_started_are_refused(monkeypatch: pytest.MonkeyP
             assemble(devices, nodes)
 
 
+def test_slurm_has_to_be_told_the_tasks_of_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_NTASKS": 8, "SLURM_NNODES": 2, "SLURM_JOB_NAME": "job"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    with pytest.raises(VitkitError, match="8 tasks by --ntasks: use --ntasks-per-node 4"):
+        assemble(None, None)
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4")
+    with pytest.raises(VitkitError, match="--nodes 3, but 2 were started by torchrun or SLURM"):
+        assemble(None, 3)
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

@@ -400,6 +400,9 @@ def _started() -> tuple[int, int] | None:
     """Return the number of processes per machine and the number of machines that a launcher has started.
 
     Return None if there is no launcher.
+
+    Raises:
+        VitkitError: SLURM was not told how many processes to start on each machine.
     """
     _import_fabric()
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
@@ -409,8 +412,12 @@ def _started() -> tuple[int, int] | None:
         per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         return per_node, int(os.environ["WORLD_SIZE"]) // per_node
     if SLURMEnvironment.detect():
-        nodes = int(os.environ.get("SLURM_NNODES", "1"))
-        return max(int(os.environ.get("SLURM_NTASKS", "1")) // nodes, 1), nodes
+        nodes, tasks = (int(os.environ.get(name, "1")) for name in ("SLURM_NNODES", "SLURM_NTASKS"))
+        if tasks > 1 and "SLURM_NTASKS_PER_NODE" not in os.environ:  # machines could run different numbers of processes
+            raise VitkitError(
+                f"SLURM started {tasks} tasks by --ntasks: use --ntasks-per-node {max(tasks // nodes, 1)}"
+            )
+        return max(tasks // nodes, 1), nodes
     return None
 
 

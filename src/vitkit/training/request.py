@@ -197,8 +197,8 @@ class Extensions:
     """Functions of the caller that replace or extend parts of the training. For None, vitkit's own part is used.
 
     Attributes:
-        loss: takes logits (B, K) and labels (B,), and returns the mean loss, a scalar. For mixed images, and for images
-            with several classes, it receives targets (B, K) instead of labels.
+        loss: takes logits (B, K) and labels (B,), and returns the mean loss, a scalar. For mixed images, for images
+            with several classes, and with class weights (`balance`), it receives targets (B, K) instead of labels.
         augment: takes a training picture and returns a changed one, before vitkit's random changes.
         optimizer: takes the parameter groups and returns the optimiser. Before each step, the learning rate of each
             group is set according to the schedule of the recipe.

@@ -222,7 +222,8 @@ def train(
             (`training.checkpoint.TrainingState`).
         loggers: objects with a method log_metrics(metrics, step), such as Lightning's loggers, in addition to `logger`.
         loss: a function that returns the mean loss and replaces cross-entropy. It takes logits (B, K) and labels (B,);
-            for mixed images and images with several classes, it takes targets (B, K) instead of labels.
+            for mixed images, for images with several classes, and with class weights (`balance`), it takes targets
+            (B, K) instead of labels.
         augment: a function that takes a PIL training image and returns another, called before vitkit's augmentation.
         make_optimizer: a function that takes the parameter groups and returns a `torch.optim.Optimizer`, such as
             `torch.optim.RAdam`. The recipe's schedule sets the learning rates.
