@@ -126,7 +126,7 @@ def test_the_package_offers_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [CLASSES[:6], (*CLASSES, "h"), (), (*CLASSES[:6], "ant")])
 def test_class_names_must_be_one_each_and_differ(wrong: tuple[str, ...]) -> None:
-    with pytest.raises(VitkitError, match="class names"):
+    with pytest.raises(VitkitError, match="one name for each of the"):
         Classifier(build(), wrong, Preprocess(size=(12, 16)))
 
 
@@ -209,10 +209,13 @@ def test_damaged_weights_are_noticed_before_they_are_used(saved: Path, damage: C
     assert WEIGHTS in told
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, DESCRIPTION])
-def test_a_missing_file_is_named(saved: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [(WEIGHTS, f"has no {WEIGHTS}"), (DESCRIPTION, f"weights of vitkit without their {DESCRIPTION}")],
+)
+def test_a_missing_file_is_named(saved: Path, name: str, expected: str) -> None:
     (saved / name).unlink()
-    assert f"has no {name}" in refusal(saved)
+    assert expected in refusal(saved)
 
 
 def test_a_folder_of_something_else_and_no_folder_are_told_apart(saved: Path, tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_the_weights_file_stands_for_its_folder(saved: Path) -> None:
 
 def test_weights_without_their_description_are_not_read_as_a_foreign_file(saved: Path, tmp_path: Path) -> None:
     (saved / WEIGHTS).rename(tmp_path / "alone.safetensors")
-    assert f"has no {DESCRIPTION}" in refusal(tmp_path / "alone.safetensors")
+    assert f"without their {DESCRIPTION}" in refusal(tmp_path / "alone.safetensors")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"not JSON", b"\xff\xfe"])

@@ -92,6 +92,30 @@ def test_a_new_head_another_size_and_other_pixels(vitkit: Any, checkpoint: Path,
     assert (again.preprocess.fit, again.preprocess.mean) == ("squash", (0.5, 0.5, 0.5))
 
 
+def test_a_new_head_has_none_of_the_figures_of_the_one_before(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    assert "validation accuracy" in repr(load(trained))
+    assert vitkit("convert", trained, tmp_path / "out", "--num-classes", "2").code == 0
+    again = load(tmp_path / "out")
+    assert again.classes == ("0", "1") and again.held_out is None
+    assert "validation accuracy" not in repr(again) and "trained on" in repr(again)
+
+
+@pytest.mark.parametrize("first", ["folder", "timm", "hf"])
+@pytest.mark.parametrize("second", ["folder", "timm", "hf"])
+def test_a_folder_that_was_written_before_is_replaced_as_a_whole(
+    vitkit: Any, trained: Path, tmp_path: Path, first: str, second: str
+) -> None:
+    assert vitkit("convert", trained, tmp_path / "alone", "--to", second).code == 0
+    assert vitkit("convert", trained, tmp_path / "out", "--to", first, "--num-classes", "2").code == 0
+    outcome = vitkit("convert", trained, tmp_path / "out", "--to", second, "--force")
+    assert outcome.code == 0, outcome.err
+    alone, again = load(tmp_path / "alone"), load(tmp_path / "out")
+    assert again.classes == alone.classes and again.preprocess == alone.preprocess
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        path.name for path in (tmp_path / "alone").iterdir()
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -461,7 +461,7 @@ NO_CHECKPOINT: dict[str, tuple[Any, str]] = {
     "ResNet": (lambda path: torch.save(resnet18().state_dict(), path), "no Vision Transformer"),
     "twice": (
         lambda path: torch.save({"norm.bias": torch.zeros(2), "module.norm.bias": torch.zeros(2)}, path),
-        "norm.bias more than once",
+        "norm.bias under several prefixes",
     ),
 }
 FAMILIES: dict[str, list[str]] = {
@@ -513,8 +513,8 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     [
         ({"model_type": "bert"}, "'bert'"),
         ({"num_attention_heads": 5}, "not divisible by heads 5"),
-        ({"num_hidden_layers": 3}, "layers 2, not 3"),
-        ({"hidden_size": 64}, "hidden_size 32, not 64"),
+        ({"num_hidden_layers": 3}, "layers must be 2, as in the weights, not 3"),
+        ({"hidden_size": 64}, "hidden_size must be 32, as in the weights, not 64"),
         ({"hidden_act": "relu"}, "'relu'"),
         ({"qkv_bias": False}, "qkv_bias"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label"),

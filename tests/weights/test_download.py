@@ -651,8 +651,8 @@ def test_a_snapshot_without_its_weights_is_not_in_the_cache(
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError("disk\nfull"), "could not download a/b from the hub: disk; or download"),
-        (RuntimeError(), "could not download a/b from the hub: RuntimeError; or download"),
+        (OSError("disk\nfull"), "could not download a/b from the hub: disk; try again, or download"),
+        (RuntimeError(), "could not download a/b from the hub: RuntimeError; try again, or download"),
     ],
 )
 def test_whatever_goes_wrong_with_the_hub_is_one_line(hub: Callable[..., Hub], error: Exception, said: str) -> None:

@@ -232,7 +232,9 @@ def test_what_a_layout_cannot_express_is_refused_by_name(
 
 
 def test_what_a_probe_reads_is_refused_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match=r"is not written; train with --set model\.pool=token for this layout"):
+    with pytest.raises(
+        VitkitError, match=r"is not written; use --to folder, or train with --set model\.pool=token for this layout"
+    ):
         write(classifier(pool="token+gap"), tmp_path / "model.pth", "timm")
 
 

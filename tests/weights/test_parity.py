@@ -523,7 +523,7 @@ def test_unknown_sizes_assume_64_features_a_head_and_say_so(tmp_path: Path) -> N
 
 
 def test_what_the_tensors_say_cannot_be_said_otherwise(plain: Path) -> None:
-    with pytest.raises(VitkitError, match="the weights have layers 3, so it cannot be 4: leave it out"):
+    with pytest.raises(VitkitError, match="layers must be 3, as in the weights, not 4"):
         load(plain, heads=4, layers=4)
     with pytest.raises(VitkitError, match="unknown"):
         load(plain, heads=4, nonsense=1)

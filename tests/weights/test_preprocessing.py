@@ -61,12 +61,14 @@ def test_a_file_that_does_not_fit_says_nothing_about_pixels(trained: Path) -> No
     (trained.parent / "class_indices.json").write_text('{"0": "daisy"}')
     found = load(trained)
     assert found.preprocess.interpolation == "bicubic" and found.report is not None
-    assert "as is usual for timm" in found.report.assumed["preprocess"]
+    assert "as is usual for augreg" in found.report.assumed["preprocess"]
 
 
 def test_weights_of_another_family_keep_their_pixels(trained: Path) -> None:
     torch.save({"model": torch.load(trained)}, trained)  # as DeiT's authors wrap theirs
-    assert load(trained).preprocess.mean == IMAGENET["mean"]
+    found = load(trained)
+    assert found.preprocess.mean == IMAGENET["mean"] and found.report is not None
+    assert "crop 0.875, as is usual for deit" in found.report.assumed["preprocess"]
 
 
 # --- What somebody says -----------------------------------------------------------------------------------

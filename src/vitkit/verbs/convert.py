@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.errors import VitkitError
+from vitkit.model_folder import DESCRIPTION, RECORD, TRUST, WEIGHTS
 from vitkit.system.files import exclusive
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
@@ -25,6 +26,8 @@ else:
     Kind = Literal[kinds()]
 
 _KINDS = one_of(("folder (vitkit's)", *(f"{n} ({form.tells})" if form.tells else n for n, form in writable().items())))
+
+_OF_OTHERS = ("config.json", "preprocessor_config.json", "pytorch_model.bin")  # in folders of timm and Hugging Face
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,6 +131,8 @@ def convert(
         _check_free(destination, force=force)
         classifier = load(source, num_classes, image_size, allow_partial=allow_partial, **overrides)
         write(classifier, destination, kind)
+        for name in _OF_OTHERS if kind == VITKIT else ():  # they describe the model that was there before
+            (destination / name).unlink(missing_ok=True)
         _compare(classifier, destination, kind)
     assert classifier.report is not None
     is_divided = kind != VITKIT and classifier.temperature != 1
@@ -152,15 +157,7 @@ def _check_free(destination: Path, *, force: bool) -> None:
 
 def _is_model(folder: Path) -> bool:
     """Return whether a folder contains only files of a model, and may therefore be overwritten."""
-    known = {
-        "model.json",
-        "model.safetensors",
-        "pictures.npz",
-        "config.json",
-        "preprocessor_config.json",
-        "pytorch_model.bin",
-    }
-    return {path.name for path in folder.iterdir()} <= known
+    return {path.name for path in folder.iterdir()} <= {WEIGHTS, DESCRIPTION, RECORD, TRUST, *_OF_OTHERS}
 
 
 def _compare(classifier: Classifier, destination: Path, kind: str) -> None:

@@ -236,8 +236,7 @@ def _check_settings(fields: Mapping[str, Any], settings: Mapping[str, Any], know
     for name, tensor in _SETTING_BY.items():
         if name in settings and settings[name] != fields[name]:
             raise VitkitError(
-                f"{known.theirs(tensor)}: the weights have {name} {fields[name]}, so it cannot be "
-                f"{settings[name]}: leave it out"
+                f"{known.theirs(tensor)}: {name} must be {fields[name]}, as in the weights, not {settings[name]}"
             )
 
 

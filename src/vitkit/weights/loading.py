@@ -51,6 +51,8 @@ from vitkit.weights.origin import (
 )
 from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of
 
+_OF_HEAD = ("metrics", "balance", "head", "templates")  # in the provenance
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadPlan:
@@ -62,6 +64,7 @@ class LoadPlan:
         pictures, trust: likewise as in this `Classifier`.
         report: what happens to every tensor.
         read: a function for each tensor of the model that reads its values.
+        keeps_head: whether the head is that of the checkpoint, and not a new one.
     """
 
     config: Config
@@ -74,6 +77,7 @@ class LoadPlan:
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pictures: bytes | None = None
     trust: bytes | None = None
+    keeps_head: bool = True
 
     def tensors(self) -> tuple[dict[str, Tensor], LoadReport]:
         """Read all tensors. Return them by name, and the report with warnings about their values.
@@ -99,7 +103,7 @@ class LoadPlan:
             preprocess=self.preprocess,
             temperature=self.temperature,
             thresholds=self.thresholds,
-            provenance=dict(self.provenance),
+            provenance={k: v for k, v in self.provenance.items() if self.keeps_head or k not in _OF_HEAD},
             report=report,
             pictures=self.pictures,
             trust=self.trust,
@@ -226,6 +230,7 @@ def make_plan(
         provenance=origin.provenance,
         pictures=origin.pictures,
         trust=origin.trust if keeps_head else None,
+        keeps_head=keeps_head,
     )
     return plan if preprocess is None else _with_preprocess(plan, preprocess)
 

@@ -31,7 +31,7 @@ from vitkit.text.cells import check_names, listed
 from vitkit.weights import download
 from vitkit.weights.catalog import Entry, class_names, names_beside, unique
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint, readers
-from vitkit.weights.formats import readable
+from vitkit.weights.formats import CHECKPOINT_FORMATS, pixels_of, readable
 from vitkit.weights.formats.timm import TUTORIALS
 from vitkit.weights.infer import Inferred, Known, infer, namesakes
 from vitkit.weights.layout import Layout, account_for
@@ -336,7 +336,9 @@ def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any]
             TUTORIALS,
             f"as in the scripts that write {CLASS_INDICES} (vitkit convert --preprocess changes it)",
         )
-    return layout.preprocess, f"as is usual for {layout.format}"
+    form = CHECKPOINT_FORMATS.get(layout.format)
+    publishers = () if form is None else (name for name in form.pixels if pixels_of(name) == layout.preprocess)
+    return layout.preprocess, f"as is usual for {next(iter(publishers), layout.format)}"
 
 
 def _infer(
