@@ -362,6 +362,9 @@ def test_a_finished_cross_validation_may_be_resumed_without_harm(finished: Path,
     (folder / "folds.json").unlink()  # the folds' models are asked again
     run.resume(folder, say=lines.append)
     assert_same_folds(folder, finished)
+    (folder / "folds.json").write_text('{"accuracy": {"mean": "x", "interval_95": null}}')
+    run.resume(folder, say=lines.append)
+    assert_same_folds(folder, finished)
 
 
 def test_a_fold_whose_folder_is_gone_is_named(finished: Path, tmp_path: Path) -> None:

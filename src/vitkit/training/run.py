@@ -85,6 +85,7 @@ from vitkit.system.run_files import (
     check_run_folder,
     fold_folder,
 )
+from vitkit.text.arguments import is_number
 from vitkit.text.cells import interval_text, plural
 from vitkit.text.pages import table, write_page
 from vitkit.training.averages import mix_with_start
@@ -355,16 +356,17 @@ def _fit_final(run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blu
 
 def _known(file: Path) -> dict[str, FoldFigure]:
     """Read the figures in folds.json. The result is empty if the file is missing, damaged, or in an older format."""
+    known = {}
     try:
-        stored = from_json(file.read_text(encoding="utf-8"))
-        rows = {
-            name: (value["mean"], value["interval_95"])
-            for name, value in stored.items()
-            if name not in ("folds", "final")
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        for name, row in from_json(file.read_text(encoding="utf-8")).items():
+            if name not in ("folds", "final"):
+                mean, ends = row["mean"], row["interval_95"]
+                known[name] = FoldFigure(mean, None if ends is None else (ends[0], ends[1]))
+                if not all(value is None or is_number(value) for value in (mean, *(known[name].interval or ()))):
+                    return {}
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
         return {}
-    return {name: FoldFigure(mean, None if ends is None else (ends[0], ends[1])) for name, (mean, ends) in rows.items()}
+    return known
 
 
 def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
