@@ -146,7 +146,7 @@ def test_an_evaluation_is_that_of_one_command(model: Path, album: Path, here: Pa
     assert np.array_equal(gathered.result.evaluation.probabilities, whole.evaluation.probabilities)
     for file in ("evaluation.json", "predictions.csv", "report.html"):
         assert (here / "figures" / file).read_bytes() == (here / "whole" / file).read_bytes()
-    with pytest.raises(VitkitError, match="--tta measures how long"):
+    with pytest.raises(VitkitError, match="--tta cannot be combined"):
         package.evaluate(model, album, out="x", shard="1/2", tta="flip")
 
 
