@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -67,8 +68,10 @@ def test_any_configuration_can_be_prepared(config: ViTConfig) -> None:
     model = randomise(VisionTransformer(config)).eval()
     batch = images(2, config=config)
     with torch.inference_mode():
-        expected = model(batch)
-        assert largest_difference(prepare(model)(batch), expected) <= 1e-5 * max(1.0, expected.abs().max().item())
+        expected, exact = model(batch), copy.deepcopy(model).double()(batch.double())
+        rounding = largest_difference(expected, exact)  # large where a norm divides by almost nothing
+        most = 1e-5 * max(1.0, expected.abs().max().item()) + 3 * rounding
+        assert largest_difference(prepare(model)(batch), expected) <= most
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

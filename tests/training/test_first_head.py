@@ -268,7 +268,7 @@ def test_folds_and_a_choice_of_weights(place: Path, tmp_path: Path) -> None:
     assert (tmp_path / "spoilt" / "report.html").read_text().count("</a>, zero-shot") == 2
     both = f"{place / 'clip'},{place / 'siglip'}"
     vitkit.train(
-        place / "photos", weights=both, select_time="20s", method="probe", out=tmp_path / "chosen", say=said.append
+        place / "photos", weights=both, select_time="5m", method="probe", out=tmp_path / "chosen", say=said.append
     )
     assert -1 in rows(tmp_path / "chosen")
 

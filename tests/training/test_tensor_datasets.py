@@ -123,7 +123,10 @@ def flipped(image: Image.Image) -> Image.Image:
         (PLAIN, "it has no Resize"),
         ([v1.Resize(18), v1.Resize((16, 16)), *PLAIN], "resized twice"),
         ([v1.Resize(18, max_size=20), v1.CenterCrop(16), *PLAIN], "max_size"),
-        ([v1.Resize((20, 18)), v1.CenterCrop(16), *PLAIN], "has the shape of a resize"),
+        (
+            [v1.Resize((20, 18)), v1.CenterCrop(16), *PLAIN],
+            r"a crop after Resize\(\(20, 18\)\) must keep the same share",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_not_guessed(photos: Path, steps: list[Any], said: str) -> None:

@@ -35,7 +35,8 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
         run.train(recipe, folder, say=lambda _: None)
     said = str(caught.value)
     assert "a process that prepares images ended" in said
-    assert f"set workers = 0 in {folder / 'recipe.toml'}; the best model so far is in {folder}" in said
+    assert f"set workers = 0 in {folder / 'recipe.toml'}, then continue with --resume" in said
+    assert said.endswith(f"; the best model so far is in {folder}")
     assert len(said.splitlines()) == 1
     text = (folder / "recipe.toml").read_text()
     (folder / "recipe.toml").write_text(text.replace("workers = 1", "workers = 0"))

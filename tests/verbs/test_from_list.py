@@ -96,7 +96,9 @@ def test_a_list_stands_alone(vitkit: Any, here: Path) -> None:
     Path("list.txt").write_text("photos/a.png\n")
     assert "pass no other images" in vitkit("predict", "model", "photos", "--from-list", "list.txt").err
     assert "there is no image" in vitkit("predict", "model").err
-    assert "--pictures cannot be combined" in vitkit("predict", "model", "--from-list", "list.txt", "--pictures", "p").err
+    assert (
+        "--pictures cannot be combined" in vitkit("predict", "model", "--from-list", "list.txt", "--pictures", "p").err
+    )
 
 
 def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:

@@ -214,9 +214,7 @@ class VisionTransformer(TimmHabits, nn.Module):
     def __init__(self, config: ViTConfig | None = None, **overrides: Any) -> None:
         super().__init__()
         if config is not None and not isinstance(config, ViTConfig):
-            raise VitkitError(
-                f"config must be a ViTConfig, not {config!r:.80}; pass sizes by keyword, as in img_size=224"
-            )
+            raise VitkitError(f"config must be a ViTConfig, not {config!r:.80}: pass sizes as in img_size=224")
         if config is None or overrides:
             config = override(config or ViTConfig(), **overrides)
         self.config = config
