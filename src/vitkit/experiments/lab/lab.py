@@ -589,7 +589,7 @@ def family_of(labels: Sequence[str], judged: Judged) -> Family:
 
 
 def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
-    """Compare each variant with the variant `against`, with p-values that are adjusted for all pairs."""
+    """Compare each variant with the variant `against`, with p-values that are adjusted for these comparisons."""
     from vitkit.experiments.comparison_figures import numbers_of, verdict
 
     family, last = family_of(labels, judged), labels.index(against)

@@ -6,7 +6,7 @@ import { el, fill } from "./dom.js";
 import { timeLeft } from "./progress.js";
 
 const METHODS = [
-  ["auto", "Automatic", "Only the last layer if there are fewer than 40 photographs per class, otherwise the whole model."],
+  ["auto", "Automatic", "Only the last layer if there are fewer than 40 photographs per class, or up to 1,000 that it already tells apart well; otherwise the whole model."],
   ["probe", "Only the last layer", "Fast, and best with few photographs: the rest of the model stays as it is."],
   ["lora", "Small changes throughout", "Learns more than the last layer, and takes less memory than the whole model."],
   ["full", "The whole model", "Best with many photographs; takes the longest."],
