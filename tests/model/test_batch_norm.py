@@ -272,6 +272,8 @@ def test_what_cannot_keep_the_statistics_is_refused(tmp_path: Path) -> None:
     fields = runs.quick_fields(model_fields={**runs.SIZE, "norm_kind": "batch"})
     with pytest.raises(VitkitError, match=r"norm_kind 'batch' has running statistics.*use ddp"):
         vitkit.train(photos, **fields, strategy="fsdp", out=tmp_path / "run")
+    with pytest.raises(VitkitError, match=r"norm_kind 'batch' has running statistics.*use ddp"):
+        vitkit.plan("vit_micro_patch4_16", model_fields={"norm_kind": "batch"}, strategy="fsdp", images=100, classes=2)
     saved(model_of(num_classes=5), tmp_path / "model")
     for to, end in (("timm", ".safetensors"), ("hf", ""), ("npz", ".npz")):
         with pytest.raises(VitkitError, match="layout cannot express norm_kind 'batch'"):

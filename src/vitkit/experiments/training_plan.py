@@ -355,6 +355,7 @@ def _planned(
     decode_rate: float,
 ) -> TrainingPlan:
     from vitkit.training.distributed import ProcessGroup, check_team
+    from vitkit.training.start import check_config
 
     recipe_of_job, config = job.recipe, job.config
     precision = recipe_of_job.precision
@@ -363,6 +364,7 @@ def _planned(
     accelerator.peak(precision)  # refuses an unsupported precision
     devices, notes = (recipe_of_job.devices or 1) * (recipe_of_job.nodes or 1), job.notes
     check_team(recipe_of_job, ProcessGroup(size=devices))
+    check_config(config, recipe_of_job)
     if recipe_of_job.method == "probe" and devices > 1:
         devices, notes = 1, (*notes, "method probe: one of the devices fits the head, and the others wait")
     seen, steps = passes(recipe_of_job, job.images)

@@ -199,12 +199,12 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
     """
     if recipe.weights == "none":
         config = config_of(recipe, len(classes))
-        _check(config, recipe)
+        check_config(config, recipe)
         return Blueprint(recipe, config, _preprocess(recipe, _plain_pixels(config)))
     with _offering_scratch(recipe):
         weights = weights or look_at_weights(recipe)
         config, plan = plan_of(recipe, len(classes), weights)
-    _check(config, recipe)
+    check_config(config, recipe)
     return Blueprint(recipe, config, _preprocess(recipe, plan.preprocess), weights, plan)
 
 
@@ -219,7 +219,12 @@ def _offering_scratch(recipe: Recipe) -> Iterator[None]:
         raise VitkitError(f"{error}; or train from scratch with --weights none") from error
 
 
-def _check(config: Config, recipe: Recipe) -> None:
+def check_config(config: Config, recipe: Recipe) -> None:
+    """Refuse a model that cannot be trained by the recipe.
+
+    Raises:
+        VitkitError: the library of the network is not installed, or the model does not support a field of the recipe.
+    """
     if isinstance(config, NetworkConfig):
         check_network(config, recipe)
         check_buildable(config)
