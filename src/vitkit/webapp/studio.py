@@ -152,8 +152,9 @@ def _listen(host: str, port: int | None) -> socket.socket:
             last = error
         else:
             return listener
+    at_port = "" if port is None else f", port {port}"
     raise VitkitError(
-        f"cannot listen at {host}, port {port}: {(last.strerror or str(last)).lower()}; use another --host or --port"
+        f"cannot listen at {host}{at_port}: {(last.strerror or str(last)).lower()}; use another --host or --port"
     ) from last
 
 
