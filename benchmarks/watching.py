@@ -13,8 +13,8 @@ of today. Columns, as fractions of these divisions:
 
 `stored` says whether the test photographs differ from the validation photographs that the run recorded.
 
-Rows `N photographs, seed ...` are of runs without flags on some photographs of DATA; 400 of the others, drawn at
-random, are of today. All of 250 photographs are compared with, each as it was predicted by a head that was trained
+Rows `N photographs, seed ...` are of runs without flags on some photographs of DATA; 400 or 1,000 of the others, drawn
+at random, are of today. All of 250 photographs are compared with, each as it was predicted by a head that was trained
 without it. If the head that is kept predicted differently from those of the folds, `same` would show it. Of 1,250
 photographs, the validation and test images are compared with; `doubled, validation` is the same without the test
 images. `doubled_images` is the mean number of photographs of today if one class is twice as frequent.
@@ -38,7 +38,7 @@ from vitkit.evaluation import DriftTest, Looks, compare_looks
 from vitkit.inference import HeldOut, Seen, Trust, Unknown
 
 SPLITS, PAST, LEVEL = 200, 240, 0.05
-SEEDS, GIVEN, TODAY = 5, (250, 1_250), 400  # runs without flags, their photographs, and those of today
+SEEDS, GIVEN, TODAY = 5, (250, 1_250), (400, 1_000)  # runs without flags, their photographs, and those of today
 
 
 def probabilities(seen: Seen, temperature: float) -> npt.NDArray[np.float32]:
@@ -114,8 +114,8 @@ def rows_of(work: Path) -> Iterator[dict[str, Any]]:
         yield measure(folder.name, read_seen(folder / "seen.npz"), classifier.held_out, classifier.temperature, SPLITS)
 
 
-def without_flags(data: Path, weights: Path, work: Path, given: int, seed: int) -> dict[str, Any]:
-    """The row of a run without flags."""
+def without_flags(data: Path, weights: Path, work: Path, given: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The rows of a run without flags."""
     files = [path for name in classes_of(data) for path in sorted((data / name).iterdir()) if path.suffix == ".jpg"]
     order = np.random.default_rng(seed).permutation(len(files)).tolist()
     name = f"{given} photographs, seed {seed}"
@@ -132,24 +132,21 @@ def without_flags(data: Path, weights: Path, work: Path, given: int, seed: int) 
     assert trust is not None
     before, looks = Looks.recorded(trust), Looks.of(trust, probabilities(seen, model.temperature), seen)
     validation = Looks.recorded(replace(trust, tests=None))
-    alarms, alone, images = dict.fromkeys(("same", "doubled", "doubled, validation"), 0), dict[str, int](), list[int]()
-    for number in range(SPLITS):
-        now = np.random.default_rng(number).permutation(len(looks))[:TODAY]
-        tests = compare_looks(before, looks.at(now), model.classes)
-        alarms["same"] += is_alarm(tests)
-        for test in tests:
-            alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
-        doubled = twice_as_frequent(now, seen.labels, number % len(model.classes))
-        images.append(len(doubled))
-        alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), model.classes))
-        alarms["doubled, validation"] += is_alarm(compare_looks(validation, looks.at(doubled), model.classes))
-    return {
-        "left_out": name,
-        "splits": SPLITS,
-        "past": len(before),
-        "today": TODAY,
-        **in_fractions(alarms, alone, images, SPLITS),
-    }
+    for today in TODAY:
+        alarms, alone = dict.fromkeys(("same", "doubled", "doubled, validation"), 0), dict[str, int]()
+        images = list[int]()
+        for number in range(SPLITS):
+            now = np.random.default_rng(number).permutation(len(looks))[:today]
+            tests = compare_looks(before, looks.at(now), model.classes)
+            alarms["same"] += is_alarm(tests)
+            for test in tests:
+                alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
+            doubled = twice_as_frequent(now, seen.labels, number % len(model.classes))
+            images.append(len(doubled))
+            alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), model.classes))
+            alarms["doubled, validation"] += is_alarm(compare_looks(validation, looks.at(doubled), model.classes))
+        figures = in_fractions(alarms, alone, images, SPLITS)
+        yield {"left_out": name, "splits": SPLITS, "past": len(before), "today": today, **figures}
 
 
 def smoke() -> dict[str, Any]:
@@ -174,7 +171,8 @@ def main() -> None:
     rows = [smoke()] if options.smoke else list(rows_of(options.work))
     if not options.smoke:
         ways = ((given, seed) for given in GIVEN for seed in range(SEEDS))
-        rows += [without_flags(options.data, options.weights, options.work, *way) for way in ways]
+        for way in ways:
+            rows += without_flags(options.data, options.weights, options.work, *way)
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = [{name: row.get(name, "") for name in names} for row in rows]
     for row in table:

@@ -8,11 +8,15 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 if "VITKIT_TEST_GPU" not in os.environ:  # what is tested here is the same on every machine; tests/gpu is of the others
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import blank as pictures
+
+settings.register_profile("vitkit", deadline=None)  # a busy machine is no failure
+settings.load_profile("vitkit")
 
 gc.disable()  # until all is imported that stays
 

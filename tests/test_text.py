@@ -35,7 +35,7 @@ _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @given(names)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_what_is_made_harmless_is_restored(text: str) -> None:
     cell = harmless(text)
     assert restored(cell) == text
@@ -44,7 +44,7 @@ def test_what_is_made_harmless_is_restored(text: str) -> None:
 
 
 @given(st.text(st.sampled_from("'\\=x1b-"), max_size=8))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_no_two_texts_become_one_cell(text: str) -> None:
     assert restored(harmless(text)) == text
     assert harmless(restored(text)) == text or restored(text) == text or harmless(text) != text
@@ -57,7 +57,7 @@ def test_ordinary_names_stay_as_they_are(plain: str) -> None:
 
 @given(path=names, label=names, raw=st.booleans(), reject=st.sampled_from([None, 0.9]))
 @example(path="=1", label="-1", raw=False, reject=None)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_row_of_predictions_is_read_as_it_was_written(path: str, label: str, raw: bool, reject: float | None) -> None:
     columns = Columns(top=2, reject=reject)
     prediction = Prediction(path, label, 0.75, ((label, 0.75), ("other", 0.25)))
@@ -71,7 +71,7 @@ def test_a_row_of_predictions_is_read_as_it_was_written(path: str, label: str, r
 
 
 @given(st.lists(names.map(str.strip).filter(bool), min_size=2, max_size=6, unique=True))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_list_of_labels_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, labels: list[str]
 ) -> None:

@@ -442,7 +442,7 @@ def test_a_large_jpeg_is_decoded_smaller_but_at_twice_the_short_side(tmp_path: P
 
 
 @given(width=st.integers(1, 700), height=st.integers(1, 700), short_side=st.integers(1, 200))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_scaled_decoding_never_goes_below_twice_the_short_side(
     scratch: Path, width: int, height: int, short_side: int
 ) -> None:
@@ -488,7 +488,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @given(content=st.one_of(st.binary(max_size=200), damaged_files()), short_side=st.sampled_from([None, 4]))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 def test_any_bytes_are_a_picture_or_unreadable(scratch: Path, content: bytes, short_side: int | None) -> None:
     scratch.write_bytes(content)
     with mock.patch.object(module, "MAX_PIXELS", 1_000_000):  # a damaged header must not fill the memory here

@@ -290,7 +290,7 @@ def albums(draw: st.DrawFn) -> list[np.ndarray]:
 
 
 @given(pictures=albums())
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 def test_groups_are_those_of_all_pairs(pictures: list[np.ndarray]) -> None:
     links, looked_for = find_duplicates([thumbnail(own, i.to_bytes(32, "big")) for i, own in enumerate(pictures)])
     assert looked_for == "altered"
@@ -302,7 +302,7 @@ def test_groups_are_those_of_all_pairs(pictures: list[np.ndarray]) -> None:
 
 
 @given(pictures=albums())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 def test_the_coarse_bound_is_never_below_the_correlation(pictures: list[np.ndarray]) -> None:
     spectra = search.spectra(np.stack(pictures))
     bounds, even = search._bounds(spectra), spectra[:, : search._EVEN]
@@ -340,7 +340,7 @@ def facts_by_number(pictures: list[np.ndarray]) -> list[Facts]:
 
 
 @given(pictures=albums(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_new_among_what_was_compared_gives_what_all_of_it_gives(pictures: list[np.ndarray], seed: int) -> None:
     rng = np.random.default_rng(seed)
     facts = facts_by_number(pictures)

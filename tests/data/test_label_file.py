@@ -111,7 +111,7 @@ _NAME = st.one_of(
 _PATH = _NAME.filter(lambda own: bool(own.strip())) | st.just("caf\udce9.jpg")  # a name of a file that is no UTF-8
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=st.lists(st.builds(Edit, _PATH, st.one_of(st.just(EXCLUDED), _NAME), _NAME), min_size=1, max_size=5))
 def test_whatever_is_added_is_read_again(tmp_path: Path, edits: list[Edit]) -> None:
     """Or, where a name cannot be kept, nothing is written at all."""

@@ -281,7 +281,7 @@ def test_links_that_lead_back_up_do_not_loop(tmp_path: Path) -> None:
         max_size=8,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_split_becomes_a_class_beside_another(
     tmp_path_factory: pytest.TempPathFactory, folders: dict[str, int]
 ) -> None:

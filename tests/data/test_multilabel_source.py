@@ -119,7 +119,7 @@ _NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"), e
 
 
 @given(st.lists(st.sets(_NAMES.map(str.strip).filter(bool), max_size=4), min_size=2).filter(any))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_any_names_survive_the_csv_and_split_json(
     tmp_path_factory: pytest.TempPathFactory, own: list[set[str]]
 ) -> None:
@@ -151,7 +151,7 @@ def test_rows_that_are_taken_keep_their_classes_and_compact_drops_the_others() -
 
 
 @given(seed=st.integers(0, 10**6), images=st.integers(12, 250), classes=st.integers(2, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_class_is_in_train_and_its_shares_are_close_to_those_asked_for(
     seed: int, images: int, classes: int
 ) -> None:
@@ -209,7 +209,7 @@ def test_folds_share_every_class_equally_and_keep_groups() -> None:
 
 
 @given(seed=st.integers(0, 10**6), limit=st.integers(6, 70))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_limit_keeps_every_class_and_is_nested(seed: int, limit: int) -> None:
     table = split(table_of(random_sets(100, 6, seed), 6), (0.7, 0.1, 0.2), seed)
     some, more = (limit_training(table, images, seed) for images in (limit, limit + 7))

@@ -97,7 +97,7 @@ def test_a_part_of_a_file_is_no_picture(tmp_path: Path, heic: bytes, part: int) 
     assert "damaged" in reason(tmp_path / "part.heic")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(place=st.integers(0, 2000), value=st.integers(0, 255), other=st.integers(0, 2000))
 def test_damage_gives_a_picture_or_a_reason(
     tmp_path_factory: pytest.TempPathFactory, heic: bytes, place: int, value: int, other: int

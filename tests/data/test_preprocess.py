@@ -51,7 +51,7 @@ def assert_equals_torchvision(image: Image.Image, preprocess: Preprocess) -> Non
     crop_pct=st.sampled_from([1.0, 0.95, 0.9, 0.875, 224 / 256, 0.5, 0.333]) | st.floats(0.3, 1.0),
     interpolation=st.sampled_from(INTERPOLATIONS),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_crop_equals_torchvision_to_the_pixel(
     width: int, height: int, side: int, crop_pct: float, interpolation: str
 ) -> None:
@@ -88,7 +88,7 @@ def test_published_settings_equal_torchvision(
     w=st.integers(1, 40),
     kind=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_squash_equals_torchvisions_resize_to_both_sides(width: int, height: int, h: int, w: int, kind: int) -> None:
     preprocess = Preprocess(size=(h, w), fit="squash", interpolation=INTERPOLATIONS[kind])
     assert_equals_torchvision(noise(width, height), preprocess)
@@ -102,7 +102,7 @@ def test_squash_equals_torchvisions_resize_to_both_sides(width: int, height: int
     crop_pct=st.floats(0.3, 1.0),
     fit=st.sampled_from(["crop", "pad", "squash"]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_picture_comes_out_at_the_models_size(
     width: int, height: int, h: int, w: int, crop_pct: float, fit: str
 ) -> None:
@@ -194,7 +194,7 @@ def test_black_and_white_land_where_mean_and_std_say() -> None:
 
 
 @given(width=st.integers(1, 300), height=st.integers(1, 300), h=st.integers(1, 64), w=st.integers(1, 64))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_short_side_is_at_least_what_any_picture_is_resized_to(width: int, height: int, h: int, w: int) -> None:
     seen: list[tuple[int, int]] = []
     resample = Preprocess._resample

@@ -89,7 +89,7 @@ def test_suffixes_count_in_any_case(tmp_path: Path, suffix: str) -> None:
     ),
     hidden=st.sets(st.sampled_from(["a/.DS_Store", "b/.x.png", "a/._y.jpg", "c/deep/.z"])),
 )
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_images_and_ignored_files_add_up_to_what_is_on_disk(
     tmp_path_factory: pytest.TempPathFactory, files: dict[tuple[str, str, str], str], hidden: set[str]
 ) -> None:
@@ -365,7 +365,7 @@ def test_two_columns_of_one_meaning_are_refused_or_the_first_name_wins(tmp_path:
         min_size=2,
     ).filter(lambda own: len({label for _, label in own}) > 1),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_what_a_csv_writer_writes_is_read(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
 ) -> None:

@@ -46,7 +46,7 @@ fractions = st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20)
 
 
 @given(images=sizes, parts=fractions, seed=st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_image_is_in_one_split_and_every_class_in_proportion(
     images: list[int], parts: tuple[float, float, float], seed: int
 ) -> None:
@@ -138,7 +138,7 @@ def test_fractions_that_are_not_three_parts_of_one_are_refused(bad: tuple[float,
 
 
 @given(images=sizes, limits=st.lists(st.integers(1, 200), min_size=2, max_size=2).map(sorted), seed=st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_limit_cuts_training_images_alone_in_proportion_and_nested(
     images: list[int], limits: list[int], seed: int
 ) -> None:
@@ -204,7 +204,7 @@ def rows(table: ImageTable) -> set[tuple[str, str, str | None]]:
 
 
 @given(images=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any), seed=st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_split_comes_back_from_its_file(
     tmp_path_factory: pytest.TempPathFactory, images: list[int], seed: int
 ) -> None:
@@ -305,7 +305,7 @@ grouped = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=25), min_siz
 
 
 @given(sizes_of_class=grouped, parts=fractions, seed=st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_no_group_is_in_two_splits_and_every_image_is_in_one(
     sizes_of_class: list[list[int]], parts: tuple[float, float, float], seed: int
 ) -> None:
@@ -320,7 +320,7 @@ def test_no_group_is_in_two_splits_and_every_image_is_in_one(
 
 
 @given(images=st.lists(st.integers(30, 90), min_size=1, max_size=3), pairs=st.integers(0, 6), seed=st.integers(0, 99))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_few_small_groups_leave_the_fractions_within_an_image(images: list[int], pairs: int, seed: int) -> None:
     table, groups = table_in_groups([[2] * pairs + [3] + [1] * (n - 2 * pairs - 3) for n in images])
     done = split(table, USUAL, seed, groups)
@@ -330,7 +330,7 @@ def test_a_few_small_groups_leave_the_fractions_within_an_image(images: list[int
 
 
 @given(images=sizes, parts=fractions, seed=st.integers(0, 99), numbers=st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_groups_of_one_image_change_nothing(
     images: list[int], parts: tuple[float, float, float], seed: int, numbers: random.Random
 ) -> None:
@@ -341,7 +341,7 @@ def test_groups_of_one_image_change_nothing(
 
 
 @given(sizes_of_class=grouped, seed=st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_class_is_trained_on_by_the_usual_fractions_whatever_its_groups(
     sizes_of_class: list[list[int]], seed: int
 ) -> None:
@@ -418,7 +418,7 @@ def test_an_expression_that_tells_nothing_apart_is_refused(pattern: str, said: s
 
 
 @given(names=st.lists(st.sampled_from("abcd"), min_size=2, max_size=12).filter(lambda own: len(set(own)) > 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_images_are_in_one_group_exactly_when_their_scenes_are_equal(names: list[str]) -> None:
     groups = scenes(named(*(f"x/{name}-{i}.png" for i, name in enumerate(names))), r"x/(\w)-", range(len(names)))
     for i, one in enumerate(names):
@@ -429,7 +429,7 @@ def test_images_are_in_one_group_exactly_when_their_scenes_are_equal(names: list
 
 
 @given(images=sizes, folds=st.integers(2, 8), seed=st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_image_is_in_one_fold_and_every_class_in_equal_parts(images: list[int], folds: int, seed: int) -> None:
     table = table_of(*images)
     if folds > max(images):
@@ -461,7 +461,7 @@ def test_folds_are_decided_by_their_seed_and_mix_the_order() -> None:
 
 
 @given(sizes_of_class=grouped, folds=st.integers(2, 5), seed=st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_groups_stay_in_one_fold_and_parts_differ_by_a_group_at_most(
     sizes_of_class: list[list[int]], folds: int, seed: int
 ) -> None:

@@ -74,7 +74,7 @@ def stratify_slowly(
             lacking[parts[i]][-2] -= len(members[i])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_the_rarest_class_is_always_dealt_first(groups: int, classes: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -44,7 +44,7 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(12, 60), st.integers(12, 60), st.sampled_from(["crop", "squash_crop"]), st.floats(0.4, 1.0))
 def test_crops_are_the_centre_and_torchvisions_corners(width: int, height: int, fit: Any, crop_pct: float) -> None:
     preprocess, image = Preprocess(size=(12, 16), fit=fit, crop_pct=crop_pct), picture(width, height)

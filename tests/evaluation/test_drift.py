@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
@@ -64,7 +64,6 @@ def test_the_test_of_shares_agrees_with_all_divisions() -> None:
     assert _p_of_shares(now, now, seed=0) == 1.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), min_size=1, max_size=6), st.booleans())
 def test_adjusted_values_are_those_of_holm(drawn: list[tuple[float, int]], is_equal: bool) -> None:
     """By its definition: the smallest level at which the step-down procedure rejects."""

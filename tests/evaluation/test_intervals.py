@@ -42,7 +42,7 @@ def perfect(images: int, classes: int) -> Evaluation:
 
 
 @given(images=st.integers(1, 3000), data=st.data())
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_that_of_a_proportion_is_clopper_and_pearsons(images: int, data: st.DataObject) -> None:
     right = data.draw(st.integers(0, images))
     found = mean_interval((np.arange(images) < right).astype(float), 1.0, Units.of(images, None))
@@ -50,7 +50,7 @@ def test_that_of_a_proportion_is_clopper_and_pearsons(images: int, data: st.Data
 
 
 @given(groups=st.integers(1, 60), size=st.integers(1, 9), data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_copies_count_as_one_image(groups: int, size: int, data: st.DataObject) -> None:
     right = data.draw(st.integers(0, groups))
     number = np.repeat(np.arange(groups), size)

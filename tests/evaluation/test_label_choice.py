@@ -53,7 +53,7 @@ def test_what_is_asked_at_once_is_not_the_same_thing_many_times() -> None:
     assert len({i >= len(x) + 10 for i in chosen if i >= len(x)}) == 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_whatever_there_is_the_choice_is_allowed_and_the_same_again(data: st.DataObject) -> None:
     n, size = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 4))

@@ -22,7 +22,7 @@ def test_targets_are_one_and_minus_one() -> None:
     assert one_or_minus_one(np.array([1, 0]), 3).tolist() == [[-1, 1, -1], [1, -1, -1]]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1000),
     n=st.integers(6, 60),

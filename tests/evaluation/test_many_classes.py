@@ -54,7 +54,7 @@ drawn = st.builds(draw_evaluation, st.integers(2, 40), st.integers(2, 8), st.int
 # --- As the definition has it -------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(drawn)
 def test_counts_of_pairs_are_those_of_the_confusion_matrix(own: Evaluation) -> None:
     classes = np.arange(len(own.classes))
@@ -81,7 +81,7 @@ def test_more_classes_than_a_picture_has_rows_are_counted_several_to_a_row() -> 
     assert (own.confusion(7) == whole).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(drawn)
 def test_labels_are_doubted_alike_however_many_rows_are_computed_at_a_time(own: Evaluation) -> None:
     whole = LabelNoise.of(own.probabilities, own.labels)
@@ -94,7 +94,7 @@ def test_labels_are_doubted_alike_however_many_rows_are_computed_at_a_time(own: 
     assert (whole.suggested != own.labels).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(drawn)
 def test_the_interval_of_macro_f1_is_that_of_indicators_of_every_class(own: Evaluation) -> None:
     units = Units.of(len(own.labels), None)
@@ -113,7 +113,7 @@ def test_the_interval_of_macro_f1_is_that_of_indicators_of_every_class(own: Eval
     assert macro_f1_interval(own.labels, own.predicted, units) == pytest.approx(ends, abs=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(drawn)
 def test_the_interval_of_the_log_loss_is_that_of_every_logarithm(own: Evaluation) -> None:
     losses = -np.log(np.maximum(own.probabilities.astype(np.float64), TINY))

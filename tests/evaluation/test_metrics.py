@@ -60,7 +60,7 @@ def test_hand_computed_numbers_of_each_class() -> None:
 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(1, 40), classes=st.integers(2, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_numbers_equal_scikit_learns(seed: int, images: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
     probabilities = rng.dirichlet(np.ones(classes), images)

@@ -83,7 +83,7 @@ def test_a_class_that_no_image_has_is_none_and_not_nan_in_json() -> None:
 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(1, 12), classes=st.integers(1, 6))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_means_over_classes_leave_out_those_without_a_figure(seed: int, images: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
     labels = (rng.random((images, classes)) < 0.2).astype(np.int64)
@@ -137,7 +137,7 @@ def test_the_report_names_classes_as_text() -> None:
     arrays(np.bool_, st.tuples(st.integers(1, 12), st.just(1))),
     st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0]), min_size=12, max_size=12),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_no_other_threshold_has_a_better_f1(labels: np.ndarray, scores: list[float]) -> None:
     probabilities = np.array(scores[: len(labels)], np.float32)[:, None]
     (found,) = best_thresholds(labels, probabilities)

@@ -21,7 +21,7 @@ def scored(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(0, k, n), (rng.integers(0, levels, (n, k)) / levels).astype(np.float32)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scored())
 def test_areas_and_curves_are_scikit_learns(drawn: tuple[np.ndarray, np.ndarray]) -> None:
     labels, scores = drawn
@@ -42,7 +42,7 @@ def test_areas_and_curves_are_scikit_learns(drawn: tuple[np.ndarray, np.ndarray]
         assert own.true_rate(GRID) == pytest.approx(np.interp(GRID, false, true), abs=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scored(), st.integers(0, 2**32 - 1))
 def test_of_several_classes_an_image_each_column_stands_alone(drawn: tuple[np.ndarray, np.ndarray], seed: int) -> None:
     _, scores = drawn

@@ -189,7 +189,7 @@ ANSWERS = st.tuples(st.integers(1, 4), st.integers(2, 30), st.integers(0, 2**32 
 
 
 @given(ANSWERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_holds_of_any_answers(shape: tuple[int, int, int]) -> None:
     seeds, images, number = shape
     right = np.random.default_rng(number).random((3, seeds, images)) < 0.6

@@ -102,7 +102,7 @@ def test_maps_are_what_the_model_attends_with(fields: dict[str, Any]) -> None:
         assert largest_difference(a, b) <= 1e-5
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(config=configs(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_every_row_sums_to_one(config: ViTConfig, dtype: torch.dtype) -> None:
     model = randomise(VisionTransformer(config)).to(dtype)

@@ -61,7 +61,7 @@ corner, length = st.floats(-30, 30), st.floats(3, 90)
 boxes = st.tuples(corner, corner, length, length).map(lambda b: (b[0], b[1], b[0] + b[2], b[1] + b[3]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(boxes, st.integers(1, 5), st.integers(1, 5), st.integers(1, 20), st.integers(1, 20))
 def test_a_map_is_interpolated_between_the_centres_of_its_patches(
     box: draw.Box, h: int, w: int, width: int, height: int

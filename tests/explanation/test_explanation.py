@@ -49,7 +49,7 @@ FITS = st.sampled_from(["crop", "pad", "squash", "squash_crop"])
 SIDE = st.integers(20, 250)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     FITS, SIDE, SIDE, st.sampled_from([(32, 32), (24, 48), (48, 24)]), st.sampled_from([1.0, 0.9, 0.875]), st.booleans()
 )

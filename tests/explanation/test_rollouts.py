@@ -57,7 +57,7 @@ def test_a_distilled_model_is_followed_from_both_tokens() -> None:
     torch.testing.assert_close(rollout(model, images()), ((matrix[:, 0] + matrix[:, 1]) / 2)[:, 2:].view(2, 3, 4))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(
     config=configs(),
     fusion=st.sampled_from(["mean", "max", "min", 0]),

@@ -350,7 +350,7 @@ def test_the_verdict() -> None:
     assert compare(ours, theirs, card(dtype="float16")).faults()[0].startswith("cosine 0.")
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     seed=st.integers(0, 10_000),
     classes=st.integers(2, 40),

@@ -57,7 +57,7 @@ def test_every_model_answers_alike_for_one_image_and_for_four(backend: str, fiel
     assert max(asked(runner, model, 1), asked(runner, model, 4)) < 1e-5
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(config=configs())
 def test_any_configuration_answers_alike(config: ViTConfig) -> None:
     model = randomise(VisionTransformer(config)).eval()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
@@ -96,7 +96,6 @@ class Fixed:
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True) | st.floats(-30, 30, width=32)
 
 
-@settings(deadline=None)
 @given(
     logits=st.lists(numbers, min_size=7, max_size=7),
     temperature=st.floats(1e-3, 1e3),

@@ -134,7 +134,7 @@ def test_logits_are_those_of_the_paper(name: str, r: int) -> None:
     seed=st.integers(0, 99),
     old=st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_merged_tokens_are_those_of_the_paper(ahead: int, patches: int, r: int, seed: int, old: bool) -> None:
     """Whatever lies ahead of the patches; from tokens that are merged already, too."""
     rng = np.random.default_rng(seed)

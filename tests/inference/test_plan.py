@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tiny import FEW, VARIETY, build, images, largest_difference
@@ -75,7 +75,6 @@ def test_the_head_of_the_plain_plan_does_not_round() -> None:
     assert not torch.equal(found, found.bfloat16().float())
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(WAYS[1:]), st.floats(0.3, 2.0)))
 def test_the_model_itself_unless_another_is_a_twentieth_faster(ratios: dict[str, float]) -> None:
     chosen = best({"plain": 1.0, **ratios})

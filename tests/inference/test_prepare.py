@@ -62,7 +62,7 @@ def test_folded_weights_are_rounded_once() -> None:
     assert torch.equal(found, weight.bfloat16())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(config=configs())
 def test_any_configuration_can_be_prepared(config: ViTConfig) -> None:
     model = randomise(VisionTransformer(config)).eval()

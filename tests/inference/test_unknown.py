@@ -53,7 +53,7 @@ def by_pool(pool: Array, weights: tuple[float, ...], i: int) -> float:
     return sum(each <= least[i] for each in least) / len(images)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from([(1.0,), (0.5, 0.5), (0.3, 0.7), (0.2, 0.3, 0.5)]),
     st.integers(1, 12),

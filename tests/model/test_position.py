@@ -12,7 +12,7 @@ from torch import Tensor
 from tiny import build, images, largest_difference, tiny
 from vitkit.model import Attention, RelativePosition, VisionTransformer, sincos_1d, sincos_2d
 
-REPRODUCIBLE = settings(derandomize=True, deadline=None, max_examples=40)
+REPRODUCIBLE = settings(derandomize=True, max_examples=40)
 
 TABLES: dict[str, dict[str, Any]] = {
     "learned_1d": {"position": "learned_1d"},
@@ -216,7 +216,7 @@ def shuffle_patches(batch: Tensor, order: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("position_at", ["input", "every_layer", "shared"])
 @pytest.mark.parametrize("pool", ["token", "gap", "token+gap"])
-@settings(derandomize=True, deadline=None, max_examples=10)
+@settings(derandomize=True, max_examples=10)
 @given(order=st.permutations(range(12)))
 @torch.no_grad()
 def test_without_positions_the_order_of_the_patches_is_nothing(pool: str, position_at: str, order: list[int]) -> None:

@@ -20,7 +20,7 @@ from tiny import largest_difference
 from vitkit.model import PositionResize
 from vitkit.weights import resize_grid, resize_patch
 
-REPRODUCIBLE = settings(derandomize=True, deadline=None, max_examples=60)
+REPRODUCIBLE = settings(derandomize=True, max_examples=60)
 
 Grid = tuple[int, int]
 CONVENTIONS: tuple[PositionResize, ...] = get_args(PositionResize)

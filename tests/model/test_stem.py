@@ -53,7 +53,7 @@ def test_scale_and_shift_of_a_kernel_do_not_matter(kind: Any) -> None:
         assert largest_difference(stem(x), before) < 1e-2
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(height=st.integers(1, 70), width=st.integers(1, 70), stages=st.sampled_from([(), (1,), (1, 1), (1, 1, 1, 1)]))
 def test_sides_are_divided_and_rounded_up(height: int, width: int, stages: tuple[int, ...]) -> None:
     with torch.device("meta"):

@@ -95,7 +95,7 @@ def test_dropout_by_keys_keeps_the_expectation_and_scales_what_it_keeps(rate: fl
 # --- Models -------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(length=st.integers(1, 9), size=st.integers(1, 4), piece=st.integers(1, 3), seed=st.integers(0, 99))
 def test_the_numbers_of_all_shares_and_pieces_are_those_of_the_batch(
     length: int, size: int, piece: int, seed: int

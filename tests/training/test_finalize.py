@@ -168,7 +168,7 @@ def test_temperature_and_strength_are_found_again(temperature: float, strength: 
     assert found.strength == pytest.approx(strength, abs=0.06)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1000), st.booleans(), st.booleans())
 def test_no_other_pair_on_a_grid_is_better(seed: int, is_multi: bool, is_weighted: bool) -> None:
     rng = np.random.default_rng(seed)

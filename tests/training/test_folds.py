@@ -175,7 +175,7 @@ RIGHT = st.lists(st.lists(st.booleans(), min_size=2, max_size=12), min_size=2, m
 
 
 @given(right=RIGHT)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_interval_lies_between_nothing_and_all_and_is_never_empty(right: list[list[bool]]) -> None:
     own = folds_with(right)
     found = folds.figures_of_folds(own)

@@ -172,7 +172,7 @@ def test_the_factor_is_between_0_and_1(progress: float, stride: float, recipe: R
     assert 0 <= lr_factor(progress, recipe, stride) <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(1, 60),
     st.floats(0, 1),

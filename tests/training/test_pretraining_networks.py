@@ -260,7 +260,7 @@ def test_a_painted_colour_is_told_as_itself(side: int) -> None:
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.sampled_from([1, 3]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_patches_go_back_to_their_places(h: int, w: int, p: int, q: int, channels: int) -> None:
     pictures = torch.arange(2.0 * channels * h * p * w * q).view(2, channels, h * p, w * q)
     patches = patchify(pictures, (p, q))
@@ -273,7 +273,7 @@ def test_patches_go_back_to_their_places(h: int, w: int, p: int, q: int, channel
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=5), st.integers(2, 40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_order_has_every_patch_once_and_depends_on_the_key_alone(keys: list[int], patches: int) -> None:
     order = shuffled(torch.tensor(keys), patches)
     assert torch.equal(order.sort(dim=1).values, torch.arange(patches).expand(len(keys), -1))

@@ -121,20 +121,20 @@ def test_the_defaults_are_a_valid_recipe() -> None:
     assert build({}) == Recipe()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(RECIPES)
 def test_a_recipe_survives_toml(recipe: Recipe) -> None:
     assert build(tomllib.loads(recipe.to_toml())) == recipe
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(RECIPES)
 def test_a_field_that_is_none_has_no_key_in_toml(recipe: Recipe) -> None:
     given_fields = {name for name, value in dataclasses.asdict(recipe).items() if value is not None}
     assert set(unfold(tomllib.loads(recipe.to_toml()))) == given_fields
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(RECIPES, st.integers(1, 1000))
 def test_replace_changes_only_what_it_is_told(recipe: Recipe, epochs: int) -> None:
     assert recipe.replace(epochs=epochs) == dataclasses.replace(recipe, epochs=epochs)

@@ -212,7 +212,7 @@ def test_every_missing_tensor_is_named(fixture: str) -> None:
         assert_named(fixture, name, "removed", {other: t for other, t in tensors.items() if other != name})
 
 
-@settings(derandomize=True, deadline=None, max_examples=250)
+@settings(derandomize=True, max_examples=250)
 @given(data=st.data(), fixture=st.sampled_from(FIXTURES))
 def test_a_spoilt_tensor_is_named(data: st.DataObject, fixture: str) -> None:
     tensors = dict(checkpoint(fixture).tensors)
@@ -291,7 +291,7 @@ def test_partial_loads_are_only_by_permission(tmp_path: Path) -> None:
     assert all(tensor.isfinite().all() for tensor in loaded.values())
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(derandomize=True, max_examples=25)
 @given(data=st.data())
 def test_a_partial_load_names_what_it_lacks_and_starts_it_anew(data: st.DataObject) -> None:
     whole = {name: tensor.clone() for name, tensor in build(image_size=(16, 16)).state_dict().items()}
