@@ -291,5 +291,5 @@ def test_the_start_of_a_training_leaves_torchmetrics_alone() -> None:
         "import sys\nfrom vitkit.training import fabric_of\nfabric_of('float32', 'cpu')\n"
         "assert 'lightning_fabric' in sys.modules\n"
         "found = {'torchmetrics', 'transformers', 'torchvision'} & set(sys.modules)\nassert not found, found\n"
-        "import torchmetrics\nassert torchmetrics.Metric"
+        "import importlib.util\nassert importlib.util.find_spec('torchmetrics') is not None, 'it can still be imported'"
     )
