@@ -589,6 +589,11 @@ class Classifier:
                 "--coverage, --accuracy and --unknown were fitted to single views of validation images, which --tta "
                 "changes: leave out --tta, or these flags"
             )
+        if requested and self.computation["merge"]:
+            raise VitkitError(
+                "--coverage, --accuracy and --unknown were fitted to predictions without --merge, which changes them: "
+                "leave out --merge, or these flags"
+            )
         return rules_for(
             self.held_out if requested else None,
             self.classes,

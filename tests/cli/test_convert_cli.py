@@ -100,6 +100,15 @@ def test_a_new_head_has_none_of_the_figures_of_the_one_before(vitkit: Any, train
     assert "validation accuracy" not in repr(again) and "trained on" in repr(again)
 
 
+def test_images_of_another_size_have_none_of_the_promises(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    assert load(trained).held_out is not None
+    outcome = vitkit("convert", trained, tmp_path / "out", "--image-size", "32")
+    assert outcome.code == 0 and "the images have another size than in the training" in outcome.out
+    again = load(tmp_path / "out")
+    assert again.held_out is None and again.temperature == load(trained).temperature
+    assert "--coverage requires" in vitkit("predict", tmp_path / "out", trained, "--coverage", "0.5").err
+
+
 @pytest.mark.parametrize("first", ["folder", "timm", "hf"])
 @pytest.mark.parametrize("second", ["folder", "timm", "hf"])
 def test_a_folder_that_was_written_before_is_replaced_as_a_whole(

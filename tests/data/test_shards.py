@@ -27,6 +27,7 @@ import runs
 import tiny
 import vitkit
 from afar import Site, served
+from photos import folder, noise, save
 from vitkit.data import (
     Augment,
     EpochSampler,
@@ -361,6 +362,27 @@ def test_a_folder_that_is_not_whole_is_refused(copied: Path, damage: Callable[[P
     damage(copied)
     with pytest.raises(VitkitError, match=message):
         read_source(copied)
+
+
+@pytest.mark.parametrize("damage", [lambda folder: (folder / "shard-00002.tar").unlink(), cut])
+def test_a_shard_that_is_not_whole_is_no_unreadable_picture(copied: Path, damage: Callable[[Path], None]) -> None:
+    """Otherwise a part of a long prediction would be complete, and repeating the command would not mend it."""
+    assert len(find_images([str(copied)])) == len(read_source(copied))
+    damage(copied)
+    with pytest.raises(VitkitError, match=r"shard-00002\.tar|is truncated"):
+        find_images([str(copied)])
+
+
+def test_what_is_not_packed_is_said(tmp_path: Path) -> None:
+    photos = folder(tmp_path / "photos", {"a": 3, "b": 3})
+    save(noise(), photos / "loose.png")
+    save(noise(), photos / ".hidden" / "c.png")
+    sharding = vitkit.shard(photos, tmp_path / "shards")
+    assert sharding.images == 6 and sharding.notes[0] == "folders read as classes: 2"
+    assert any("1 hidden folder" in note for note in sharding.notes)
+    assert any("1 other file is ignored" in note for note in sharding.notes)
+    assert sharding.to_dict()["notes"] == list(sharding.notes)
+    assert all(f"note: {note}" in sharding.lines() for note in sharding.notes)
 
 
 # --- The order ------------------------------------------------------------------------------------------------------

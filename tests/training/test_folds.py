@@ -447,6 +447,13 @@ def test_nothing_to_train_on_is_refused(data: Path, tmp_path: Path, parts: tuple
         cross_validate(recipe_for(data, split=parts), tmp_path / "run")
 
 
+def test_a_fold_with_one_class_is_refused(tmp_path: Path) -> None:
+    photos = pictures.folder(tmp_path / "photos", {"a": 2, "b": 1})
+    with pytest.raises(VitkitError, match=r"with 3 images, fold [12] would be trained on one class alone"):
+        cross_validate(recipe_for(photos, folds=2), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_folds_without_val_images_keep_the_last_epoch(data: Path, tmp_path: Path) -> None:
     folder, _ = cross_validate(recipe_for(data, folds=2, split=(1.0, 0.0, 0.0)), tmp_path / "run")
     for own in fold_folders(folder):

@@ -94,6 +94,8 @@ def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
     bare = load(run)
     bare.trust = replace(trust, tests=None).to_bytes()
     alone = package.watch(bare, now, **EXACT)
+    bare.trust = replace(trust, held_out=replace(trust.held_out, folds=3)).to_bytes()
+    assert any("a model of the other folds (of 3)" in note for note in package.watch(bare, now, **EXACT).notes)
     assert not alone.notes and alone.test_images == 0 and "validation images of" in alone.verdict
     assert [test.p for test in alone.tests][2:] == [test.p for test in result.tests][2:], "scores are of validation"
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
@@ -57,6 +57,19 @@ class Storage(Protocol):
 
     def stamp(self, key: str) -> bytes | None:
         """Return bytes that change whenever the image changes; None if changes cannot be detected."""
+        ...
+
+
+@runtime_checkable
+class Checkable(Protocol):
+    """A storage of several files, any of which may be missing."""
+
+    def check_files(self) -> None:
+        """Check that all files of the storage are there and complete.
+
+        Raises:
+            VitkitError: a file is missing or has another size than it should have.
+        """
         ...
 
 
@@ -383,6 +396,8 @@ def _below(source: str, stored: Stored) -> list[str]:
     keys = stored.storage.keys()
     if stored.key in keys:
         return [source]
+    if isinstance(stored.storage, Checkable):
+        stored.storage.check_files()
     above = f"{stored.key}/" if stored.key else ""
     images = [key for key in keys if key.startswith(above) and _is_image(key.removeprefix(above))]
     if not images and above and not any(key.startswith(above) for key in keys):

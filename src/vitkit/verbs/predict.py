@@ -466,8 +466,11 @@ class _PredictCommand:
             raise VitkitError(f"--reject {self.reject} must be from 0 to 1")
         check_choice("--device", self.device, DeviceName)
         check_choice("--set-score", self.set_score, SetScore)
-        if self.unknown is not None and self.merge:
-            raise VitkitError("--unknown is fitted to features of all patches, and --merge changes them: leave out one")
+        if self.merge and not (self.coverage is None and self.accuracy is None and self.unknown is None):
+            raise VitkitError(
+                "--coverage, --accuracy and --unknown were fitted to predictions without --merge, which changes them: "
+                "leave out --merge, or these flags"
+            )
 
     def paths(self, note: Say) -> tuple[list[str], bool]:
         """Return the images without repetitions, and whether every place could be searched."""

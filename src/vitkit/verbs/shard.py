@@ -36,10 +36,12 @@ class Sharding(Result):
     Attributes:
         folder: the folder or address of the shards.
         index: the content of the index: every image with its shard, position, class and split.
+        notes: how folders were read, and lines about files that were left out because they are not images of a class.
     """
 
     folder: Path
     index: ShardIndex
+    notes: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -69,6 +71,7 @@ class Sharding(Result):
             "classes": list(self.index.classes),
             "shards": self.rows(),
             "left_out": [vars(image) for image in self.index.left_out],
+            "notes": list(self.notes),
         }
 
     def lines(self) -> list[str]:
@@ -78,6 +81,7 @@ class Sharding(Result):
         return [
             f"{self.place}: {images} in {plural(len(shards), 'shard', 'shards')}, {size / 10**6:,.1f} MB",
             *(f"left out: {image.key} ({image.reason})" for image in self.index.left_out),
+            *(f"note: {note}" for note in self.notes),
         ]
 
 
@@ -121,6 +125,7 @@ def shard(
     """
     check_choice("--layout", layout, LayoutName)
     from vitkit.data.corrections import read_corrected
+    from vitkit.data.doctor.examine import of_files
     from vitkit.data.shard_writer import write_shards
     from vitkit.data.sources import has_no_folders, read_unlabelled
 
@@ -132,7 +137,9 @@ def shard(
         table = read_corrected(str(data), labels, layout, may_be_one_class=True)
     if address_of(target) is None:
         check_outside("the folder", target, map(str, table.folders))
-    return Sharding(target, write_shards(table, target, most))
+    index = write_shards(table, target, most)
+    notes = [*filter(None, [table.layout]), *(finding.text for finding in of_files(table, {}))]
+    return Sharding(target, index, tuple(notes))
 
 
 def _bytes_in(size: str) -> int:

@@ -291,6 +291,11 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
     trust = None if classifier.task == "multi" else classifier.held_out
     if trust is None:
         raise VitkitError(f"{_name_of(model)} has no record of validation images to compare with: use {NOT_FITTED}")
+    if folds := trust.held_out.folds:
+        notes(
+            f"each image of the run was predicted by a model of the other folds (of {folds}), and the photographs by "
+            "this model: if these models differ, there are more false alarms than the level allows"
+        )
     if trust.unknown is None:
         notes("the model has no score for unknown images, so only predicted classes and confidences are compared")
     elif trust.tests is not None:

@@ -51,6 +51,11 @@ from vitkit.weights.origin import (
 )
 from vitkit.weights.preprocessing import PreprocessLike, leaves_open, settings_of
 
+_SIZES = ("image_size", "patch_size")
+_OTHER_SIZE = (
+    "the images have another size than in the training: the temperature was fitted at that size, and --coverage, "
+    "--accuracy and --unknown do not apply"
+)
 _OF_HEAD = ("metrics", "balance", "head", "templates")  # in the provenance
 
 
@@ -205,6 +210,8 @@ def make_plan(
         classes = tuple(map(str, range(target.num_classes)))
     new = {*adapted.replaced, *origin.unfit}
     keeps_head = not adapted.replaced and target.num_classes == origin.config.num_classes
+    is_same = keeps_head and all(getattr(target, name, 0) == getattr(origin.config, name, 0) for name in _SIZES)
+    notes = origin.notes if is_same or not keeps_head or origin.trust is None else (*origin.notes, _OTHER_SIZE)
     report = LoadReport(
         source=name,
         format=origin.format,
@@ -217,7 +224,7 @@ def make_plan(
         missing=tuple(name for name in origin.unfit if name in shapes),
         left_over=origin.left_over,
         assumed={key: text for key, text in origin.assumed.items() if key != "classes" or not adapted.replaced},
-        notes=origin.notes,
+        notes=notes,
     )
     plan = LoadPlan(
         config=target,
@@ -229,7 +236,7 @@ def make_plan(
         thresholds=origin.thresholds if keeps_head else None,
         provenance=origin.provenance,
         pictures=origin.pictures,
-        trust=origin.trust if keeps_head else None,
+        trust=origin.trust if is_same else None,
         keeps_head=keeps_head,
     )
     return plan if preprocess is None else _with_preprocess(plan, preprocess)
