@@ -266,7 +266,8 @@ def locate(table: ImageTable) -> ImageTable:
     if table.name in DATASETS:
         return replace(table, root=named.materialise(table.name))
     raise VitkitError(
-        f"the images of {table.name} are no longer in {table.root}: set their folder with --data-root DIR"
+        f"the images of {table.name} are no longer in {table.root}: set their folder with --data-root DIR or, for "
+        "commands without it, move them back"
     )
 
 
