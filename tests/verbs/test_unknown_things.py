@@ -215,7 +215,7 @@ def test_logits_do_not_change_by_a_bit(made: tuple[Path, Path]) -> None:
 def test_merged_patches_have_no_score(made: tuple[Path, Path]) -> None:
     model, photographs = made
     assert [row.unknown for row in package.predict(model, photographs, merge=1)] == [None] * 12
-    with pytest.raises(VitkitError, match="leave out one"):
+    with pytest.raises(VitkitError, match="leave out --merge, or these flags"):
         package.predict(model, photographs, merge=1, unknown=LEVEL)
 
 
