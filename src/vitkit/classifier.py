@@ -22,7 +22,7 @@ from vitkit.errors import VitkitError
 from vitkit.inference.features import Features, read_features, with_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Among, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
-from vitkit.inference.trust import PredictionRules, SetScore, Trust, parsed, rules_for
+from vitkit.inference.trust import NOT_MERGED, PredictionRules, SetScore, Trust, parsed, rules_for
 from vitkit.inference.unknown import Seen, Unknown
 from vitkit.system.environment import check_precision, choose_device
 from vitkit.system.progress import Say, ignore
@@ -590,10 +590,7 @@ class Classifier:
                 "changes: leave out --tta, or these flags"
             )
         if requested and self.computation["merge"]:
-            raise VitkitError(
-                "--coverage, --accuracy and --unknown were fitted to predictions without --merge, which changes them: "
-                "leave out --merge, or these flags"
-            )
+            raise VitkitError(NOT_MERGED)
         return rules_for(
             self.held_out if requested else None,
             self.classes,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 2
 OF_VIT = 1  # the version of a Vision Transformer's folder, which earlier versions of vitkit can read
 WEIGHTS, DESCRIPTION, RECORD, TRUST = "model.safetensors", "model.json", "pictures.npz", "trust.safetensors"
+FILES = (WEIGHTS, DESCRIPTION, RECORD, TRUST)
 _NEXT = "model.json.next"  # the description of weights that are being saved
 _BESIDE = {RECORD: "pictures_sha256", TRUST: "trust_sha256"}  # further files, and the keys of their hashes
 _CONTENT = {RECORD: "lists the training pictures", TRUST: "has the predictions of held-out images"}

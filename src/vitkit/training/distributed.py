@@ -402,7 +402,7 @@ def _started() -> tuple[int, int] | None:
     Return None if there is no launcher.
 
     Raises:
-        VitkitError: SLURM was not told how many processes to start on each machine.
+        VitkitError: SLURM was given the total number of processes, instead of the number for each machine.
     """
     _import_fabric()
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment

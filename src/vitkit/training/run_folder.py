@@ -14,9 +14,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from vitkit import model_folder
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.model_folder import DESCRIPTION, RECORD, TRUST, WEIGHTS
+from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import (
     exclusive_in,
     from_json,
@@ -45,7 +46,7 @@ from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.recipe import Recipe
 from vitkit.training.request import NONE, Extensions, load_of_run
 
-_FILES_OF_RUN = (WEIGHTS, DESCRIPTION, RECORD, TRUST, *FILES)
+_FILES_OF_RUN = (*model_folder.FILES, *FILES)
 
 
 @dataclass(frozen=True)

@@ -698,10 +698,7 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
     for number in range(recipe.folds):
         tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
         parts.append(SplitImages(replace(images, table=split(tested, shares, recipe.seed_of_split, groups)), overlap))
-        trained = {
-            label for label, part in zip(table.labels, parts[-1].images.table.splits, strict=True) if part == "train"
-        }
-        if len(trained) < 2 and not table.sets:
+        if len(set(parts[-1].images.table.of_split("train").labels)) < 2 and not table.sets:
             raise VitkitError(
                 f"--folds {recipe.folds}: with {len(table)} images, fold {number + 1} would be trained on one class "
                 "alone: add images, or leave out --folds"

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitkit import model_folder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, headline_of
 from vitkit.system.environment import DeviceName
@@ -160,7 +161,7 @@ def average(
     return Average(out, tuple(run.name for run in used), left, figures, tuple(notes.lines))
 
 
-_FILES = ("model.json", "model.safetensors", "pictures.npz", "trust.safetensors", SPLIT, GROUPS, EVALUATION)
+_FILES = (*model_folder.FILES, SPLIT, GROUPS, EVALUATION)
 
 
 def _check_replaceable(out: Path, runs: Sequence[Ingredient]) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
+from vitkit import model_folder
 from vitkit.errors import VitkitError
-from vitkit.model_folder import DESCRIPTION, RECORD, TRUST, WEIGHTS
 from vitkit.system.files import exclusive
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
@@ -157,7 +157,7 @@ def _check_free(destination: Path, *, force: bool) -> None:
 
 def _is_model(folder: Path) -> bool:
     """Return whether a folder contains only files of a model, and may therefore be overwritten."""
-    return {path.name for path in folder.iterdir()} <= {WEIGHTS, DESCRIPTION, RECORD, TRUST, *_OF_OTHERS}
+    return {path.name for path in folder.iterdir()} <= {*model_folder.FILES, *_OF_OTHERS}
 
 
 def _compare(classifier: Classifier, destination: Path, kind: str) -> None:

@@ -467,10 +467,9 @@ class _PredictCommand:
         check_choice("--device", self.device, DeviceName)
         check_choice("--set-score", self.set_score, SetScore)
         if self.merge and not (self.coverage is None and self.accuracy is None and self.unknown is None):
-            raise VitkitError(
-                "--coverage, --accuracy and --unknown were fitted to predictions without --merge, which changes them: "
-                "leave out --merge, or these flags"
-            )
+            from vitkit.inference.trust import NOT_MERGED
+
+            raise VitkitError(NOT_MERGED)
 
     def paths(self, note: Say) -> tuple[list[str], bool]:
         """Return the images without repetitions, and whether every place could be searched."""

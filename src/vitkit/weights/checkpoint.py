@@ -178,6 +178,10 @@ def tucked_in(path: Path) -> bytes | None:
         return file.read(size)
 
 
+def _damaged(path: Path, why: object) -> VitkitError:
+    return VitkitError(f"{path} is damaged: {why}; restore it or download it again")
+
+
 def read_npz(path: Path) -> Checkpoint:
     """Read the headers of an .npz file. An array is decompressed only when it is needed."""
     try:
@@ -185,7 +189,7 @@ def read_npz(path: Path) -> Checkpoint:
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
         tensors = {member.filename.removesuffix(".npy"): _of_npz(archive, member, path) for member in members}
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
-        raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
+        raise _damaged(path, error) from error
     return Checkpoint(path=path, tensors=tensors, metadata=_of_comment(archive.comment), pictures=tucked_in(path))
 
 
@@ -208,10 +212,7 @@ def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> St
             "save it as an array of numbers"
         )
     if begin + math.prod(shape) * dtype.itemsize != member.file_size:
-        raise VitkitError(
-            f"{path} is damaged: {member.filename} is not as large as its shape {shape} says; "
-            "restore it or download it again"
-        )
+        raise _damaged(path, f"{member.filename} is not as large as its shape {shape} says")
 
     def read() -> Tensor:
         array = np.empty(shape[::-1] if fortran else shape, dtype)
@@ -235,9 +236,9 @@ def _fill(stream: IO[bytes], buffer: memoryview, path: Path) -> None:
         try:
             count = stream.readinto(buffer[done:])  # type: ignore[attr-defined]
         except (zipfile.BadZipFile, EOFError) as error:
-            raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
+            raise _damaged(path, error) from error
         if not count:
-            raise VitkitError(f"{path} is damaged: it ends too early; restore it or download it again")
+            raise _damaged(path, "it ends too early")
         done += count
 
 
@@ -271,7 +272,7 @@ def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
         tensors = {name: _of_safetensors(file, name) for name in names}
         metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
+        raise _damaged(path, error) from error
     except RuntimeError as error:  # raised by torch if the file cannot be mapped into memory
         raise VitkitError(f"{path} cannot be opened: {first_line(error)}") from error
     pictures = metadata.get(PICTURES)
@@ -300,7 +301,7 @@ def is_torch_zip(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/data.pkl") for name in archive.namelist())
     except zipfile.BadZipFile as error:
-        raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
+        raise _damaged(path, error) from error
 
 
 def read_torch(path: Path) -> Checkpoint:
@@ -312,7 +313,7 @@ def read_torch(path: Path) -> Checkpoint:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         if "truncated" in str(error):
-            raise VitkitError(f"{path} is damaged: it ends too early; restore it or download it again") from error
+            raise _damaged(path, "it ends too early") from error
         match = re.search(r"GLOBAL:? (\S+)|[Uu]nsupported (?:global|class) (\S+)|reduce.* (\S+)", str(error))
         what = f", such as {next(filter(None, match.groups()))}" if match else ""
         raise VitkitError(
@@ -320,10 +321,7 @@ def read_torch(path: Path) -> Checkpoint:
             "the weights alone with torch.save(model.state_dict(), ...)"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise VitkitError(
-            f"{path} is damaged: {next(iter(str(error).splitlines()), type(error).__name__)}; "
-            "restore it or download it again"
-        ) from error
+        raise _damaged(path, next(iter(str(error).splitlines()), type(error).__name__)) from error
     passed_over: dict[str, str] = {}
     wrappers, state = _unwrap(content, path, passed_over)
     tensors = {name: _of_torch(tensor) for name, tensor in state}
@@ -406,7 +404,7 @@ def _read_folder(folder: Path) -> Checkpoint:
 def _read_description(path: Path) -> dict[str, Any] | None:
     described = _read_json(path)
     if described is not None and not isinstance(described.get("model_type", ""), str | None):
-        raise VitkitError(f"{path} is damaged: model_type is not text; restore it or download it again")
+        raise _damaged(path, "model_type is not text")
     return described
 
 
@@ -455,9 +453,9 @@ def _shards(path: Path, index: dict[str, Any]) -> list[Path]:
     try:
         shards = sorted(set(index["weight_map"].values()))
     except (KeyError, AttributeError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: it has no weight_map; restore it or download it again") from error
+        raise _damaged(path, "it has no weight_map") from error
     if not shards:
-        raise VitkitError(f"{path} is damaged: its weight_map names no file; restore it or download it again")
+        raise _damaged(path, "its weight_map names no file")
     for shard in shards:
         if not isinstance(shard, str) or re.fullmatch(_BESIDE, shard) is None:
             raise VitkitError(f"{path} names {shard!r:.200}: expected the names of files in the same folder")
@@ -470,9 +468,9 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         content = from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise VitkitError(f"{path} is damaged: {error}; restore it or download it again") from error
+        raise _damaged(path, error) from error
     if not isinstance(content, dict):
-        raise VitkitError(f"{path} is damaged: it is not a JSON object; restore it or download it again")
+        raise _damaged(path, "it is not a JSON object")
     return content
 
 

@@ -336,9 +336,9 @@ def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any]
             TUTORIALS,
             f"as in the scripts that write {CLASS_INDICES} (vitkit convert --preprocess changes it)",
         )
-    form = CHECKPOINT_FORMATS.get(layout.format)
-    publishers = () if form is None else (name for name in form.pixels if pixels_of(name) == layout.preprocess)
-    return layout.preprocess, f"as is usual for {next(iter(publishers), layout.format)}"
+    publishers = CHECKPOINT_FORMATS[layout.format].pixels if layout.format in CHECKPOINT_FORMATS else ()
+    publisher = next((name for name in publishers if pixels_of(name) == layout.preprocess), layout.format)
+    return layout.preprocess, f"as is usual for {publisher}"
 
 
 def _infer(
