@@ -9,11 +9,13 @@ import sys
 if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] == ["vitkit"] and not sys.flags.safe_path:
     del sys.path[0]  # the current folder, which `python -m vitkit` puts before the standard library
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitkit.system import importer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vitkit.classifier import Classifier
     from vitkit.data.preprocess import Preprocess
     from vitkit.errors import VitkitError
@@ -194,22 +196,21 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "watch": "verbs.watch",
     "zero_shot": "language.zero_shot",
 }
-_get = importer(__name__, HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name on first use.
-
-    The name of a model, such as `vit_base_patch16_224`, becomes a function that creates the model.
-    """
+def _model_function(name: str) -> "Callable[..., VisionTransformer] | None":
+    """Return a function that creates the model of a name such as `vit_base_patch16_224`; None for any other name."""
     if name.startswith(("vit_", "deit_")):
         from functools import partial
 
         from vitkit.model.names import is_model_name
 
         if is_model_name(name):
-            return partial(_get("create_model"), name)
-    return _get(name)
+            return partial(__getattr__("create_model"), name)
+    return None
+
+
+__getattr__ = importer(__name__, HOMES, _model_function)
 
 
 def __dir__() -> list[str]:

@@ -18,6 +18,7 @@ from photos import fingerprint, folder, noise, save
 from vitkit.data import DATASETS, SUFFIXES, DataSet, examine, find_images, locate, read_source, split_from_file
 from vitkit.data.storage import walk
 from vitkit.errors import VitkitError
+from vitkit.text import restored
 from vitkit.training import resume, train
 from vitkit.weights import load
 
@@ -374,7 +375,8 @@ def test_what_a_csv_writer_writes_is_read(
         csv.writer(text).writerows([("path", "label"), *rows])
     table = read_source(file)
     assert [(table.paths[i], table.classes[table.labels[i]]) for i in range(len(table))] == [
-        (path.strip(), label) for path, label in rows
+        (restored(path.strip()), label)
+        for path, label in rows  # a quote before = is that of a spreadsheet
     ]
 
 

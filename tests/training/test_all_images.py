@@ -138,16 +138,21 @@ def test_a_head_is_also_what_is_trained_on_images_that_would_have_been_set_aside
 @pytest.mark.parametrize(
     "given",
     [
-        {"method": "probe"},
-        {"method": "full"},
         {"split": (0.8, 0.0, 0.2)},
         {"split_seed": 3},
         {"folds": 3},
         {"prior": "uniform"},
     ],
 )
-def test_what_the_user_decides_is_kept(data: Path, start: Path, given: dict[str, Any]) -> None:
+def test_what_the_user_decides_about_the_images_is_kept(data: Path, start: Path, given: dict[str, Any]) -> None:
     assert sets_aside(data, **fields(start, **given))
+
+
+@pytest.mark.parametrize("method", ["probe", "full"])
+def test_a_named_method_sets_images_aside(data: Path, start: Path, tmp_path: Path, method: str) -> None:
+    steps = {"epochs": 1} if method == "full" else {}
+    folder = train({"data": str(data), "method": method, **steps, **fields(start)}, tmp_path / "run", say=str)
+    assert "test" in split_from_file(folder / "split.json").splits
 
 
 def test_too_few_for_five_folds_and_images_that_the_weights_had_seen_are_set_aside(

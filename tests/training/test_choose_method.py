@@ -72,8 +72,8 @@ def test_shuffled_labels_are_predicted_by_chance_where_the_method_is_chosen(hard
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [({"method": "full"}, ()), ({"epochs": 2}, ("epochs",)), ({"folds": 2}, ()), ({"lora_rank": 8}, ())],
-    ids=["the user names the method", "the user sets epochs", "every image is tested", "a field that nothing needs"],
+    [({"epochs": 2}, ("epochs",)), ({"folds": 2}, ()), ({"lora_rank": 8}, ())],
+    ids=["the user sets epochs", "every image is tested", "a field that nothing needs"],
 )
 def test_it_is_tried_only_where_it_may_become_the_model(
     easy: Path, start: Path, fields: dict[str, Any], named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -83,6 +83,16 @@ def test_it_is_tried_only_where_it_may_become_the_model(
     monkeypatch.setattr(selection, "probe_accuracy", lambda *args: tried.append(args) or measure(*args))
     chosen = resolved(easy, start, named, **fields)
     assert (chosen.recipe.method, bool(tried)) == (("probe", True) if "lora_rank" in fields else ("full", False))
+
+
+@pytest.mark.parametrize("fields", [{"method": "full"}, {"weights": "none"}], ids=["named", "without weights"])
+def test_nothing_is_tried_where_there_is_no_choice(
+    easy: Path, start: Path, tmp_path: Path, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(selection, "probe_accuracy")
+    fields = {**runs.quick_fields(epochs=1), **fields} if "weights" in fields else {"weights": str(start), **fields}
+    folder = train({"data": str(easy), "epochs": 1, "workers": 0, **fields}, tmp_path / "run", say=str)
+    assert split_from_file(folder / "split.json").splits.count("test") > 0
 
 
 def test_weights_that_know_the_photographs_are_not_asked(easy: Path, start: Path, tmp_path: Path) -> None:

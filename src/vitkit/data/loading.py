@@ -390,7 +390,6 @@ class _TableImages(Images):
         reduce: the deterministic part of the preprocessing, whose result is cached.
         cache: the cache of reduced pictures, or None.
 
-    Attributes:
         as_levels: whether to return uint8 pixels that are not yet normalised. They take a quarter of the bytes of
             floats.
     """
@@ -402,10 +401,13 @@ class _TableImages(Images):
         decoded_side: int,
         reduce: Callable[[Image.Image], Image.Image],
         cache: PictureCache | None,
+        *,
+        as_levels: bool,
     ) -> None:
         self.table, self.preprocess, self.decoded_side, self.cache = table, preprocess, decoded_side, cache
-        self.as_levels = False
+        self.as_levels = as_levels
         self._place, self._reduce = table.place, reduce
+        self._to_pixels = preprocess.levels if as_levels else preprocess.normalise
 
     @property
     def labels(self) -> Sequence[int]:
@@ -435,21 +437,17 @@ class _TableImages(Images):
 
         return make() if self.cache is None else self.cache.picture(index, file, make)
 
-    def _pixels(self, picture: Image.Image) -> Tensor:
-        """Return the pixels (C, height, width) of a picture of the model's size: normalised, or as uint8 levels."""
-        return torch.from_numpy(
-            self.preprocess.levels(picture) if self.as_levels else self.preprocess.normalise(picture)
-        )
-
 
 class EvaluationImages(_TableImages):
     """The images of a table with their labels, preprocessed without random augmentation."""
 
-    def __init__(self, table: ImageTable, preprocess: Preprocess, cache: PictureCache | None = None) -> None:
-        super().__init__(table, preprocess, preprocess.short_side, preprocess.resize, cache)
+    def __init__(
+        self, table: ImageTable, preprocess: Preprocess, cache: PictureCache | None = None, *, as_levels: bool = False
+    ) -> None:
+        super().__init__(table, preprocess, preprocess.short_side, preprocess.resize, cache, as_levels=as_levels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._pixels(self._picture(index)), self.table.labels[index]
+        return torch.from_numpy(self._to_pixels(self._picture(index))), self.table.labels[index]
 
 
 class TrainingImages(_TableImages):
@@ -465,10 +463,12 @@ class TrainingImages(_TableImages):
         augment: Augment,
         seed: int,
         cache: PictureCache | None = None,
+        *,
+        as_levels: bool = False,
     ) -> None:
         reduce = partial(preprocess.reduce, short_side=augment.short_side(preprocess))
         transforms = augment.build_random(preprocess), augment.build_pixels()
-        super().__init__(table, preprocess, augment.decoded_side(preprocess), reduce, cache)
+        super().__init__(table, preprocess, augment.decoded_side(preprocess), reduce, cache, as_levels=as_levels)
         self.augment, self.seed = augment, seed
         self.transform, self.transform_pixels = transforms
 
@@ -477,7 +477,7 @@ class TrainingImages(_TableImages):
 
     def _prepared(self, index: int) -> Tensor:
         """Return the augmented image of a row, (C, height, width) float32."""
-        return self.transform_pixels(self._pixels(self.transform(self._picture(index))))
+        return self.transform_pixels(torch.from_numpy(self._to_pixels(self.transform(self._picture(index)))))
 
 
 def _decode(path: Place, short_side: int) -> Image.Image:
@@ -524,10 +524,10 @@ class ImageData(BatchedImages):
         normalise_on: torch.device | None = None,
         **options: Any,
     ) -> None:
-        train = TrainingImages(table.of_split("train"), preprocess, augment, seed)
-        val = EvaluationImages(table.of_split("val"), preprocess)
+        as_levels = normalise_on is not None
+        train = TrainingImages(table.of_split("train"), preprocess, augment, seed, as_levels=as_levels)
+        val = EvaluationImages(table.of_split("val"), preprocess, as_levels=as_levels)
         self.preprocess, self.normalise_on = preprocess, normalise_on
-        train.as_levels = val.as_levels = normalise_on is not None
         super().__init__(train, val, table, seed=seed, **options)
         if cache != "none":
             self.cache, self.kept_bytes = self._keep(cache, self.workers, self.process[1])
@@ -595,6 +595,6 @@ class ImageData(BatchedImages):
         sampled = copy.copy(self)
         sampled.close()
         sampled.process = (0, 1)
-        sampled.val = EvaluationImages(judged.take(_spread(judged.labels, images, self.seed)), self.val.preprocess)
-        sampled.val.as_levels = self.val.as_levels
+        spread = judged.take(_spread(judged.labels, images, self.seed))
+        sampled.val = EvaluationImages(spread, self.val.preprocess, as_levels=self.val.as_levels)
         return sampled

@@ -380,15 +380,15 @@ def _parsed(folder: str, text: bytes) -> ShardIndex:
 # --- The source ---------------------------------------------------------------------------------------------------
 
 
-def is_shards(path: Path) -> bool:
-    """Return whether a folder or address contains shards. A local folder counts even if its index is missing.
+MARKS = (INDEX, UNFINISHED, "shard-00000.tar")  # a local folder counts even if its index is missing
+
+
+def has_shards(address: str) -> bool:
+    """Return whether an address contains shards.
 
     Raises:
         VitkitError: a server does not answer.
     """
-    address = address_of(path)
-    if address is None:
-        return any((path / name).is_file() for name in (INDEX, UNFINISHED, "shard-00000.tar"))
     return not any(address.startswith(f"{folder}/") for folder in _FOLDERS) and _is_at(address)
 
 
@@ -403,7 +403,7 @@ def _is_at(address: str) -> bool:
 
 
 def forget_looks() -> None:
-    """Clear the cached indices and the cached results of `is_shards` of addresses, because a folder has changed."""
+    """Clear the cached indices and the cached results of `has_shards`, because a folder has changed."""
     _index_at.cache_clear()
     _is_at.cache_clear()
 

@@ -17,7 +17,16 @@ from vitkit.data import archive, shards
 from vitkit.data.labels import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
 from vitkit.data.named import DATASETS
-from vitkit.data.storage import FOLDER_STORAGES, STORAGES, Overlooked, Storage, entries_in, images_below, is_passed_over
+from vitkit.data.storage import (
+    FOLDER_STORAGES,
+    STORAGES,
+    Marks,
+    Overlooked,
+    Storage,
+    entries_in,
+    images_below,
+    is_passed_over,
+)
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
 from vitkit.data.table import MULTI_LABEL, UNLABELLED, ImageTable, Row, refuse_twins, table_of
 from vitkit.errors import VitkitError
@@ -37,8 +46,8 @@ class SourceKind:
         read: a function (name, path, layout) -> ImageTable that finds the images of a source. It raises VitkitError if
             the source cannot be understood or has no images; `name` is the name of the source for messages.
         suffixes: the file suffixes of this kind, in lower case; empty if a source of this kind is a folder.
-        is_one: a function that returns whether a folder or address is of this kind. If it is None, the suffix of a file
-            decides, and a kind without suffixes covers all folders for which no other kind's `is_one` returns True.
+        marks: the files by which a folder of this kind is recognised. If it is None, the suffix of a file decides, and
+            a kind without suffixes covers all folders that no other kind recognises.
         has_layout: whether sources of this kind contain folders that may be classes or splits (`--layout`).
         storage: a function that opens a source as a storage of images; None if each image is a separate file.
         read_unlabelled: a function (name, path) -> ImageTable that reads all images as one class; None if images of
@@ -50,7 +59,7 @@ class SourceKind:
     read: Callable[[str, Path, LayoutName], ImageTable]
     suffixes: tuple[str, ...] = ()
     has_layout: bool = False
-    is_one: Callable[[Path], bool] | None = None
+    marks: Marks | None = None
     storage: Callable[[Path], Storage] | None = None
     read_unlabelled: Callable[[str, Path], ImageTable] | None = None
 
@@ -71,12 +80,12 @@ def register(kind: SourceKind) -> None:
     SOURCE_KINDS[kind.name] = kind
     if kind.storage is not None:
         STORAGES.update(dict.fromkeys(kind.suffixes, kind.storage))
-        if kind.is_one is not None:
-            FOLDER_STORAGES.append((kind.is_one, kind.storage))
+        if kind.marks is not None:
+            FOLDER_STORAGES.append((kind.marks, kind.storage))
 
 
 def _suffixes(kind: SourceKind) -> tuple[str, ...]:
-    return kind.suffixes or (() if kind.is_one is not None else ("",))
+    return kind.suffixes or (() if kind.marks is not None else ("",))
 
 
 def kind_of_file(path: str | Path) -> SourceKind | None:
@@ -92,7 +101,7 @@ def kind_of(path: Path) -> SourceKind | None:
         VitkitError: the server of an address does not answer.
     """
     for kind in SOURCE_KINDS.values():
-        if kind.is_one is not None and kind.is_one(path):
+        if kind.marks is not None and kind.marks.are_on(path):
             return kind
     if not path.is_dir():
         return kind_of_file(path) if path.exists() else None
@@ -332,7 +341,7 @@ for _row in (
         "folder of shards",
         "a folder of shards",
         shards.read_shards,
-        is_one=shards.is_shards,
+        marks=Marks(shards.MARKS, shards.has_shards),
         storage=shards.ShardFolder,
         read_unlabelled=shards.read_unlabelled_shards,
     ),

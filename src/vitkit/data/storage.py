@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
 from vitkit.errors import VitkitError
+from vitkit.system.files import address_of
 from vitkit.text.cells import listed, plural
 
 
@@ -96,7 +97,33 @@ class Stored:
 Place = Path | Stored
 Opener = Callable[[Path], Storage]
 STORAGES: dict[str, Opener] = {}  # by the suffix of their files; `data.sources` registers them
-FOLDER_STORAGES: list[tuple[Callable[[Path], bool], Opener]] = []  # a test of folders and addresses, and an opener
+
+
+@dataclass(frozen=True)
+class Marks:
+    """How a kind of storage is recognised that is a folder.
+
+    Attributes:
+        files: names of files. A local folder is of this kind if it contains one of them.
+        is_at: a function that returns whether an address is of this kind; None if no address is.
+    """
+
+    files: tuple[str, ...]
+    is_at: Callable[[str], bool] | None = None
+
+    def are_on(self, path: Path) -> bool:
+        """Return whether a folder or address is of this kind.
+
+        Raises:
+            VitkitError: a server does not answer.
+        """
+        address = address_of(path)
+        if address is None:
+            return any((path / name).is_file() for name in self.files)
+        return self.is_at is not None and self.is_at(address)
+
+
+FOLDER_STORAGES: list[tuple[Marks, Opener]] = []  # `data.sources` registers them, too
 
 
 def storage_at(path: Path) -> Storage | None:
@@ -108,7 +135,7 @@ def storage_at(path: Path) -> Storage | None:
     opener = STORAGES.get(path.suffix.lower())
     if opener is not None and path.is_file():
         return opener(path)
-    return next((open_folder(path) for is_one, open_folder in FOLDER_STORAGES if is_one(path)), None)
+    return next((open_folder(path) for marks, open_folder in FOLDER_STORAGES if marks.are_on(path)), None)
 
 
 def open_place(place: str | Place) -> BinaryIO:

@@ -14,16 +14,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def importer(
+    package: str, homes: Mapping[str, str], otherwise: Callable[[str], Any] = lambda _: None
+) -> Callable[[str], Any]:
     """Return a function for a package's `__getattr__` (PEP 562) that imports names on first use.
 
     Args:
         package: the package's `__name__`.
         homes: a mapping from each name to the module that defines it, relative to the package.
+        otherwise: a function that returns the value of any other name, or None if the package has no such name.
     """
 
     def get(name: str) -> Any:
         if name not in homes:
+            if (value := otherwise(name)) is not None:
+                return value
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from importlib import import_module
 

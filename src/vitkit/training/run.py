@@ -135,6 +135,7 @@ from vitkit.training.start import (
     choose_workers,
     digest_of_backbone,
     new_classifier,
+    resolve,
     resolve_model,
 )
 from vitkit.training.teacher import Teacher, teacher_of_run
@@ -621,10 +622,12 @@ def _prepare(
 
     beside = dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])])
     selection = None
-    if request.recipe.select_time is None:
+    if request.recipe.select_time is not None:
+        start, selection = choose_and_resolve(request, reserve, list(beside))
+    elif request.recipe.method == "auto" and request.recipe.weights != "none":
         start = resolve_method(request, lambda table, recipe: reserve(table, [recipe]), list(beside), named)
     else:
-        start, selection = choose_and_resolve(request, reserve, list(beside))
+        start = resolve(request, lambda table, recipe: reserve(table, [recipe]), list(beside))
     recipe, table = start.recipe, start.table
     run = observers.run(Path(out) if out is not None else new_run_folder(table.root.name, hold))
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))

@@ -621,7 +621,7 @@ def resolve_method(
     runs: Sequence[Path],
     named: Collection[str] = (),
 ) -> Start:
-    """Resolve a request as `start.resolve` does. If its method is `auto`, choose the method by testing a linear probe.
+    """Resolve a request whose method is `auto`, as `start.resolve` does, and test whether a linear probe is enough.
 
     Args:
         request: the requested fields; `data` must be set.
@@ -676,7 +676,7 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
     - Some class has images of at least `PARTS` groups.
     """
     recipe = start.recipe
-    is_few = request.recipe.method == "auto" and recipe.method == "probe" and recipe.folds is None
+    is_few = recipe.method == "probe" and recipe.folds is None
     is_named = {"split", "split_seed"} & ({*request.fields} | {*named}) or recipe.split_from is not None
     if not is_few or is_named or any(start.table.splits) or recipe.head_from == "names" or recipe.prior != "data":
         return False
@@ -694,7 +694,7 @@ def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
     The result is False for a cross-validation, for multi-label data, for many images, and if the weights have seen some
     of the images. It is also False if the user has set a field that has no effect on a probe.
     """
-    if request.recipe.method != "auto" or start.recipe.method != "full" or start.recipe.folds is not None:
+    if start.recipe.method != "full" or start.recipe.folds is not None:
         return False
     (part,) = start.parts
     table = part.images.table

@@ -272,6 +272,8 @@ def _adapt(origin: SourceWeights, target: Config, shapes: Mapping[str, torch.Siz
         assert isinstance(target, NetworkConfig)
         return adapt_network(origin.read, source, target, shapes)
     assert isinstance(target, ViTConfig)
+    if source == target and origin.read.keys() == shapes.keys():
+        return Adapted(dict(origin.read))
     return adapt(origin.read, source, target, shapes)
 
 
