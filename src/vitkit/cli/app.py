@@ -50,7 +50,10 @@ SCRIPT_FLAGS = {
 
 
 def function_of(verb: str) -> Callable[..., None]:
-    """Return the function of a command. Only its module is imported, because importing all modules takes too long."""
+    """Return the function that typer calls for a command.
+
+    Only the module of this command is imported, because importing all modules takes too long.
+    """
     return VERBS[verb].function()
 
 

@@ -74,7 +74,7 @@ class Verb:
         name: the name of the function.
         run: a function that takes the command's function, the values of its parameters, and the switches. It prints the
             result and returns the exit code, or None for 0.
-        switches: the help of each flag that is not a parameter of the function, by name.
+        switches: the flags that are not parameters of the function, such as `as_json`, with their help.
         ahead: the flag before which the switches are listed; if empty, they are listed last.
         flags: positional parameters of the function that become flags on the command line.
         exclude: parameters that are not offered on the command line.
@@ -557,7 +557,14 @@ def _show(default: Any) -> str | bool:
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """Print the command that resumes the work if a signal, too little memory or too many open files interrupt it."""
+    """Print the command that resumes an interrupted prediction.
+
+    The `with` block is interrupted by a signal, by too little memory, or by too many open files. Nothing is printed if
+    no incomplete file is left.
+
+    Args:
+        out: the output of the prediction; None if there is none.
+    """
     from vitkit.inference.prediction import partial_of
 
     try:

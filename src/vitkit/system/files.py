@@ -122,6 +122,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to. The new file replaces `path` if the block succeeds, and is removed otherwise.
 
     Raises:
+        VitkitError: `path` is an address (`check_here`).
         OSError: the file cannot be written; the error names `path`.
     """
     check_here(path)
@@ -186,10 +187,11 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
     Args:
         path: the file or folder.
         place: the path of the lock file; None for a hidden file next to `path`.
-        wait: seconds to wait for another process or thread.
+        wait: seconds to wait for another process or thread to release the lock.
 
     Raises:
-        VitkitError: another process holds the lock (the message names it), or the lock file is a symbolic link.
+        VitkitError: another process holds the lock (the message names the process), the lock file is a symbolic link,
+            or `path` is an address (`check_here`).
     """
     from filelock import FileLock, Timeout
 
@@ -223,14 +225,14 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
 def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Lock a folder for this process during a `with` block.
 
-    A folder that does not exist is created, and deleted again if it is empty at the end.
+    If the folder or its parents do not exist, they are created. Created folders that are empty at the end are deleted.
 
     Args:
         folder: the folder.
-        wait: seconds to wait for another process.
+        wait: seconds to wait for another process to release the lock.
 
     Raises:
-        VitkitError: another process holds the lock.
+        VitkitError: another process holds the lock, or `folder` is an address (`check_here`).
     """
     check_here(folder)
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -255,9 +257,13 @@ def exclusive_in(folder: Path, wait: float = 0.0) -> Iterator[None]:
 def is_held(path: Path, place: Path | None = None) -> bool:
     """Return whether a process has locked a file or folder with `exclusive` or `exclusive_in`.
 
-    Locks of processes on other machines may be invisible here. A lock file that names a process of another machine
-    therefore counts as held. A lock file that names no process counts as held if it is locked or less than ten seconds
-    old. Otherwise a killed process has left it.
+    The answer depends on the process that the lock file names:
+
+    - a process of this machine: True if the process is running and the lock file is locked;
+    - a process of another machine: True, because its lock may be invisible here;
+    - no process: True if the lock file is locked, or less than ten seconds old (its process may just be starting).
+
+    Without a lock file, the result is False. If the lock file cannot be read, the result is True.
 
     Args:
         path: the file or folder.
@@ -290,7 +296,7 @@ def _exists(process: int) -> bool:
 
 
 def holder(folder: Path) -> int | None:
-    """Return the id of the process that has locked a folder; None if there is none on this machine."""
+    """Return the id of the process that has locked a folder; None if no process of this machine has locked it."""
     with suppress(OSError):
         match = _HOLDER.match(read_text(_holder_file(folder / LOCK)))
         if match is not None and match[2] == socket.gethostname() and is_held(folder):
@@ -299,7 +305,7 @@ def holder(folder: Path) -> int | None:
 
 
 def _is_locked(place: Path) -> bool:
-    """Return whether a process of this machine holds a lock. The check does not create a lock file."""
+    """Return whether a process of this machine has locked the lock file `place`. A missing file is not created."""
     if windows.IS_WINDOWS:
         return _is_locked_on_windows(place)
     import fcntl
@@ -433,7 +439,7 @@ def _note_of(path: Path) -> Path:
 def _noted(path: Path) -> tuple[int, bytes] | None:
     """Read the journal of `append_bytes`: the size of the file before the addition, and the data to add.
 
-    Returns None if nothing is being added.
+    Returns None if there is no complete journal, so that nothing is being added.
     """
     try:
         size, is_whole, data = read_bytes(_note_of(path)).partition(b"\n")

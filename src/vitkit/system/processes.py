@@ -72,8 +72,8 @@ class _SignalHandlers:
     def leave(self) -> None:
         """Restore the previous handlers.
 
-        Python's handler of Ctrl-C, which raises `KeyboardInterrupt`, is not restored. Only the exit of the interpreter
-        follows, during which Ctrl-C may end the process without a traceback.
+        Python's own handler of Ctrl-C, which raises `KeyboardInterrupt`, is replaced by the system's default. The
+        interpreter is about to exit, and Ctrl-C then ends the process without a traceback.
         """
         sys.unraisablehook = self._unraisable
         for number, before in self._listening.items():
@@ -137,7 +137,10 @@ class Deferral:
 
 
 def _listen(handler: _Handler) -> dict[int, Any]:
-    """Set this handler for all signals that stop programs and are not ignored. Return the previous handlers."""
+    """Set a handler for all signals that stop programs and are not ignored, and return the previous handlers.
+
+    Outside of the main thread, no handler is set, and the result is empty.
+    """
     if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
         return {}
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -174,7 +177,7 @@ _LOOKING = 0.5  # seconds between checks for the file
 
 
 def request_stop(process: int, file: Path) -> None:
-    """Ask a process to save its work and end: by SIGTERM, or on Windows by creating a file (see `heed_stop_file`)."""
+    """Ask a process to save its work and end: by SIGTERM, or on Windows by creating `file` (see `heed_stop_file`)."""
     if windows.IS_WINDOWS:
         file.touch()
     else:
@@ -183,9 +186,9 @@ def request_stop(process: int, file: Path) -> None:
 
 
 def heed_stop_file() -> None:
-    """Send SIGTERM to this process as soon as a certain file exists.
+    """Start a thread that sends SIGTERM to this process as soon as a file exists.
 
-    The environment variable VITKIT_STOP_FILE contains the path of this file. If it is not set, nothing is done.
+    The path of the file is in the environment variable VITKIT_STOP_FILE. If it is not set, no thread is started.
     """
     name = os.environ.pop(STOP_FILE, "")  # removed, so that child processes do not inherit it
     if not name:
@@ -242,8 +245,8 @@ _RUN = (
 def python(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of vitkit in an interpreter that does not import from the current folder.
 
-    `python -m` and `python -c` import from the current folder first. It is often a folder of photographs, and a file
-    `queue.py` in it would replace the module of the standard library.
+    `python -m` and `python -c` import from the current folder first. The current folder may be any folder of
+    photographs, and a file `queue.py` there would replace the module of the standard library.
 
     Args:
         module: the full name of the module; `vitkit` is the command line.
@@ -277,7 +280,7 @@ def is_same(process: int, birth: str) -> bool:
 
 
 def birth_of(process: int) -> str:
-    """Return the start time of a process as the system reports it. It identifies a process together with the id.
+    """Return the start time of a process as the system reports it. Id and start time together identify a process.
 
     Returns an empty string if there is no such process, if it has ended, or if the system does not report start times.
     """

@@ -40,7 +40,7 @@ def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
 
 
 def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    """Decode a variable-length integer; return it and the position after it."""
+    """Decode the variable-length integer at a position; return the integer and the position after its last byte."""
     value = 0
     for shift in range(0, 64, 7):
         if position >= len(message):

@@ -182,7 +182,11 @@ def _is_a(kind: str, value: object) -> bool:
 
 
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
-    """Return whether a value is of a kind. Also return the value, which has been converted if it is of the kind."""
+    """Return whether a value is of a kind, and the value: converted if it is of this kind, otherwise unchanged.
+
+    Raises:
+        VitkitError: the kind is `path`, and the path is empty or contains a null byte.
+    """
     is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
     if kind == "path":
         is_path = isinstance(value, (str, os.PathLike))

@@ -78,7 +78,12 @@ def plural(count: int, one: str, more: str) -> str:
 
 
 def by_chance(count: int, expected: float) -> str:
-    """Return a phrase such as `about 21 of these 32 are probably right`."""
+    """Return a phrase such as `about 21 of these 32 are probably right`.
+
+    Args:
+        count: the number of things, such as suspected label errors.
+        expected: how many of them are expected to be right.
+    """
     about = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
     return f"about {about} of these {count} {'is' if about == '1.0' else 'are'} probably right"
 
@@ -122,18 +127,21 @@ _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters,
 
 
 def bare(name: str) -> str:
-    """Return a name without invisible characters. Those that change the shape of other characters are kept."""
+    """Remove the invisible characters of a name, except those that change the shape of other characters."""
     kept = {match.start() for match in _SHAPING.finditer(name)}
     return _UNSEEN.sub(lambda match: match[0] if match.start() in kept else "", name)
 
 
 def look(name: str) -> str:
-    """Return a form that is equal for names that look the same: NFC, single spaces, no invisible characters."""
+    """Normalise a name, so that names that look the same become equal: NFC, single spaces, no invisible characters."""
     return " ".join(unicodedata.normalize("NFC", bare(name)).split())
 
 
 def unseen_in(name: str) -> str | None:
-    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`; None if none."""
+    """Describe the first invisible or control character of a name, such as `U+200B ZERO WIDTH SPACE`.
+
+    Return None if there is no such character.
+    """
     kept = {match.start() for match in _SHAPING.finditer(name)}
     for place, character in enumerate(name):
         if _UNFIT.match(character) or (_UNSEEN.match(character) and place not in kept):

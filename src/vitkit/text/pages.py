@@ -1,9 +1,9 @@
 """Draw matplotlib figures, and write pages: self-contained HTML files without external resources, which open offline.
 
 Functions that draw get their figure from `new_figure`. A caller can use `onto` to make `new_figure` return another
-figure: a figure of pyplot, which notebooks display, or a part of a larger figure. `as_file` returns a figure as a PNG,
-SVG or PDF file, `to_png` and `to_svg` as a file for a page. `write_page` writes a page from pieces of HTML, and the
-functions after it make such pieces. Importing this module does not import matplotlib.
+figure: a figure of pyplot, which notebooks display, or a part of a larger figure. `as_file` returns the content of a
+PNG, SVG or PDF file, and `to_png` and `to_svg` return pictures for a page. `write_page` writes a page from fragments of
+HTML, and the functions below it return such fragments. Importing this module does not import matplotlib.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _figure: ContextVar[Callable[..., Any] | None] = ContextVar("figure", default=No
 
 
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
-    """Return a figure to draw on: the figure that `onto` has set, or otherwise a new figure, which needs no display.
+    """Return a figure to draw on: the one that `onto` has set, or otherwise a new figure outside of pyplot.
+
+    A figure outside of pyplot needs no display.
 
     Args:
         width: the width of a new figure in inches.
@@ -64,7 +66,7 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
 
 @contextmanager
 def onto(figure: FigureBase | None) -> Iterator[None]:
-    """Make `new_figure` return this figure in a `with` block; None makes it return a new figure of pyplot."""
+    """Within a `with` block, make `new_figure` return this figure, or a new figure of pyplot if `figure` is None."""
     if figure is None:
         from matplotlib import pyplot
 
@@ -291,7 +293,7 @@ def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = 
     Args:
         path: the file to write.
         title: the title of the page, as plain text.
-        body: pieces of HTML.
+        body: the content of the page, as fragments of HTML.
         live: the interactive part; None if there is none.
     """
     styles = _STYLE + ("" if live is None else live.styles)
@@ -328,7 +330,10 @@ def folded(title: str, content: str) -> str:
 
 
 def findings(sentences: Sequence[str]) -> list[str]:
-    """Return sentences as highlighted paragraphs; those that begin with `note:` go into one collapsed list."""
+    """Return plain sentences as fragments of HTML.
+
+    Sentences that begin with `note:` form a collapsed list at the end. All others are highlighted paragraphs.
+    """
     notes = [text.removeprefix("note:").strip() for text in sentences if text.startswith("note:")]
     others = [finding(text) for text in sentences if not text.startswith("note:")]
     if not notes:

@@ -39,8 +39,8 @@ class Average(Result):
 
     Attributes:
         out: the model folder.
-        used: the runs that were averaged.
-        left: the runs that a greedy average left out.
+        used: the names of the runs that were averaged.
+        left: the names of the runs that a greedy average left out.
         figures: the content of evaluation.json; None if there are no test images to measure the average on. The entry
             `average` contains the accuracy of each run on the same images, and the gain of the average over this run.
         notes: remarks on the calibration, on changed images and on the figures, or the reason why there are no figures.
@@ -234,7 +234,10 @@ def _compare(
     images: SharedImages,
     device: str,
 ) -> list[dict[str, Any]]:
-    """Compare each run with the average on the test images; return an empty list if no test image is counted."""
+    """Return the accuracy of each run on the test images, and the gain of the average over this run.
+
+    Images that any of the weights have seen in training are not counted. If no image is left, the list is empty.
+    """
     from vitkit.data.corrections import read_corrected
     from vitkit.evaluation.evaluator import evaluate
     from vitkit.evaluation.figures import counted_part, gain

@@ -105,8 +105,8 @@ def parts_of_cluster(
         cluster: `local` for processes on this machine, `ray` for those of a Ray cluster.
         workers: the number of processes. None means one per GPU; without GPUs, it means a single process, or with Ray
             one per machine.
-        parts: the number of parts; None means as many parts as an interrupted command has, or if there is none, a
-            number that depends on `images` and the number of processes.
+        parts: the number of parts. None means the number of parts of an interrupted command. If there is no such
+            command, it means a number that depends on `images` and the number of processes.
         force: whether to replace parts of another command.
 
     Raises:
@@ -131,7 +131,10 @@ def parts_of_cluster(
 
 
 def _earlier(folder: Path) -> int | None:
-    """Return how many parts an interrupted command has; None if there are no parts, or parts of different commands."""
+    """Return the number of parts into which an interrupted command was divided, according to the names of its parts.
+
+    Return None if the folder contains no parts, or parts of commands that were divided differently.
+    """
     counts = {int(match[1]) for file in folder.iterdir() if (match := _NAME.match(file.name))}
     return counts.pop() if len(counts) == 1 else None
 
@@ -156,14 +159,14 @@ class _WorkerTask:
 
 
 class _Writer:
-    """The writer of parts in a worker process, which opens the command only once."""
+    """The writer of parts in a worker process. It opens the model and the images only once."""
 
     def __init__(self, task: _WorkerTask) -> None:
         self._task = task
         self._opened: DividedJob | None = None  # opened by the first `write`, which returns the error if this fails
 
     def write(self, part: Part) -> Answer:
-        """Write a part, and return the part with an error message, or with None if it was written."""
+        """Write a part. Return the part and an error message, which is None if the part was written."""
         try:
             if self._opened is None:
                 self._opened = self._open()
@@ -229,7 +232,7 @@ class _Process:
         self._is_closed = False
 
     def write(self, part: Part) -> Answer:
-        """Write a part, and return the part with an error message, or with None if it was written."""
+        """Write a part. Return the part and an error message, which is None if the part was written."""
         for _ in range(_ATTEMPTS):
             if self._is_closed:
                 break

@@ -145,8 +145,8 @@ def doctor(
         crop_pct: the fraction of the shorter side that a crop keeps, from 0 to 1.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         force: overwrite `out`.
-        shard: examine only one part of the images, such as 2/8 (the second of eight), and write the facts about them
-            into the folder `out`.parts; `vitkit gather` joins the parts, compares all images, and reports.
+        shard: examine only one part of the images, such as 2/8 (the second of eight), and write the results into the
+            folder `out`.parts; `vitkit gather` joins the parts, compares all images, and reports.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
@@ -194,7 +194,13 @@ class _DoctorRequest:
         return read_corrected(self.data, self.labels, self.layout)
 
     def examine(self, table: ImageTable, out: Path | None, known: Sequence[Facts] | None = None) -> Checkup:
-        """Examine the images, or use their `known` facts, and write the page if `out` is not None."""
+        """Examine the images, and write the page if `out` is not None.
+
+        Args:
+            table: the images.
+            out: the page.
+            known: the facts about each image (`data.file_facts.Facts`) from parts; None to read the files.
+        """
         from vitkit.data.doctor.examine import examine
         from vitkit.data.preprocess import Preprocess
         from vitkit.reporting.dataset_report import write_checkup
@@ -215,7 +221,7 @@ _AT_ONCE = 2_000  # files that are examined before their facts are written
 
 
 def _facts(table: ImageTable, positions: Sequence[int]) -> Iterator[Value]:
-    """Yield the facts about the images at these positions, in JSON types."""
+    """Yield the `data.file_facts.Facts` of the images at these positions, in JSON types."""
     from vitkit.data.file_facts import Memory, row_of, scan
 
     with Memory() as memory:
@@ -230,7 +236,7 @@ def _decoded(cell: Any) -> Any:
 
 
 def join_parts(parts: Parts, out: Path | None) -> Checkup:
-    """Combine the facts in all parts, and report on all images.
+    """Combine the results of all parts, and report on all images.
 
     Raises:
         VitkitError: a part is damaged, or the images have changed since the parts were written.

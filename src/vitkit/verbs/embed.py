@@ -53,7 +53,7 @@ class Embeddings(Result):
 
     Attributes:
         paths: the images that could be read, in order.
-        features: the features of each of them, (n, D), or (n, h * w, D) for `patches`.
+        features: the features of the images in `paths`: (n, D), or (n, h * w, D) for `patches`.
         what: the kind of features: `head`, `class`, `mean` or `patches`.
         errors: the reason why an image could not be read, by path.
         nearest: the images most similar to `near` and their cosine similarities, the most similar first; empty without

@@ -532,7 +532,7 @@ def _prepared(
     *,
     is_timed: bool,
 ) -> Classifier:
-    """Return the classifier with the requested backend, precision, plan, merging and device.
+    """Return the classifier with the requested `settings`: backend, precision, plan, merging and device.
 
     If the evaluation is timed, one image is predicted first, because the first prediction takes longer.
     """
@@ -603,10 +603,10 @@ def _with_run_facts(
 def _seen(
     classifier: Classifier, source: object, table: ImageTable, split: str, *, is_of_run: bool
 ) -> tuple[dict[str, str] | None, str]:
-    """Return the images that the weights have seen, and the reason why there may be more.
+    """Return the images of a split that are not counted, because the weights have seen them.
 
-    The images are a dict from path to role (train or val). Without a record of seen images, the result is None and an
-    empty reason.
+    The images are a dict from path to role (train or val). The text states why the weights may have seen further
+    images; it is empty if there can be none. Without a record of seen images, the result is None and an empty text.
     """
     from vitkit.data.seen import PictureRecord
     from vitkit.evaluation.figures import find_seen

@@ -183,10 +183,10 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
 
     Args:
         sources: files, folders and patterns.
-        note: called with a line about each place that could not be searched.
+        note: called with a line about each folder or archive that could not be searched.
 
     Returns:
-        The paths, and whether every place could be searched.
+        The paths, and whether all folders and archives could be searched.
     """
     from vitkit.data.storage import Overlooked, find_images
 
@@ -322,7 +322,7 @@ def exclusive_out_folder(
 
     Args:
         flag: the flag that names the folder, for messages.
-        path: the folder, which may be missing; None does nothing.
+        path: the folder, which may be missing. If it is None, nothing is done.
         folders: the source folders.
         or_else: an alternative to choosing a new folder, for the message about a folder that is not empty.
         may_hold: whether the folder may already contain files.
@@ -409,7 +409,8 @@ def open_named(
         classes: names as for `named_classes`; None for the classes of the model.
         templates: sentences with {} in place of the name; by default the published ones.
         note: called with a line about each assumption, and with a line about how probabilities are computed.
-        one: whether each image has exactly one class, as for `ImagesAndWords.classifier`.
+        one: whether each image has exactly one class; None follows the training of the model
+            (`ImagesAndWords.classifier`).
         preprocess: the preprocessing to use; None for the one that the model specifies or that is assumed for it.
 
     Raises:
@@ -434,8 +435,9 @@ def open_for_labels(
 ) -> Callable[[ImageTable], Classifier]:
     """Open a model for labelled images, and return a function that makes the classifier for a table of images.
 
-    The named classes must be exactly the classes of the images. If each image has one label, the probabilities are a
-    softmax over the classes, even for SigLIP.
+    If `classes` is None, the model's own classes are used. Otherwise, the model must have a text encoder, and `classes`
+    must name exactly the classes of the images. If each image has one label, the probabilities are then a softmax over
+    these classes, even for SigLIP.
 
     Raises:
         VitkitError: the model cannot be loaded, or has no text encoder. The returned function raises this error if a

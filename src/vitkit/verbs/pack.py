@@ -223,7 +223,10 @@ def _check_folder(folder: Path) -> None:
 
 
 def _indexes(cpu_index: str, targets: Sequence[Target], note: Say) -> list[str]:
-    """Return the index of PyTorch without CUDA in a list; empty if no target needs it, or it is not reachable."""
+    """Return a list with the package index of PyTorch without CUDA.
+
+    The list is empty if no target needs the index, or if the index does not answer, which is noted.
+    """
     if cpu_index == "none" or not any(target.name.startswith("linux-") for target in targets):
         return []  # for Windows and macOS, PyTorch's usual packages are those for the CPU
     if _is_reachable(cpu_index):

@@ -9,7 +9,8 @@ A part is a text file. Its first line is a JSON object, which contains the numbe
 parts must share: the model, the images, the flags, the version, and how numbers were computed. Each further line
 contains the position of an image among all images, its value, and the reason if the image cannot be read. Each line
 ends with a checksum, which detects changes on the way from another machine. Lines are written as soon as they are
-computed. The file has a temporary name until it is complete, and an interrupted part continues from it.
+computed. The file has a temporary name until it is complete. If a command is interrupted, repeating it continues this
+file.
 """
 
 from __future__ import annotations
@@ -59,7 +60,12 @@ _PATIENCE = 10.0  # seconds to wait for the lock of a process that was stopped
 
 @dataclass(frozen=True)
 class Part:
-    """One of several parts of the images, such as `2/8`. The first part has the number 1."""
+    """One of several parts of the images of a command, such as `2/8`: the second of eight.
+
+    Attributes:
+        number: the number of this part, from 1 to `count`.
+        count: the number of all parts.
+    """
 
     number: int
     count: int
@@ -69,7 +75,7 @@ class Part:
         """Parse the text of a part, such as `2/8`.
 
         Raises:
-            VitkitError: the text does not have this form.
+            VitkitError: the text does not have this form, or there is no part with this number.
         """
         match = _SHARD.fullmatch(text.strip())
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
@@ -80,7 +86,7 @@ class Part:
         return f"{self.number}/{self.count}"
 
     def file(self, out: Path) -> Path:
-        """Return the path of this part's file for an output."""
+        """Return the path of this part's file, for the output `out` of the whole command."""
         return folder_of(out) / f"{self.number}-of-{self.count}{SUFFIX}"
 
 
@@ -98,7 +104,7 @@ class DividedJob:
         images: the names of the images, in order.
         about: further facts that all parts must share, in JSON types, such as `model` and `flags`.
         start: a function that prepares the computation, and is called once. It returns a description of how numbers are
-            computed, and the function that computes values.
+            computed, such as the backend and the precision, and the function that computes values.
         shards: the folder of shards that contains all images, and the keys of the images in this folder; None if there
             is no such folder.
         folders: the folders of the images, in which no output may be written.
@@ -114,8 +120,8 @@ class DividedJob:
     def positions(self, part: Part) -> Sequence[int]:
         """Return the positions of the images of a part, in ascending order.
 
-        If the images are in a folder of shards, a part consists of whole shards. Otherwise it consists of consecutive
-        images.
+        If the images are in a folder of shards, a part consists of whole shards. Otherwise, a part consists of
+        consecutive images.
         """
         if self._shard_of is None:
             return _share(range(len(self.images)), part)
@@ -133,7 +139,7 @@ class DividedJob:
 
     @cached_property
     def known(self) -> dict[str, Any]:
-        """The facts that all parts must share, except how numbers are computed."""
+        """The head without `computed`, so that `start` need not be called."""
         digest = hashlib.sha256("\0".join(self.images).encode(*ENCODING))
         if self.shards is not None:
             digest.update(b"\0\0" + self.shards[0].index().plan.encode())
@@ -143,7 +149,10 @@ class DividedJob:
 
     @property
     def head(self) -> dict[str, Any]:
-        """The facts that all parts must share, including how numbers are computed."""
+        """The first line of each part, without the number of the part: all facts that the parts must share.
+
+        The entry `computed` describes how numbers are computed.
+        """
         return {**self.known, "computed": dict(self.started[0])}
 
 
@@ -168,13 +177,16 @@ class JobRequest(Protocol):
 
 
 def _share(items: Sequence[int], part: Part) -> Sequence[int]:
-    """Return a part of a sequence; the sizes of parts differ by at most 1."""
+    """Return the consecutive items of a sequence that belong to a part. The sizes of the parts differ by at most 1."""
     start, stop = (len(items) * number // part.count for number in (part.number - 1, part.number))
     return items[start:stop]
 
 
 def shards_of(paths: Sequence[str]) -> tuple[ShardFolder, Sequence[str]] | None:
-    """Return the folder of shards that contains all images, and the keys of the images in it; None if there is none."""
+    """Return the folder of shards that contains all images, and the keys of the images in this folder.
+
+    Return None if there are no images, or if they are not all in one folder of shards.
+    """
     first = below_storage(paths[0]) if paths else None
     if first is None or not isinstance(first.storage, ShardFolder):
         return None
@@ -194,8 +206,8 @@ class PartFile(Result):
     Attributes:
         path: the path of the file.
         part: the number of the part, and the number of all parts.
-        head: the facts that all parts have in common.
-        was_kept: whether the file was complete before the command, which then kept it.
+        head: the facts that all parts share: the first line of the file, without the number of the part.
+        was_kept: whether the file was already complete when the command started, so that nothing was computed.
     """
 
     path: Path
@@ -251,7 +263,9 @@ class PartFile(Result):
 
 
 def write_part(job: DividedJob, part: Part, out: Path, *, force: bool) -> PartFile:
-    """Compute the values of a part and write its file, unless the same command has completed this file before.
+    """Compute the values of a part, and write its file.
+
+    If the same command has written the file before, a complete file is kept, and an incomplete file is continued.
 
     Args:
         job: the images and their computation.
@@ -301,7 +315,9 @@ def _append(file: FileIO, line: bytes, path: Path) -> None:
 
 
 def _is_part_of(path: Path, head: Mapping[str, Any], *, force: bool) -> bool:
-    """Return whether a file is a part of the command with this head. False is only returned with `force`.
+    """Return whether a file is a part of the command with this head.
+
+    Any other file is refused without `force`. With `force`, the result is False, and the file may be replaced.
 
     Raises:
         VitkitError: the file is a part of another command, or not a part, and `force` is False.
@@ -316,9 +332,12 @@ def _is_part_of(path: Path, head: Mapping[str, Any], *, force: bool) -> bool:
 
 
 def _left_in(partial: Path, head: Mapping[str, Any], *, force: bool) -> tuple[int, int]:
-    """Return the size in bytes of the intact lines in a partial file, and the number of their values.
+    """Return the size in bytes of the intact lines at the beginning of a partial file, and the number of their values.
 
-    The size includes the first line, which has no value.
+    The size includes the first line, which has no value. Both numbers are 0 if there is nothing to continue.
+
+    Raises:
+        VitkitError: the file is a part of another command, and `force` is False.
     """
     if not partial.exists():
         return 0, 0
@@ -407,7 +426,8 @@ class Parts:
 
     Attributes:
         files: the parts, in order.
-        head: the facts that all parts have in common.
+        head: the head of the first part (`PartFile.head`). The heads of the others differ at most in the plan by which
+            numbers were computed.
         notes: remarks on differences between the parts that change only the last digits of numbers.
     """
 
@@ -485,8 +505,8 @@ def find_parts(sources: Sequence[str | Path]) -> Parts:
         sources: the parts, or folders that contain them.
 
     Raises:
-        VitkitError: a part is missing or occurs twice, or parts differ in the model, the images, the flags or the
-            version. The message names the parts.
+        VitkitError: there is no part, a part is missing or occurs twice, or parts differ in the model, the images, the
+            flags, the version or how numbers were computed. The message names the parts.
         OSError: a part cannot be read.
     """
     paths = [path for source in sources for path in _parts_in(Path(source))]

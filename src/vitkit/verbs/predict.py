@@ -472,7 +472,7 @@ class _PredictCommand:
             raise VitkitError(NOT_MERGED)
 
     def paths(self, note: Say) -> tuple[list[str], bool]:
-        """Return the images without repetitions, and whether every place could be searched."""
+        """Return the names of the images without repetitions, and whether all folders could be searched."""
         if self.held:
             return [picture.name for picture in self.held], True
         if self.listed is not None:
@@ -505,7 +505,10 @@ class _PredictCommand:
         return classifier, Columns(top, self.reject, is_multi, rules, has_unknown)
 
     def prepared(self, classifier: Classifier, images: int, note: Say) -> Classifier:
-        """Return the classifier with the requested backend, for this number of images."""
+        """Return the classifier with the requested backend, precision, plan, merging and device.
+
+        The automatic choice of the backend depends on the number of images.
+        """
         return classifier.use(self.backend, self.precision, images, self.merge, self.plan, note, self.device)
 
     def job(self, note: Say = ignore) -> DividedJob:
@@ -708,7 +711,8 @@ def _is_same_model(classifier: Classifier, file: Path, form: RowFormat, source: 
     The first readable image is classified again. If the new label and confidence agree with the row, the model counts
     as the same. Otherwise, another backend or precision may have computed the rows. Up to `_COMPARED` images are
     therefore classified again, and their logits are compared with those of the rows. The model counts as the same if
-    the mean difference is at most twice the largest change of a logit that rounding to bfloat16 causes.
+    the mean difference is at most twice the largest change of a logit that rounding to bfloat16 causes. It also counts
+    as the same if there is no row to compare.
     """
     rows: list[tuple[str, float]] = []
     exact: list[Prediction] = []

@@ -118,7 +118,7 @@ class Result:
         return f"<{type(self).__name__}: {next(iter(self.lines()), '')}>"
 
     def _repr_html_(self) -> str:
-        """Return the lines for a notebook."""
+        """Return the lines as HTML, which notebooks display."""
         return "<pre>" + escape("\n".join(self.lines())) + "</pre>"
 
 
@@ -161,7 +161,7 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as CSV text in which spreadsheets take no cell for a formula."""
+    """Return rows with the same keys as CSV text, escaped so that spreadsheets do not treat cells as formulas."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [])
     writer.writeheader()

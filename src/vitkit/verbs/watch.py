@@ -174,7 +174,7 @@ class Watch(Result):
 
     @property
     def detection(self) -> str:
-        """A sentence on the size of the rise of a class's share that 8 of 10 comparisons detect."""
+        """A sentence on how far the fraction of one class must rise until 8 of 10 comparisons detect it."""
         rise = self.detectable
         if rise is None:
             return (
@@ -210,10 +210,10 @@ def watch(
     """Check whether photographs are similar to the validation and test images of a model.
 
     Statistical tests compare the predicted classes and confidences of the photographs with those of the validation and
-    test images. If the model has a score for unfamiliar images, it is compared with that of the validation images. The
-    run has recorded these values of its validation and test images. If a difference is significant, the command exits
-    with 1. The p-values are adjusted for the number of tests. Therefore the probability of a false alarm is at most
-    `level`.
+    test images, which the run has recorded. If the model has a score for unfamiliar images, the scores of the
+    photographs are compared with the recorded scores of the validation images. If a difference is significant, the
+    command exits with 1. The p-values are adjusted for the number of tests. Therefore the probability of a false alarm
+    is at most `level`.
 
         import vitkit
 

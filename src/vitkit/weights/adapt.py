@@ -114,7 +114,10 @@ def _between(old: int, new: int) -> Tensor:
 
 
 def _spread(old: int, new: int) -> Tensor:
-    """Return the positions of the old offsets in the new range, (2 old - 1,): 0, ±1, ±(1 + q), ±(1 + q + q^2), ..."""
+    """Return the positions of the old offsets in the new range, (2 old - 1,): 0, ±1, ±(1 + q), ±(1 + q + q^2), ...
+
+    The ratio q, from 1.01 to 1.5, is chosen so that the outermost positions are as close as possible to ±(new - 1).
+    """
     low, high = 1.01, 1.5  # BEiT's bounds of q
     while high - low > 1e-6:
         q = (low + high) / 2

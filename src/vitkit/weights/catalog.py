@@ -56,8 +56,8 @@ class Entry:
         architecture: the name of the model in vitkit, or timm's name if vitkit has none, as for DINOv2.
         preprocess: the preprocessing of the authors' evaluation. The `preprocessor_config.json` of a hub repository may
             differ from it.
-        classes: the classes of the head: `other` for another set of classes or a projection, `none` for features
-            without a head.
+        classes: the classes of the head: `imagenet1k`, `imagenet21k`, `other` for other classes or a projection, or
+            `none` if the model has no head.
         sha256: the file's SHA-256, all digits or the first ones; None if it is not published.
         licence: the SPDX identifier, or a name if there is none; empty if no licence is stated.
         paper: the arXiv number; empty for entries from timm's table (`tagged`).
@@ -588,7 +588,10 @@ def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:
-    """Make names unique by appending a number to repeated ones; ImageNet has a bird and a machine called crane."""
+    """Make class names unique by appending its class number to each repetition of a name.
+
+    For example, ImageNet-21k has a bird and a machine called crane. The machine becomes `crane (6017)`.
+    """
     first: dict[str, int] = {}
     return tuple(name if first.setdefault(name, i) == i else f"{name} ({i})" for i, name in enumerate(names))
 

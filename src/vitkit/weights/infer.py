@@ -146,7 +146,7 @@ def _embedding(shapes: Mapping[str, Shape]) -> dict[str, Any]:
 def _mlp(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     """Infer the kind and size of the MLPs.
 
-    In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, it has twice as many.
+    In an ordinary MLP, fc1 has as many outputs as fc2 has inputs. In a gated MLP, fc1 has twice as many.
     """
     into = _last(shapes, r"^blocks\.\d+\.mlp\.fc1\.(weight|bias)$", 0)
     out_of = _last(shapes, r"^blocks\.\d+\.mlp\.fc2\.weight$", 1)
@@ -268,9 +268,9 @@ _DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transform
 
 
 def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
-    """Return whether the model may instead have timm's and transformers' default number of heads.
+    """Return whether the model may have timm's and transformers' default number of heads instead of `heads`.
 
-    Both numbers give the same tensors. `heads` is the number that would otherwise be assumed.
+    The tensors do not show the number of heads. `heads` is that of published models of the same size.
     """
     others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
     has_others = any(fields[name] for name in others) or fields["stem"] is not None
@@ -459,7 +459,7 @@ _TUTORIAL = Namesake(
 
 
 def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str]) -> dict[str, str]:
-    """Return what is assumed about the architecture of a checkpoint with timm's tensor names and no configuration.
+    """Return assumptions about the architecture of a checkpoint with timm's tensor names and no configuration.
 
     Several architectures have tensors with the same names and shapes, so one of them is assumed. The result maps fields
     of `ViTConfig` to sentences for the user.

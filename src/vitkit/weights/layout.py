@@ -99,7 +99,13 @@ class Layout:
 class Account:
     """The comparison of a checkpoint's tensors with those that the model needs.
 
-    The names are those in the checkpoint, except in `expected` and `unfit`, which have vitkit's names.
+    Attributes:
+        expected: the shapes of the model's tensors, by vitkit's names.
+        used: the names in the checkpoint of all tensors that the model needs, including missing ones.
+        missing: the names of needed tensors that the checkpoint lacks.
+        left_over: the names of tensors in the checkpoint that the model does not need.
+        misshapen: the reason why a tensor of the checkpoint does not fit, by name.
+        unfit: vitkit's names of the tensors that cannot be loaded, because a stored tensor is missing or does not fit.
     """
 
     expected: Mapping[str, torch.Size]

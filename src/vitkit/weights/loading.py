@@ -65,8 +65,8 @@ class LoadPlan:
 
     Attributes:
         config: the configuration of the model that will be built.
-        classes, preprocess, temperature, thresholds, provenance: as in the `Classifier` that will be built.
-        pictures, trust: likewise as in this `Classifier`.
+        classes, preprocess, temperature, thresholds, provenance, pictures, trust: as in the `Classifier` that will be
+            built.
         report: what happens to every tensor.
         read: a function for each tensor of the model that reads its values.
         keeps_head: whether the head is that of the checkpoint, and not a new one.
@@ -512,7 +512,7 @@ def _pixels_of_timm(entry: Entry) -> dict[str, Any]:
 
 
 def _named_file(source: str) -> tuple[str, str | None]:
-    """Split `torchvision:resnet18@FILE` into the file and its network; return any other source unchanged."""
+    """Split `torchvision:resnet18@FILE` into the file and its network; return any other source unchanged, and None."""
     name, at, file = source.partition("@")
     return (file, name) if at and file and not Path(source).exists() and split_network(name) else (source, None)
 

@@ -49,8 +49,8 @@ def shapes_of(config: Config) -> Mapping[str, torch.Size]:
 def shapes_between(source: Config, target: Config) -> Mapping[str, torch.Size]:
     """Return the tensor shapes of a model of the configuration `target`, whose weights come from `source`.
 
-    If the target differs from the source only by having no head, as training requests it, the shapes are those of the
-    source without its head. No second model then has to be built for them.
+    Training often requests the configuration of the source without its head. The shapes are then derived from those of
+    the source, because building a second model only for its shapes takes time.
     """
     if isinstance(source, ViTConfig) and vars(target) == {**vars(source), "num_classes": 0}:
         heads = ("head.", "head_dist.")
@@ -298,7 +298,7 @@ def read_foreign(
 class _ClassNames:
     """Class names, with assumptions and notes about them.
 
-    `is_beside` is whether they come from a class_indices.json next to the weights.
+    `is_beside` is whether the names come from a class_indices.json next to the weights.
     """
 
     classes: tuple[str, ...] = ()
@@ -510,7 +510,9 @@ def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor],
 
 
 def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, StoredTensor], counters: set[str]) -> None:
-    """Check that a file contains exactly the tensors of the network; the `counters` of batches may be missing.
+    """Check that a file contains exactly the tensors of the network.
+
+    The tensors named in `counters` may be missing. They count the batches in batch norms.
 
     Raises:
         VitkitError: a tensor is missing, left over or of another shape.

@@ -104,7 +104,7 @@ def kinds() -> tuple[str, ...]:
 
 
 def kind_of(destination: Path) -> str:
-    """Return the name of the format that the destination's suffix indicates; without one, that of model folders."""
+    """Return the name of the format that has the destination's suffix; for any other suffix, that of model folders."""
     return next((name for name, form in writable().items() if destination.suffix in form.suffixes), VITKIT)
 
 

@@ -248,7 +248,7 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
 
 
 def _pool(family: str, checkpoint: Checkpoint) -> str:
-    """Return the pooling: Dinov2's head reads the class token and the mean of the patches, I-JEPA's only the mean."""
+    """Return the pooling: `gap` for I-JEPA, `token+gap` for Dinov2 with a head, and `token` for all other models."""
     if family == "ijepa":
         return "gap"
     has_head = any(name.startswith("classifier.") for name in checkpoint.tensors)
