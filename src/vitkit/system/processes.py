@@ -73,7 +73,7 @@ class _SignalHandlers:
         """Restore the previous handlers.
 
         Python's own handler of Ctrl-C, which raises `KeyboardInterrupt`, is replaced by the system's default. The
-        interpreter is about to exit, and Ctrl-C then ends the process without a traceback.
+        interpreter is about to exit, and Ctrl-C may then end the process without a traceback.
         """
         sys.unraisablehook = self._unraisable
         for number, before in self._listening.items():

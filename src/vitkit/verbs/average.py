@@ -236,7 +236,7 @@ def _compare(
 ) -> list[dict[str, Any]]:
     """Return the accuracy of each run on the test images, and the gain of the average over this run.
 
-    Images that any of the weights have seen in training are not counted. If no image is left, the list is empty.
+    Only the test images that `figures` counts are used. If `figures` counts no image, the list is empty.
     """
     from vitkit.data.corrections import read_corrected
     from vitkit.evaluation.evaluator import evaluate

@@ -180,8 +180,8 @@ def bench(
         progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
-        VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains a
-            table.
+        VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains the
+            table or picture of an earlier call.
     """
     from vitkit.inference.backends.registry import PRECISIONS, backend_names
 

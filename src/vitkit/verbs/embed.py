@@ -59,7 +59,7 @@ class Embeddings(Result):
         nearest: the images most similar to `near` and their cosine similarities, the most similar first; empty without
             `near`.
         out: the file with the features; None if none was written.
-        notes: assumptions about the model, and places that could not be searched for images.
+        notes: assumptions about the model, and folders that were left out.
         labels: the label of each image in `paths`, empty if the label file has no row for it; None without a label
             file.
     """

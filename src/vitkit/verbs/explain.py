@@ -68,7 +68,7 @@ class Explanations(Result):
         explained: the folder of each explained image, by path. Each folder contains a page, overlays and `maps.npz`.
         unreadable: the reason why each remaining image has no explanation, by path.
         page: the page with all explanations, or None if there are none.
-        notes: assumptions about the model, and places that could not be searched for images.
+        notes: assumptions about the model, and folders that were left out.
         sheet: the sheet of the style `paper` as a PNG file, next to SVG and PDF files; None for other styles.
     """
 
@@ -126,7 +126,7 @@ class Anatomy(Result):
             figures in `anatomy.npz`.
         arrays: the values of each figure, by the figure's name.
         remarks: lines about the images, about figures that this model lacks, and about its position embeddings.
-        notes: assumptions about the model, and places that could not be searched for images.
+        notes: assumptions about the model, and folders that were left out.
     """
 
     page: Path

@@ -183,10 +183,13 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
 
     Args:
         sources: files, folders and patterns.
-        note: called with a line about each folder or archive that could not be searched.
+        note: called with a line about folders that cannot be read, and a line about hidden folders with images.
 
     Returns:
-        The paths, and whether all folders and archives could be searched.
+        The paths, and whether all folders could be read.
+
+    Raises:
+        VitkitError: a source does not exist, or contains no image.
     """
     from vitkit.data.storage import Overlooked, find_images
 
@@ -534,7 +537,10 @@ def _read_names(path: Path) -> str:
 
 
 def _names_in_text(text: str, what: str) -> list[str]:
-    """Split names at commas, semicolons or line ends. A name that contains a comma must be quoted."""
+    """Split names at line ends and at commas, or at semicolons if no line has a comma.
+
+    A name that contains a comma must be quoted.
+    """
     lines = [line.translate(_WIDE) for line in text.splitlines() if line.strip()]
     delimiter = "," if any("," in line for line in lines) else ";"
     try:

@@ -139,7 +139,7 @@ class DividedJob:
 
     @cached_property
     def known(self) -> dict[str, Any]:
-        """The head without `computed`, so that `start` need not be called."""
+        """The `head` without `computed`, which can be determined without calling `start`."""
         digest = hashlib.sha256("\0".join(self.images).encode(*ENCODING))
         if self.shards is not None:
             digest.update(b"\0\0" + self.shards[0].index().plan.encode())

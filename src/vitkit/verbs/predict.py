@@ -115,7 +115,7 @@ class Predictions(Result):
         computed: a description of the backend and precision that computed the predictions.
         is_whole: whether every image and every folder could be read.
         out: the file with the rows; None if they are in memory.
-        notes: assumptions about the model, and places that could not be searched for images.
+        notes: assumptions about the model, and folders that were left out.
         form: the format of the rows.
         kept: the rows if they are in memory. The rows of an Excel workbook are always in memory.
         unknown: the number of images with the label for unknown images.
@@ -417,6 +417,8 @@ def _result(
 class _PredictCommand:
     """The arguments of `predict` that affect the rows. They can be sent to other processes.
 
+    Most fields are arguments of `predict` under the same names. The others describe the images:
+
     Attributes:
         names: the files, folders and patterns.
         held: the pictures in memory.
@@ -472,7 +474,7 @@ class _PredictCommand:
             raise VitkitError(NOT_MERGED)
 
     def paths(self, note: Say) -> tuple[list[str], bool]:
-        """Return the names of the images without repetitions, and whether all folders could be searched."""
+        """Return the names of the images without repetitions, and whether all folders could be read."""
         if self.held:
             return [picture.name for picture in self.held], True
         if self.listed is not None:

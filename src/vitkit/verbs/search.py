@@ -31,7 +31,7 @@ class SearchResult(Result):
         nearest: the paths of the images and their cosine similarities with the text, the best first.
         images: the number of images that were compared.
         errors: the reasons why other images could not be read, by path.
-        notes: assumptions about the model, and places that could not be searched for images.
+        notes: assumptions about the model, and folders that were left out.
     """
 
     text: str

@@ -408,7 +408,6 @@ class WeightsSource:
         entry: the catalog's entry; None if the weights were not requested by a published name.
         meaning: the weights that were chosen for a model name without a tag; None for any other source.
         is_timms: whether timm's preprocessing was requested.
-        progress: called with the progress of a download.
     """
 
     source: str

@@ -101,7 +101,7 @@ def install(environment: Path, lock: Path) -> bool:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file or the contents of a folder; do nothing if it does not exist."""
+    """Copy a file or the contents of a folder; do nothing if `source` does not exist."""
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True)
     elif source.is_file():

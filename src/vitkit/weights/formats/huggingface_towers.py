@@ -170,7 +170,7 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that config.json states; if `heads` is missing, it has transformers' default."""
+    """Return the fields that config.json states, and transformers' default for `heads` if config.json omits it."""
     fields: dict[str, Any] = {"heads": or_usual(config, "num_attention_heads", _HEADS)}
     if "hidden_act" in config:
         fields["gelu"] = activation(config["hidden_act"])

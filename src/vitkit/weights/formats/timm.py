@@ -241,7 +241,7 @@ def _side(checkpoint: Checkpoint) -> int:
 
 
 def write(classifier: Classifier, destination: Path) -> None:
-    """Write a folder, or a file if the path has the suffix of one."""
+    """Write a folder, or a single file if the destination has the suffix of a file, such as .safetensors."""
     if destination.suffix in CHECKPOINT_FORMATS["timm"].suffixes:
         _write_state(classifier, destination)
     else:
