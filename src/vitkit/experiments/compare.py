@@ -114,7 +114,7 @@ class Comparison(Result):
         return self.figures
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return functions that plot the accuracy against epochs, data and computation, by caption."""
+        """Return functions that plot the accuracy against epochs, data and computation; the keys are captions."""
         from vitkit.reporting.comparison import pictures_of
 
         return pictures_of(self.models)
@@ -378,7 +378,7 @@ def _taken_up(
 
 
 def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
-    """Return the plan without the models of which a training diverged, and print a note about each of them.
+    """Remove each model that has a diverged training from the plan, and print a note about it. Return the new plan.
 
     Args:
         past_help: the error messages of the trainings that diverged, by folder.
@@ -460,7 +460,7 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     """Return the size, the operations and the prediction speed of each model, by the name of the model.
 
     Each model is loaded from its first run on the largest fraction of the data. The speeds are measured in rounds that
-    alternate between the models. They are stored in a file and not measured again if the comparison is resumed.
+    alternate between the models. The speeds are stored in a file, so that a resumed comparison does not repeat them.
 
     Args:
         plan: the plan of the comparison.
@@ -492,7 +492,10 @@ def _gmacs(model: Any) -> float:
 
 
 def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> dict[str, float]:
-    """Return the images per second of each model. They are read from `file` if it exists, and measured otherwise."""
+    """Return the images per second of each model, by name of its run folder.
+
+    The speeds are read from `file` if it contains them; otherwise, they are measured and written to it.
+    """
     with suppress(OSError, VitkitError):  # then they are measured again
         known = read_json(file)
         if known.keys() == classifiers.keys() and all(map(is_number, known.values())):

@@ -215,9 +215,12 @@ def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) 
 
 
 def _when(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return the epochs and seconds until the validation accuracy reached `GOAL`, and until it was highest.
+    """Return the epochs and seconds until the validation accuracy first reached `GOAL`, and until it was highest.
 
-    They are None if this never happened. `rows` are the rows of metrics.csv.
+    The values for `GOAL` are None if the accuracy never reached `GOAL`. All values are None without validation.
+
+    Args:
+        rows: the rows of metrics.csv.
     """
     judged = [row for row in rows if "val_acc" in row]
     goal = next((row for row in judged if row["val_acc"] >= GOAL), {})
@@ -245,8 +248,8 @@ def of_model(
         name: the name of the model.
         plan: the plan of the comparison.
         out: the folder of the comparison.
-        families: the models at each fraction, the smallest first.
-        costs: the measured costs of the model.
+        families: all models at each fraction of the data, the smallest fraction first.
+        costs: the size, operations and speed of the model, as in `costs_of`.
     """
     of_fraction = {family.judged.fraction: family.judged for family in families}
     runs = [of_run(job, out, costs["gmacs"], of_fraction[job.fraction]) for job in plan.jobs if job.model == name]
@@ -281,7 +284,7 @@ def of_model(
 
 
 def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
-    """Compare the accuracies of each pair of models, which were tested on the same images with the same seeds.
+    """Compare the accuracies of each pair of models. All models have the same test images and seeds.
 
     Returns:
         One entry for each pair, with the difference, intervals, p-values and verdict.
@@ -335,8 +338,8 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
     Args:
         a: the first model.
         b: the second model.
-        recipe: the difference of the recipes, with the uncertainty from seeds and images.
-        trained: the difference of these trained models, with the uncertainty from images only.
+        recipe: the difference in accuracy between the recipes, with the uncertainty from seeds and images.
+        trained: the difference in accuracy between these trained models, with the uncertainty from images only.
         seeds: the number of seeds.
         images: a description of the test images.
         pairs: the number of pairs that are compared.
@@ -402,7 +405,7 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
 
 
 def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) -> dict[str, Any] | None:
-    """Return the standard deviation between seeds of each model's accuracy; None if there is only one seed."""
+    """Return the standard deviation of each model's accuracy between seeds, with a sentence; None with one seed."""
     family = models.family
     if family.seeds == 1:
         return None
@@ -482,7 +485,7 @@ def _smooth(picture: Image.Image, width: float, _: np.random.Generator) -> Image
 def _paste(picture: Image.Image, part: float, rng: np.random.Generator) -> Image.Image:
     """Fill a rectangle at a random position with random colours.
 
-    It covers the fraction `part` of the picture's area, and has the picture's aspect ratio.
+    The rectangle covers the fraction `part` of the picture's area, and has the picture's aspect ratio.
     """
     pixels = np.array(picture)
     height, width = (max(round(side * part**0.5), 1) for side in pixels.shape[:2])
@@ -646,7 +649,7 @@ def _ask(
 def _of_image(
     classifier: Classifier, table: ImageTable, i: int, names: Sequence[str], side: int, key: str
 ) -> npt.NDArray[np.bool_]:
-    """Return whether each of the V pictures that `variants` makes of an image is classified correctly, (V,)."""
+    """Classify the V variants of image `i` that `variants` yields; return whether each result is correct, (V,)."""
     import torch
 
     from vitkit.data.decode import picture_of

@@ -87,7 +87,7 @@ class ComparisonJob:
 
 @dataclass(frozen=True)
 class Plan:
-    """All trainings of a comparison, and the images that they are tested on.
+    """All trainings of a comparison, and a hash of the images that they are tested on.
 
     Attributes:
         arguments: data, models, recipe, seeds, fractions, budget and stress, in plain JSON types.
@@ -96,7 +96,7 @@ class Plan:
         fractions: the fractions of the training images, the smallest first.
         jobs: the trainings in the order in which they run. Models with equal configurations share their trainings.
         test_hash: the hash of the test images and their labels.
-        notes: notes for the reader, one line each.
+        notes: notes for the user, one line each.
     """
 
     arguments: dict[str, Any]
@@ -238,6 +238,7 @@ class _Candidate:
 
     @property
     def judged_by(self) -> str:
+        """The hash of the held-out images, on which the model is tested."""
         table = self.split_images.images.table
         return hash_of_images(self.split_images, held_out_split(table))
 

@@ -50,7 +50,7 @@ class JudgingImages:
     """The test images of a comparison.
 
     Attributes:
-        split: the held-out split: test, or val if there is no test split.
+        split: the held-out split: `test` if it exists, otherwise `val`, otherwise `all` for all images.
         held_out: the number of images in the held-out split.
         seen: for each model, the paths of the held-out images that its weights had seen. Models whose weights had seen
             none are omitted.
@@ -227,7 +227,7 @@ class Subject:
 
     @property
     def held_out(self) -> str:
-        """The name of the held-out split: test, or val if there is none."""
+        """The split to test on: `test` if it exists, otherwise `val`, otherwise `all` for all images."""
         return held_out_split(self.table)
 
     def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:

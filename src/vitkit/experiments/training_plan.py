@@ -426,9 +426,9 @@ _PUBLISHED_DATA = {
 
 
 def _published_data(recipe: str) -> tuple[str, int, int] | None:
-    """Return the name of the training set of a recipe from the paper, and its numbers of images and classes.
+    """Return the training set of a recipe from the paper: its name and its numbers of images and classes.
 
-    None for other recipes.
+    Return None for other recipes.
     """
     return _PUBLISHED_DATA.get(recipe.rpartition("-")[2]) if recipe.startswith("paper-") else None
 
@@ -595,7 +595,7 @@ def memories(
 ) -> tuple[Footprint, tuple[DeviceMemory, ...]]:
     """Return the cost of a training step, and the memory of a device for several strategies and checkpointings.
 
-    The first entry is for the strategy and the checkpointing of the recipe.
+    The memory comes as a tuple, which begins with the strategy and the checkpointing of the recipe.
 
     Args:
         job: the training.

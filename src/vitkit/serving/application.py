@@ -95,7 +95,7 @@ class _Routes:
 
 
 class _Streamed(StreamingResponse):
-    """A JSON response that is written picture by picture, because the whole text would need ten times the memory."""
+    """A JSON response that is sent picture by picture. Building the whole text would need ten times the memory."""
 
     def __init__(self, embedded: Embedded) -> None:
         status = 422 if all("error" in row for row in embedded.rows) else 200
@@ -216,7 +216,7 @@ class PredictionsForm(_Form):
 
 
 class EmbeddingForm(_Form):
-    """The features of one picture: one vector, or one for each patch if `patches` were requested."""
+    """The features of one picture: one vector, or one vector per patch if the request was for `patches`."""
 
     path: str
     features: list[float] | list[list[float]] | None
@@ -235,8 +235,8 @@ class EmbeddingsForm(_Form):
 class ExplanationForm(_Form):
     """The regions of a picture that speak for a class.
 
-    `maps` has a grid with a value per patch for each method. `box` is the part of the picture that the model saw: left,
-    top, right and bottom in pixels. `heads` has a grid for each attention head of each layer in `layers`.
+    `maps` has a grid for each method, with one value per patch. `box` is the part of the picture that the model saw:
+    left, top, right and bottom in pixels. `heads` has a grid for each attention head of each layer in `layers`.
     """
 
     model: str

@@ -51,7 +51,7 @@ class Workers:
         wait: the longest time in seconds that an item waits for other items while a thread is free.
         most: the maximum number of waiting items.
         begin: called first in each thread. If it raises an exception, the constructor raises the exception, too.
-        observe: called after each batch with its work, its size and its duration in seconds.
+        observe: called after each batch with the kind of computation, the number of items and the duration in seconds.
     """
 
     def __init__(

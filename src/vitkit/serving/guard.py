@@ -274,7 +274,15 @@ class Guard:
 
 
 class _Key:
-    """A token, the name of its cookie, and a regular expression for the paths that it gives access to; None for all."""
+    """A token that gives access to some paths or to all.
+
+    Args:
+        token: the token.
+        paths: a regular expression for the permitted paths; None permits all paths.
+
+    Attributes:
+        cookie: the name of the cookie that stores the token.
+    """
 
     def __init__(self, token: str, paths: str | None = None) -> None:
         self.token, self._secret, self._paths = token, token.encode(), paths

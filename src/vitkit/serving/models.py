@@ -137,9 +137,9 @@ class ServedModel:
 
     Attributes:
         name: the name that requests use.
-        version: the beginning of a SHA-256 over everything that affects the model's answers.
+        version: a short hash of the weights and settings of the model (`version_of`).
         classifier: the classifier with its backend.
-        is_concurrent: whether several threads may use it at the same time.
+        is_concurrent: whether several threads may use the classifier at the same time.
     """
 
     def __init__(self, name: str, classifier: Classifier, batch: int | None = None) -> None:
@@ -167,7 +167,7 @@ class ServedModel:
 
     @property
     def is_whole(self) -> bool:
-        """Whether features and explanations can be computed. They require a model; an exported file is not enough."""
+        """Whether features and explanations can be computed; False for an exported file."""
         return not isinstance(self.classifier, Exported)
 
     @cached_property
@@ -335,7 +335,11 @@ def _watched(model: Model, is_abandoned: Event) -> Model:
 
 
 def version_of(classifier: Classifier) -> str:
-    """Return a hash of everything that affects a classifier's answers; copies of a model have the same hash."""
+    """Return the first digits of a SHA-256 over a model. Copies of a model have the same hash.
+
+    The hash covers weights, configuration, classes, preprocessing, temperature and thresholds; for an exported file, it
+    covers the content of the file. It does not cover backend, precision and the record of held-out predictions.
+    """
     if isinstance(classifier, Exported):
         from vitkit.exporting.formats import format_of
 

@@ -138,7 +138,7 @@ class Service:
         most_numbers: the maximum number of values in an answer with features.
 
     Attributes:
-        is_closing: whether the server accepts no more requests; requests that it has accepted are still answered.
+        is_closing: whether the server accepts no more requests.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Service:
             model.give_up()
 
     def close(self) -> None:
-        """Answer the waiting requests and end the threads."""
+        """Answer the accepted requests except explanations, which are cancelled, and end the threads."""
         self.begin_to_close()
         self.explainers.close()
         self.workers.close()

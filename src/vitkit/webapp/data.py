@@ -1,6 +1,6 @@
 """The Data tab: photographs and their classes, findings of the check-up (`vitkit doctor`), suspected label errors.
 
-It also shows similar photographs, suggests classes, and chooses photographs to label next.
+The tab also shows similar photographs, suggests classes, and chooses photographs to label next.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class Suggestions:
 
     def to_dict(self, state: State, run: str) -> dict[str, Any]:
         """Return the progress, and the suggestions for photographs that still have no class.
+
+        The suggestions are None until they are computed for this run and list of photographs.
 
         Args:
             state: the photographs with their current labels.
@@ -140,7 +142,10 @@ def doubted(workspace: Workspace, table: ImageTable) -> dict[int, dict[str, Any]
 
 
 def doubts_of(workspace: Workspace, table: ImageTable) -> Doubts:
-    """Return the suspected label errors of the newest run that searched for them, and which of them are decided."""
+    """Return the suspected label errors of the newest run that searched for them, with the decisions about them.
+
+    The result is empty if no run on these photographs has searched for label errors.
+    """
     for name, _ in _runs_of(workspace, table):
         folder = workspace.runs / name
         if (file := folder / LABEL_ERRORS).exists():

@@ -183,8 +183,7 @@ class Jobs:
     def is_starting(self, job: Job) -> bool:
         """Return whether the process of a job was started and has not ended, even if its run folder is not locked yet.
 
-        If the process that starts the jobs is not running, only a job that was started within the last minute can be
-        starting.
+        If no runner is working, this is True only for jobs that were started within the last minute.
         """
         if not job.started or job.ended or not job.process:
             return False
@@ -197,7 +196,7 @@ class Jobs:
         return (self.runs / run / LAST).is_file() and (self.runs / run / RECIPE).is_file()
 
     def why_failed(self, job: Job) -> str:
-        """Return the last error that a job's process printed; if it printed none, the last line of its output."""
+        """Return the last error that a job printed, or else its last line of output, or else an empty string."""
         try:
             lines = read_text(self.log(job), "replace").splitlines()
         except OSError as error:

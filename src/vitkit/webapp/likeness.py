@@ -120,7 +120,7 @@ class Likeness:
         self._chosen: Offer | None = None  # the user's choice if no model is on this machine
 
     def eyes(self) -> Offer | None:
-        """Return the model that computes features: the best local model, or else what the user chose, or else None."""
+        """Return the model that computes features: the best local model, or else the user's choice, or else None."""
         return best_eyes(self.workspace) or self._chosen
 
     def start(self, table: ImageTable, way: str = "") -> None:
@@ -191,7 +191,10 @@ class Likeness:
         return [numbers[i] for i in np.argsort(-similarity, kind="stable")]
 
     def to_dict(self, table: ImageTable) -> dict[str, Any]:
-        """Return the model in use, whether all features are computed, the progress, and a model to download."""
+        """Return the model in use, the progress, and whether the features are computed.
+
+        If no model is on this machine, the result also contains the smallest model that can be downloaded.
+        """
         eyes, status = self.eyes(), self.work.to_dict()
         download = smallest_download() if best_eyes(self.workspace) is None else None
         more = {"download": None if download is None else download.to_dict()}
@@ -307,7 +310,7 @@ def next_labels(
         count: the number of photographs to return.
 
     Raises:
-        VitkitError: the features are not computed yet, or all photographs have a class.
+        VitkitError: the features are not computed yet, or every photograph has a class or is a copy of one that has.
     """
     if seen is None:
         raise VitkitError("the features of the photographs have not been computed yet: wait until they are")

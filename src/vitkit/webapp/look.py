@@ -82,7 +82,7 @@ class Models:
         return {**whole, "top": top}
 
     def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:
-        """Return which regions of a picture speak for a class.
+        """Compute a map of the regions of a picture that speak for a class.
 
         The result contains a grid of values from 0 to 255, and the area of the picture that the grid covers.
         """
@@ -133,7 +133,7 @@ def models_of(workspace: Workspace) -> Models:
 
 
 def _pixels(classifier: Classifier, content: bytes) -> tuple[Any, Any]:
-    """Preprocess a picture for the model; return (1, C, height, width) as a tensor and as a numpy array."""
+    """Preprocess a picture for the model; return the pixels (1, C, height, width) as a tensor and as a NumPy array."""
     import torch
 
     with picture_of("the picture", classifier.preprocess.short_side, content) as picture:

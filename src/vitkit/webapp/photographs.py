@@ -91,7 +91,7 @@ class State:
 
 @dataclass(frozen=True)
 class Suggested:
-    """Photographs for which the page showed the new class as a suggestion.
+    """Photographs for which the page suggested the class that the user chooses.
 
     Attributes:
         run: the run whose model suggests the class.
@@ -177,9 +177,10 @@ class Photographs:
             version: the version of the list that `numbers` refer to.
             numbers: the numbers of the photographs.
             label: the class.
-            doubts: the suspected label errors that are shown with the photographs. If the user follows the proposal to
-                correct such an error, the label is recorded as proposed by the run.
-            suggested: the photographs for which the page showed this class as the suggestion of a run.
+            doubts: the suspected label errors that are shown with the photographs. If the user chooses the proposed
+                class for such a photograph, or excludes it, the label is recorded as proposed by the run.
+            suggested: the photographs for which the page showed this class as the suggestion of a run. Their labels are
+                recorded as proposed by this run.
 
         Raises:
             VitkitError: the name is not valid for a class.

@@ -270,6 +270,9 @@ def add_to_data(
     which the studio uses when it opens the folder. Predicted classes that nobody corrected are recorded as proposed by
     the run.
 
+    Returns:
+        The number of added photographs, the label file, and the folder of the photographs, for the page.
+
     Raises:
         VitkitError: a row does not exist.
     """
@@ -297,7 +300,10 @@ def add_to_data(
 
 
 def join_data(workspace: Workspace, stored: StoredPredictions, item: Answers, numbers: Sequence[int]) -> dict[str, Any]:
-    """Create a folder that joins the studio's photographs with predicted photographs of another folder.
+    """Create a folder with the studio's photographs and with predicted photographs of another folder.
+
+    Returns:
+        The description of the new folder for the page (`PhotoFolder.to_dict`).
 
     Raises:
         VitkitError: a row does not exist, no row has a class, or the folder cannot be created (`_join`).

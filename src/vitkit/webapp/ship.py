@@ -36,8 +36,8 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
         The format and the result of the comparison, for the page.
 
     Raises:
-        VitkitError: the run or the format does not exist, or the file predicts differently from the model. In the
-            latter case, the file is deleted.
+        VitkitError: the run or the format does not exist, or the file predicts differently from the model. Such a file
+            is deleted.
     """
     from vitkit.verbs.export import export
 

@@ -163,7 +163,7 @@ class Labels:
         return last
 
     def _take(self, file: LabelFile) -> None:
-        """Accept new content of the file. Restore rows of this studio that were lost when somebody saved the file."""
+        """Accept new content of the file. Restore rows of this studio if somebody saved an edited older copy."""
         before, self._known = self._known, file
         if before is None:
             return

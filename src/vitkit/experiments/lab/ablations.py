@@ -391,9 +391,15 @@ def _images(number: int) -> str:
 def fit_on(
     x: npt.NDArray[np.floating], labels: npt.NDArray[np.integer], others: npt.NDArray[np.floating], classes: int
 ) -> npt.NDArray[np.integer]:
-    """Fit a linear classifier by least squares to features (n, D), and return the labels that it predicts for others.
+    """Fit a linear classifier by least squares, and return the labels (m,) that it predicts for other images.
 
     The targets are 1 for the correct class and -1 for all other classes (sec. 4.1).
+
+    Args:
+        x: features of the training images, (n, D).
+        labels: class indices of the training images, (n,).
+        others: features of the images to classify, (m, D).
+        classes: the number of classes.
     """
     from vitkit.evaluation.linear_models import choose_least_squares, one_or_minus_one
 
@@ -404,7 +410,7 @@ def fit_on(
 
 
 def draw(labels: npt.NDArray[np.integer], shots: int, seed: int) -> npt.NDArray[np.integer]:
-    """Draw `shots` images of each class, or all images of a class that has fewer; return the indices of the images.
+    """Draw `shots` images of each class, and return their indices. Of a class with fewer images, all are drawn.
 
     With the same seed, a draw with more shots contains all images of a draw with fewer shots.
     """

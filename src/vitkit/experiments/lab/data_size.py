@@ -265,7 +265,7 @@ def _measured(family: Family, place: int) -> dict[str, Any]:
 
 
 def _few_shot_family(plan: Plan, out: Path, judged: Judged) -> Family:
-    """Evaluate the frozen features of each pre-trained model by a least-squares fit to a few images of each class."""
+    """Evaluate the frozen features of each pre-trained model by least squares on `SHOTS` images of each class."""
     right = [
         [
             _few_shot(out / f"{job.folder}-pretrained", split_from_file(out / job.folder / SPLIT), judged, job.seed)
@@ -301,7 +301,7 @@ def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.ND
 
 
 def _sentence(plan: Plan, counts: Sequence[int], families: Sequence[JudgedFamily], judged: Sequence[Judged]) -> str:
-    """Say which model is best with the fewest and with all images, and whose accuracy changes significantly."""
+    """Return a sentence about the best model, and about the models whose accuracy depends on the number of images."""
     of_recipes = len(plan.seeds) > 1
     best = [f"pre-trained on {counts[i]} images, {_best(families[i], plan, of_recipes)}" for i in (0, -1)]
     changes = {}

@@ -615,10 +615,10 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
 
 
 def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return whether each claim of the source held.
+    """Return each claim of the source with its outcome here.
 
-    A claim held if the whole interval of the difference is above 0, and was reversed if it is below 0. Otherwise, the
-    claim was not shown.
+    The outcome depends on the 95 % interval of the difference: the claim held if the interval is above 0, is reversed
+    if the interval is below 0, and is not shown if the interval contains 0.
     """
     claims = []
     for pair in pairs:
