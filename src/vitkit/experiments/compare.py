@@ -378,7 +378,7 @@ def _taken_up(
 
 
 def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
-    """Remove each model that has a diverged training from the plan, and print a note about it. Return the new plan.
+    """Return the plan without the models that have a diverged training, and print a note about each of them.
 
     Args:
         past_help: the error messages of the trainings that diverged, by folder.

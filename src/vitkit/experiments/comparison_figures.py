@@ -405,7 +405,7 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
 
 
 def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) -> dict[str, Any] | None:
-    """Return the standard deviation of each model's accuracy between seeds, with a sentence; None with one seed."""
+    """Return the standard deviation of each model's accuracy between seeds in numbers and words; None for one seed."""
     family = models.family
     if family.seeds == 1:
         return None

@@ -323,7 +323,7 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
 
 
 def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how many other models a model is significantly better than (`wins`) and worse than (`losses`)."""
+    """Count the models that a model is significantly better than (`wins`) and significantly worse than (`losses`)."""
     verdicts = [
         pair["better"]["recipe"] or pair["better"]["trained"] for pair in pairs if name in (pair["a"], pair["b"])
     ]

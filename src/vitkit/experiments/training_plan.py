@@ -595,7 +595,7 @@ def memories(
 ) -> tuple[Footprint, tuple[DeviceMemory, ...]]:
     """Return the cost of a training step, and the memory of a device for several strategies and checkpointings.
 
-    The memory comes as a tuple, which begins with the strategy and the checkpointing of the recipe.
+    The first `DeviceMemory` is for the strategy and the checkpointing of the recipe.
 
     Args:
         job: the training.

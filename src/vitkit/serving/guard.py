@@ -278,7 +278,7 @@ class _Key:
 
     Args:
         token: the token.
-        paths: a regular expression for the permitted paths; None permits all paths.
+        paths: a regular expression that matches the whole of each permitted path; None permits all paths.
 
     Attributes:
         cookie: the name of the cookie that stores the token.

@@ -183,7 +183,7 @@ class Jobs:
     def is_starting(self, job: Job) -> bool:
         """Return whether the process of a job was started and has not ended, even if its run folder is not locked yet.
 
-        If no runner is working, this is True only for jobs that were started within the last minute.
+        If no runner is working, the result is True only for a job that was started within the last minute.
         """
         if not job.started or job.ended or not job.process:
             return False

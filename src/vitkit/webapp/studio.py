@@ -42,7 +42,7 @@ def studio(
 ) -> None:
     """Label photographs, and train, inspect and export models in a browser, on this machine.
 
-    It requires pip install 'vitkit[studio]'.
+    The studio requires pip install 'vitkit[studio]'.
 
     Photographs are only read, labels are saved at once, and trainings continue when the page or the studio is closed.
 
