@@ -26,7 +26,7 @@ from vitkit.evaluation.figures import figures, unseen_part, without
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.system.files import empty_array
 
-Outcomes = Mapping[str, npt.NDArray[np.float32] | str]  # by path: a result of `assess`, or why there is none
+Outcomes = Mapping[str, npt.NDArray[np.float32] | str]  # by path: a row of `assess`, or why there is none
 
 
 def evaluate(
@@ -36,10 +36,17 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     outcomes: Outcomes | None = None,
 ) -> Evaluation:
-    """Run the classifier on every image of a split, or of all splits if `split` is `all`.
+    """Run the classifier on every image of a split.
 
-    Classes of the table and of the classifier are matched by name. If the predictions are passed as `outcomes`, they
-    are used and the classifier is not run.
+    Classes of the table and of the classifier are matched by name.
+
+    Args:
+        classifier: classifier to evaluate.
+        table: labelled images.
+        split: split of the table, or `all`.
+        progress: called with the number of images done and the total; None for no reports.
+        outcomes: the result of `Classifier.assess` for each image, or the reason why there is none, by path. With
+            outcomes, the classifier is not run.
 
     Raises:
         VitkitError: the split does not exist or has no readable image; an image has a class that the classifier does

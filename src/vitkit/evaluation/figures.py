@@ -96,7 +96,12 @@ class Rise(NamedTuple):
 
 
 def calibration_rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> Rise | None:
-    """Return by how much the temperature increased the calibration error; None if the error did not increase."""
+    """Return the increase of the calibration error by the model's temperature; None if the error did not increase.
+
+    Args:
+        evaluation: an evaluation of the model.
+        numbers: the figures of this evaluation (`figures`).
+    """
     if numbers["ece"] is None:
         return None
     by = numbers["ece"] - numbers["ece_before_temperature"]
@@ -138,10 +143,10 @@ def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def chosen_of_model(split: str, provenance: Mapping[str, Any], task: Task) -> tuple[str, ...]:
-    """Describe what was selected for a model by its results on the images of a split; empty unless it is `val`.
+    """Describe the choices that were made for a model on the images of a split; empty unless the split is `val`.
 
-    This is what the training selected (`chosen_on`) and, if the model is an average of runs that were selected, the
-    selection of these runs.
+    These are the choices of its training (`chosen_on`). If the model is an average of selected runs, the selection of
+    these runs is added.
 
     Args:
         split: train, val, test or all.
@@ -500,7 +505,7 @@ def gain(first: Evaluation, second: Evaluation, tests: int = 1) -> Gain:
 
 
 def is_right(evaluation: Evaluation) -> npt.NDArray[np.bool_]:
-    """Return whether each image is predicted correctly, (n,). For several classes per image, all must be correct."""
+    """Return whether each image is predicted correctly, (n,). A multi-label prediction must be an exact match."""
     right = np.asarray(evaluation.labels == evaluation.predicted)
     return np.asarray(right if right.ndim == 1 else right.all(axis=1))
 

@@ -144,11 +144,11 @@ class _Model(ABC):
 
     @abstractmethod
     def _label(self, calibrated: Floats, rows: slice) -> tuple[Floats, Floats | float]:
-        """Return the probability of each label: according to the classifier, and if labels are random."""
+        """Return two probabilities of each label: according to the classifier, and if all labels were random."""
 
     @abstractmethod
     def _suggest(self, calibrated: Floats, label: Floats, rows: slice) -> tuple[Ints, Floats]:
-        """Return `suggested` and `doubt` as in `LabelNoise`, for the images of a slice."""
+        """Return `LabelNoise.suggested` and `LabelNoise.doubt` for the images of a slice."""
 
     @abstractmethod
     def _slopes(self, slope: Floats, z: Floats, calibrated: Floats, label: Floats, rows: slice) -> tuple[float, float]:
@@ -178,7 +178,7 @@ class _Model(ABC):
         return tuple(map(float, best.x)), float(best.fun)
 
     def verdicts(self, parameters: Floats) -> tuple[Floats, Ints, Floats]:
-        """Return `wrong`, `suggested` and `doubt` as in `LabelNoise`, for fitted parameters."""
+        """Return `wrong`, `suggested` and `doubt` of `LabelNoise` for fitted parameters."""
         fraction = float(expit(parameters[2]))
         wrong, doubt = np.empty(self.labels.shape), np.empty(self.labels.shape)
         suggested = np.empty(self.labels.shape, dtype=np.int64)

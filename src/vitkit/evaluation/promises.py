@@ -24,7 +24,7 @@ from vitkit.inference.trust import ClassSets, SetScore, SureThreshold
 from vitkit.inference.unknown import Unknown, images_needed
 from vitkit.text.cells import interval_text, plural
 
-LEVELS = (0.05, 0.01)  # significance levels: maximum fractions of known images that are called unknown
+LEVELS = (0.05, 0.01)  # highest p-values of images that are called unknown
 COVERAGES, ACCURACIES = (0.9, 0.95), (0.95, 0.99)  # these are measured if none is requested
 
 
@@ -185,7 +185,11 @@ def _promise_lines(numbers: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluation | None) -> dict[str, Any]:
-    """Return how the score was fitted, and the fraction of the images in `measured` called unknown at each level."""
+    """Return the entry `unknown` of evaluation.json.
+
+    It describes how the score for unknown images was fitted, and states for each level which fraction of the images in
+    `measured` is called unknown. If `measured` is None, there are no such fractions.
+    """
     called = []
     if measured is not None and measured.unknown is not None:
         units, images = _units(measured), unknown.known.shape[1]

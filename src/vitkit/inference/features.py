@@ -17,13 +17,13 @@ Features = Literal["head", "class", "mean", "patches"]
 
 
 def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
-    """Compute features in float32 of preprocessed images (B, C, height, width).
+    """Compute features of preprocessed images (B, C, height, width).
 
     Args:
         model: the model, on the device of the images.
         images: the preprocessed images.
         what: `head` for the input of the head (B, D), `class` for the class token (B, D), `mean` for the mean of the
-            patches (B, D), or `patches` for every patch (B, h * w, D), row by row.
+            patches (B, D), or `patches` for every patch (B, h * w, D), row by row, in a grid of h x w patches.
 
     Raises:
         VitkitError: the model does not have the tokens that `what` requires.
@@ -70,7 +70,10 @@ def with_features(model: Model) -> Model:
 
 
 def classes_and_features(model: Model) -> tuple[int, int]:
-    """Return the numbers of logits and features that a model outputs, K and D; D is 0 without a `FeatureHead`."""
+    """Return the number of logits K and the number of features D that a model outputs.
+
+    D is 0 unless the model has a `FeatureHead` (`with_features`).
+    """
     from vitkit.model.layers import FeatureHead
 
     head = model.head

@@ -78,9 +78,9 @@ def set_threads(count: int) -> None:
 class Among:
     """The positions of a subset of images among all images of a command.
 
-    The last bits of a result depend on the size of the batch and on the number of threads that compute the batch, but
-    not on the other images in it. With these positions, each image of a subset gets a batch of the same size as in a
-    run over all images, so its result is bitwise equal.
+    The last bits of an image's result depend on the size of its batch and on the number of threads that compute the
+    batch, but not on the other images in the batch. With these positions, each image of a subset is computed in a batch
+    of the same size as in a run over all images, so its result is bitwise equal.
 
     Attributes:
         positions: the position of each image, in ascending order.
@@ -100,7 +100,9 @@ def flow(
     is_concurrent: bool,
     among: Among | None = None,
 ) -> Iterator[tuple[T, Row]]:
-    """Yield each source in order, with its row of the output, or with an error message if there is none.
+    """Yield each source, in order, with its row of the output or with an error message.
+
+    There is an error message if the source cannot be read, or if its row is not finite.
 
     Args:
         sources: paths or pictures in memory; they are consumed a few batches ahead.
@@ -136,9 +138,9 @@ def flow(
 
 
 def _in_batches(items: Iterable[T], size: int, among: Among | None) -> Iterator[tuple[list[T], int]]:
-    """Yield each batch and the number of rows to compute.
+    """Yield each batch, and the number of rows with which it must be computed.
 
-    The number of rows is the batch size in a run over all images (`Among`).
+    For a subset of the images (`Among`), the number of rows is the size of the batch in a run over all images.
     """
     items = iter(items)
     if among is None:
@@ -157,8 +159,8 @@ def join(
 ) -> list[tuple[T, Row]]:
     """Compute one batch, and return each source with its row of the output or its error message.
 
-    The batch has `rows` images, by default one for each source. If fewer images could be read, it is filled up with
-    copies of the first one, so that no result depends on the number of unreadable images.
+    The batch has `rows` images, by default one for each source. If fewer images could be read, the batch is filled up
+    with copies of the first one, so that no result depends on the number of unreadable images.
     """
     readable = [image for image in images if not isinstance(image, str)]
     filled = readable + readable[:1] * ((rows or len(sources)) - len(readable))
@@ -209,7 +211,7 @@ def try_read(read: Callable[[T], Images], source: T) -> Images | str:
 
 
 def unless_short(rows: Iterator[tuple[str, T]], batch_size: int) -> Iterator[tuple[str, T]]:
-    """Yield the rows; raise a `ShortageError` if memory runs out."""
+    """Yield the rows. If memory runs out, raise a `ShortageError` whose message states the batch size."""
     try:
         yield from rows
     except (MemoryError, RuntimeError) as error:

@@ -32,7 +32,7 @@ from vitkit.system.files import from_json, replacing, to_json
 from vitkit.text.cells import JOINT, harmless, restored
 from vitkit.text.workbook import write_workbook
 
-Place = tuple[str, float]
+Place = tuple[str, float]  # a class with its probability
 
 
 class Ranking(Sequence[Place]):
@@ -136,7 +136,14 @@ class Prediction:
 def rank(
     path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None, unknown: float | None = None
 ) -> Prediction:
-    """Return the prediction for a ranking; `thresholds` (K,) are given for a multi-label model, otherwise None."""
+    """Return the prediction for the image at `path` with this ranking.
+
+    Args:
+        path: the path as the caller named it.
+        ranking: all classes with their probabilities.
+        thresholds: the threshold of each class of a multi-label model, (K,); None for any other model.
+        unknown: see `Prediction`; ignored for a multi-label model.
+    """
     if thresholds is None:
         return Prediction(path, *ranking[0], ranking, unknown=unknown)
     p = ranking.probabilities
@@ -183,7 +190,7 @@ class Row(NamedTuple):
         return None if self.is_rejected else self.name
 
     def cells(self) -> dict[str, str | float | None]:
-        """Return the values of the row by column name; confidences are numbers."""
+        """Return the value of each cell by column name; None is an empty cell."""
         cells: dict[str, str | float | None] = {"path": self.path, "label": self.label, "confidence": self.confidence}
         cells |= {
             "error": self.error,
@@ -196,7 +203,7 @@ class Row(NamedTuple):
         return cells
 
     def to_dict(self, *, may_reject: bool) -> dict[str, Any]:
-        """Return the row as the object of a JSON line."""
+        """Return the row as the object of a JSON line, with the key `rejected` if `may_reject`."""
         row: dict[str, Any] = {"path": self.path, "label": self.label, "confidence": self.confidence}
         if may_reject:
             row["rejected"] = self.name if self.is_rejected else None
@@ -333,7 +340,7 @@ class RowFormat(Protocol):
         """Return the record of a prediction, with its line end."""
 
     def decode(self, record: str) -> Row:
-        """Return the row of a complete record; raise ValueError, TypeError or csv.Error if its columns differ."""
+        """Parse a complete record; raise ValueError, TypeError or csv.Error if it does not have these columns."""
 
     def records(self, stream: BinaryIO) -> Iterator[bytes]:
         """Yield the complete records up to the end of the file; skip an incomplete last record."""
@@ -376,7 +383,7 @@ class Csv:
         return self.row_of(cells)
 
     def row_of(self, cells: Mapping[str, Any]) -> Row:
-        """Return the row with these cells; an empty cell is "" or None."""
+        """Return the row with these cells, by column name; an empty cell is "" or None."""
         if cells["confidence"] in ("", None):
             return Row(cells["path"], error=cells["error"])
         rejected = cells.get("rejected")
@@ -652,8 +659,8 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
 def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) -> Iterator[Callable[[Prediction], None]]:
     """Yield a function that appends the row of a prediction to the partial file.
 
-    After the block, `out` has one row for each path, in order. If the block raises, the partial file is kept if it has
-    rows.
+    After the `with` block, `out` has one row for each path, in order. If the block raises an exception, a partial file
+    with rows is kept, and a partial file without rows is deleted.
 
     Args:
         out: the finished file.
@@ -662,7 +669,7 @@ def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) ->
         stock: the existing rows; the block must add the missing ones, in order.
 
     Raises:
-        OSError: the file cannot be written; the error names it.
+        OSError: the file cannot be written; the error names the file.
     """
     partial = partial_of(out)
     if stock.file == out:

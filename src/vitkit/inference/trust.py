@@ -115,7 +115,7 @@ class ClassSets:
     images: int
 
     def of(self, probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-        """Return which classes are in the sets of images with these probabilities: (n, K) -> (n, K)."""
+        """Return whether each class is in the set of each image, (n, K), from probabilities (n, K)."""
         contained: npt.NDArray[np.bool_] = _score(self.kind, *_against_others(probabilities)) <= self.limits
         return contained
 
@@ -227,8 +227,8 @@ class SureThreshold:
 
     Attributes:
         accuracy: the guaranteed accuracy.
-        doubt: an image is answered, that is, its prediction is given, if the probability of its most probable class is
-            above 1 - doubt. The difference from 1 is stored because it keeps more digits of thresholds near 1.
+        doubt: 1 minus the threshold, which keeps more digits than a threshold near 1. An image is answered, that is,
+            its prediction is given, if the probability of its most probable class is above the threshold.
         answered: number of held-out images that are answered.
         wrong: number of answered held-out images whose prediction is wrong.
         images: number of held-out images.
@@ -258,7 +258,7 @@ class SureThreshold:
         return is_sure
 
     def in_words(self) -> str:
-        """Describe the threshold in a line."""
+        """Describe the threshold in one line of text."""
         return (
             f"--accuracy {self.accuracy}: predictions with a confidence above {max(self.confidence, 0):.6g} are given, "
             f"which {self.answered} of {self.images} {self.kind} have ({self.share:.1%}), {self.wrong} of them "
@@ -358,7 +358,7 @@ MOST = 20_000  # held-out images that are stored; more hardly change a quantile
 
 @dataclass(frozen=True, eq=False)
 class RecordedTests:
-    """The predictions for m test images of a run. Promises do not use them; `vitkit watch` compares with them.
+    """The predictions for m test images of a run. Guarantees do not use them; `vitkit watch` compares new ones with them.
 
     Attributes:
         predicted: most probable class, (m,).
@@ -382,7 +382,7 @@ class Trust:
     """The record of a classifier's predictions for images that its weights were not trained on.
 
     Attributes:
-        held_out: the predictions that promises are based on.
+        held_out: the predictions from which guarantees are derived (`rules_for`).
         unknown: the out-of-distribution detector with its scores of held-out images; None if none was fitted.
         tests: the predictions for the test images; None if there are none.
     """
@@ -493,8 +493,7 @@ class PredictionRules:
         sure: the confidence threshold for labels of a guaranteed accuracy; None if no accuracy is requested.
         unknown: the highest p-value of an image that is called unknown; None to call no image unknown.
         chosen: the settings that were chosen on the held-out images, such as `temperature`.
-        folds: the number of folds if the held-out images were predicted by cross-validation (`HeldOut`), else
-            0.
+        folds: the number of folds if the held-out images were predicted by cross-validation (`HeldOut`), else 0.
     """
 
     sets: ClassSets | None = None
@@ -554,7 +553,8 @@ def rules_for(
         unknown: the highest p-value of an image that is called unknown; None to call no image unknown.
 
     Raises:
-        VitkitError: there are no held-out images or too few of them, or a value is not between 0 and 1.
+        VitkitError: the held-out images are missing or too few, or do not show the accuracy; the model has no score for
+            unknown images; a value is not between 0 and 1; or `by_class` is set without `coverage`.
     """
     if coverage is None and by_class:
         raise VitkitError("--set-by-class applies only to prediction sets: add --coverage, or leave it out")

@@ -90,10 +90,10 @@ class Strangeness:
 
     Attributes:
         method: `neighbours`, `mahalanobis` or `energy`.
-        points: for `neighbours`, unit-length features of training images, (m, D), in float16; for `mahalanobis`, the
-            whitened class means, (K, D); otherwise (0, 0).
+        points: for `neighbours`, the unit-length features of m training images, (m, D), in float16; for `mahalanobis`,
+            the whitened class means, (K, D); for `energy`, empty, (0, 0).
         whitening: for `mahalanobis`, a matrix that makes the shared covariance the identity, (D, D); otherwise (0, 0).
-        nearest: k, if the score is the distance to the k-th nearest point.
+        nearest: the number k of a score that is the distance to the k-th nearest point.
     """
 
     method: Part
@@ -255,7 +255,7 @@ class Unknown:
         return min(ACCEPTED, max(0.0, 1 - _least(self.method) / (self.known.shape[1] + 1)))
 
     def passes(self, seen: Seen) -> npt.NDArray[np.bool_]:
-        """Return which images (n,) pass as known at the threshold that the fraction `accepted` of known ones passes."""
+        """Return whether each image passes as known, (n,). The fraction `accepted` of known images passes."""
         passed: npt.NDArray[np.bool_] = self.of(seen) > 1 - self.accepted + 1e-9
         return passed
 
@@ -305,9 +305,9 @@ def p_values(
 def images_needed(method: Method, level: float) -> int:
     """Return the number of held-out images that p-values as low as `level` require.
 
-    With this number, the p-value of an image is at most `level` if the image is more extreme than all known images in
-    any one of its scores. Known images that are extreme in another score may count as equally extreme, but their number
-    is limited by the ratio of the weights.
+    With this number, an image that is more extreme than all known images in one of its scores has a p-value of at most
+    `level`. With several scores, some known images may count as equally extreme, because they are extreme in another
+    score. The ratio of the weights limits their number.
 
     Args:
         method: the method.
@@ -317,7 +317,10 @@ def images_needed(method: Method, level: float) -> int:
 
 
 def _least(method: Method) -> int:
-    """Return n + 1 times the highest possible p-value of an image that is the most extreme in one of its scores."""
+    """Return c such that the p-value of an image is at most c / (n + 1) if it is the most extreme in one score.
+
+    n is the number of known images.
+    """
     weights = PARTS[method].values()
     return sum(math.floor(weight / min(weights) + 1e-9) for weight in weights)
 
