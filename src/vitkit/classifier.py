@@ -77,8 +77,8 @@ class Classifier:
             None.
         pictures: the serialised record of the images that the weights were trained on (`data.seen`); None if there is
             none.
-        runner: the backend that computes logits instead of the model, see `use`. Features and explanations always come
-            from the model.
+        runner: the backend that computes logits, see `use`; None if the model computes them itself. `features`,
+            `embed` and `explain` always use the model.
         trust: the serialised predictions of held-out images (`inference.trust`). Prediction sets and rules for
             uncertain or unknown images are derived from them. None if the model was not calibrated.
         runner_has_features: whether the runner returns the features in further columns after the logits.
@@ -245,8 +245,8 @@ class Classifier:
                 fewer than 500 images are expected.
             say: a function that is called with lines of text about the measured speeds.
             device: `cpu`, `cuda` or `mps`, for the backend; `auto` is the model's device, or a GPU if there is one.
-            features: whether to compute the input of the head, too. The score for unknown images requires it. None
-                means that it is computed if the classifier has such a score and no patches are merged.
+            features: whether the backend also computes the input of the head, which the score for unknown images
+                requires. None means that it does so if the classifier has such a score and no patches are merged.
 
         Raises:
             VitkitError: the backend, precision, plan or device does not exist or does not work here, or the model's
@@ -272,7 +272,7 @@ class Classifier:
                 `flip,crops` for all ten.
 
         Raises:
-            VitkitError: a name is unknown, or the views make no sense for this model.
+            VitkitError: a name is unknown, or the views do not suit this model's training or preprocessing.
         """
         views = Views.of(names)
         views.check(self.preprocess, self.provenance.get("recipe"))
@@ -355,7 +355,7 @@ class Classifier:
         return self.assessing()(pixels)
 
     def assessing(self) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
-        """Return a function that computes `assess`; it is faster than `assess` if called many times."""
+        """Return a function that does the same as `assess`, but is faster if it is called many times."""
         unknown = self.unknown
         if unknown is None:
             return self.answer
@@ -581,7 +581,8 @@ class Classifier:
         The arguments are those of `trust.rules_for`.
 
         Raises:
-            VitkitError: the model was not calibrated on enough held-out images, or a value is not allowed.
+            VitkitError: the model was not calibrated on enough held-out images, a value is not allowed, or rules are
+                requested although several views are averaged or patches are merged.
         """
         requested = coverage is not None or accuracy is not None or unknown is not None
         if requested and self.views is not None:

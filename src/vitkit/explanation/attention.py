@@ -68,7 +68,7 @@ def exact_matrix(attention: Attention, q: Tensor, k: Tensor, bias: Tensor | None
 
 
 def twin(module: M, attention: type[Attention]) -> M:
-    """Return a copy of a module in evaluation mode. It shares the weights of the module, but they get no gradients.
+    """Return a copy of a module in evaluation mode. It shares the module's weights, which get no gradients.
 
     Args:
         module: the module, compiled or not. It is not changed.
@@ -94,9 +94,12 @@ def _shared(tensor: Tensor | None) -> Tensor | None:
 
 
 def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tuple[VisionTransformer, Tensor]:
-    """Return a copy of the model with layers of the class `attention`, and the input of the copy's first layer.
+    """Return a copy of the model (`twin`), and the input (B, N, D) of the copy's first layer.
 
-    The input (B, N, D) is that for images (B, C, height, width). See `twin` for the copy.
+    Args:
+        model: the model, compiled or not.
+        images: (B, C, height, width), preprocessed.
+        attention: the class that replaces `Attention` in the copy.
 
     Raises:
         VitkitError: the model is not a Vision Transformer, its kind of attention has no maps, all its layers are

@@ -284,7 +284,10 @@ def occlusion(
 
 
 def square_places(grid: tuple[int, int], square: int, stride: int) -> Tensor:
-    """Return masks (S, h, w) of the patches that the square covers at each position. No patch stays uncovered."""
+    """Return a mask of the patches that a square covers, for each of its S positions, (S, h, w).
+
+    Every patch is covered at one position or more. `square` and `stride` are in patches, as in `occlusion`.
+    """
     height, width = (min(square, side) for side in grid)
     places = []
     for top in _starts(grid[0], height, stride):

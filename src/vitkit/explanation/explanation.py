@@ -58,7 +58,9 @@ def can_explain(model: Model) -> bool:
 
 
 def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
-    """Return the requested method, or with `all` every method that applies to the model.
+    """Return the requested method, or for `all` every method that applies to the model.
+
+    The layer is only checked; None means that no layer was requested.
 
     Raises:
         VitkitError: the method or layer does not exist, or does not apply to this model.
@@ -92,7 +94,10 @@ def _methods_of_network(method: str, layer: int | None, model: Network) -> list[
 
 
 def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]:
-    """Return the keyword arguments for a method: `target` and `layer`, as far as the method accepts them."""
+    """Return the keyword arguments of a method: `target` and `layer` if the method accepts them.
+
+    If `layer` is None, it is omitted, so that the method uses its default.
+    """
     of_class = {"target": target} if METHODS[method].of_class else {}
     of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}
     return of_class | of_layer
@@ -233,7 +238,10 @@ class Explanation:
         return f"<div><b>{escape(self.title)}</b></div>{shown}"
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return functions that draw figures, by name: one for each method, and `all` for all maps side by side."""
+        """Return functions that draw figures, by name: one for each method.
+
+        If there are several maps, the first function is `all`, which draws them side by side.
+        """
         single = {method: partial(self._draw, method) for method in self.methods}
         return {"all": self._draw_all, **single} if len(self.maps) > 1 else dict(single)
 

@@ -59,9 +59,10 @@ def check(path: Path, content: bytes, *beside: bytes, start: int = 0) -> None:
 
 
 def _digest(content: bytes, beside: Iterable[bytes], start: int) -> tuple[slice, bytes]:
-    """Return the position of the checksum in the content, and the digits that it should have.
+    """Return the position of the checksum in the content, and the correct checksum.
 
-    They are a SHA-256 over all parts and their lengths.
+    The checksum is a SHA-256 of the content, with zeros in place of the checksum, and of the files in `beside`. Each
+    part is preceded by its length.
 
     Raises:
         ValueError: the content has no checksum, or several.

@@ -448,7 +448,11 @@ def _read_as_torch_does(path: Path, images: Tensor) -> None:
 
 
 def open_file(path: Path, precision: str) -> tuple[ProgramRunner, str]:
-    """Return a runner for a file, and the text of its card. The precision `auto` stands for that of the file.
+    """Return a runner for a file, and the text of the file's card.
+
+    Args:
+        path: the file.
+        precision: the precision of the file; `auto` accepts any precision.
 
     Raises:
         VitkitError: the file is damaged or was not written by vitkit, or it computes in another precision.

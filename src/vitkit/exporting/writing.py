@@ -1,4 +1,4 @@
-"""Write an exported file. It gets its final name only after a check that it predicts in the same way as the model."""
+"""Write an exported file. The file gets its final name only after a check that it predicts as the model does."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Outcome:
     Attributes:
         comparison: comparison of the file, computed in `precision`, with the model in float32.
         precision: the precision in which the file was computed for the comparison.
-        in_bfloat16: comparison of the file computed in bfloat16; None if its runtime does not use bfloat16 here.
+        in_bfloat16: comparison of the file computed in bfloat16. None if the file's runtime does not choose bfloat16 on
+            this machine, or if `precision` is bfloat16.
         size: total size of all files in bytes.
         seconds: the time that writing took.
     """
@@ -134,7 +135,7 @@ def check_free(files: Sequence[Path], *, force: bool) -> None:
 
 @contextmanager
 def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
-    """Yield a path with the same name in a temporary folder. If the block succeeds, its files are moved to `out`."""
+    """Yield a path in a temporary folder. If the `with` block succeeds, the files written there are moved to `out`."""
     folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     with exclusive(out):
         check_free(form.files(out), force=force)

@@ -358,7 +358,9 @@ MOST = 20_000  # held-out images that are stored; more hardly change a quantile
 
 @dataclass(frozen=True, eq=False)
 class RecordedTests:
-    """The predictions for m test images of a run. Guarantees do not use them; `vitkit watch` compares new ones with them.
+    """The predictions for m test images of a run.
+
+    Guarantees do not use these predictions. `vitkit watch` compares new predictions with them.
 
     Attributes:
         predicted: most probable class, (m,).

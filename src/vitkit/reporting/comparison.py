@@ -349,7 +349,7 @@ def _bars(
     name: str,
     place: int,
 ) -> None:
-    """Draw a line with 95 % intervals as error bars. `place` is the number of its marker."""
+    """Draw a line with 95 % intervals as error bars. `place` is the number of the line, which determines its marker."""
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
     marker = _MARKERS[place % len(_MARKERS)]

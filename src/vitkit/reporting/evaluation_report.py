@@ -123,7 +123,7 @@ def write_report(
         root: the folder or storage that the images' paths are relative to; None if the images are not files.
         facts: rows of the table about the run: its model, data and software.
         findings: what the reader should know about the data, one sentence each; they are shown first.
-        pictures: PNG pictures by caption, such as those of `draw`; they are embedded in the page.
+        pictures: PNG pictures by caption, such as those of `pictures_of`; they are embedded in the page.
         laid_out: some of the images as points in the plane.
         doubts: labels that are likely wrong, the most doubtful first.
         recipe: the complete recipe, as TOML.
@@ -670,7 +670,7 @@ def _weights_tried(tried: Tried | None) -> list[str]:
 
 
 def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[str]:
-    """Return the section with the worst mistakes and the regions of the pictures that led to them."""
+    """Return the section with the worst mistakes and the picture regions that led to these mistakes."""
     if not mistakes:
         return []
     pieces = ["<h2>Where the mistakes come from</h2>"]

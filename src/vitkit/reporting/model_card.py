@@ -26,9 +26,9 @@ _LISTED = 30  # classes
 
 
 class CardFacts(Protocol):
-    """The facts about a model that its card contains.
+    """The attributes of a model that its card describes.
 
-    A `Classifier` provides these facts, and so does the result of `vitkit.weights.inspect`.
+    A `Classifier` has these attributes, and so does the result of `vitkit.weights.inspect`.
     """
 
     @property
@@ -46,8 +46,8 @@ def model_card(name: str, model: CardFacts, made_with: str, run: Path | None = N
 
     Args:
         name: the name of the model.
-        model: the facts about the model.
-        made_with: the version of vitkit that trained it.
+        model: a `Classifier`, or another object with the same attributes (`CardFacts`).
+        made_with: the version of vitkit that wrote the model.
         run: the run folder with its evaluation and split; None if there is none.
 
     Raises:

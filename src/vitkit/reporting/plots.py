@@ -312,7 +312,10 @@ def sizes(pixels: Sequence[tuple[int, int]]) -> Figure:
 
 
 def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
-    """Write the class names along the x axis. If there are so many that they would overlap, return False."""
+    """Write the class names along the x axis, and return True.
+
+    If there are so many classes that their names would overlap, write no names, and return False.
+    """
     if len(classes) > _MOST_NAMED:
         axis.set_xlabel("class")
         return False
