@@ -81,7 +81,7 @@ def open_runner(
 
 
 def _check(backend: str, precision: str, plan: str, merge: int) -> None:
-    """Refuse an unknown backend or precision, and combinations that do not exist."""
+    """Raise a `VitkitError` if a backend, precision or plan is unknown, or if they cannot be combined."""
     if backend not in backend_names():
         raise VitkitError(f"backend must be one of {', '.join(backend_names())}, not {backend!r}")
     if precision not in PRECISIONS:

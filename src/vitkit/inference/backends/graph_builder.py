@@ -49,7 +49,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 
 class GraphWriter(Protocol[V]):
-    """The operations of a runtime; `V` is the type of its values. In shapes, 0 stands for the size of the input."""
+    """The operations of a runtime; `V` is the type of its values. In `reshape`, a size of 0 keeps the input's size."""
 
     def images(self, channels: int, height: int, width: int) -> V: ...
     def constant(self, value: Tensor) -> V: ...
@@ -445,7 +445,7 @@ class _GraphBuilder(Generic[V]):
     def rms(self, x: V, axis: int, size: int, eps: float) -> V:
         """Divide by the root mean square along the last axis.
 
-        It is computed as the standard deviation of x concatenated with -x along `axis`.
+        The root mean square is computed as the standard deviation of x concatenated with -x along `axis`.
         """
         writer = self.writer
         both = writer.concat([x, writer.multiply(x, writer.constant(torch.full((1,), -1.0)))], axis)

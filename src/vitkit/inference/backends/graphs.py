@@ -340,7 +340,7 @@ def trace_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = to
 
 
 def trace_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """Convert the network to an `openvino.Model`, by way of the graph of `trace_onnx`.
+    """Convert the network to an `openvino.Model`, by way of the graph of `trace_onnx`, whose arguments it takes.
 
     Raises:
         VitkitError: see `trace_onnx`; or OpenVINO is not installed, or does not support an operation.

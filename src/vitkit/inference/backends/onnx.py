@@ -32,7 +32,8 @@ def from_model(model: Model, precision: str) -> Runner:
 def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
     """Return the model as an `onnx.ModelProto`.
 
-    A `VisionTransformer` is written operation by operation; the network of another library is traced.
+    A `VisionTransformer` is written operation by operation; the network of another library is traced. `batch` and
+    `dtype` are those of `graphs.write_onnx`; a dtype of None is float32.
 
     Raises:
         VitkitError: ONNX is not installed, the model is too large, or a network cannot be traced.

@@ -33,7 +33,8 @@ def from_model(model: Model, precision: str) -> OpenVINORunner:
 def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
     """Return the model as an `openvino.Model`.
 
-    A `VisionTransformer` is written operation by operation; the network of another library is traced.
+    A `VisionTransformer` is written operation by operation; the network of another library is traced. `batch` and
+    `dtype` are those of `graphs.write_openvino`; a dtype of None is float32.
 
     Raises:
         VitkitError: OpenVINO is not installed, or a network cannot be traced.

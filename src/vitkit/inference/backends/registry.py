@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 PRECISIONS = ("auto", "float32", "bfloat16", "float16")
-PLANS = (
+PLANS = (  # layout of the weights, and kind of attention (`optimized.prepare`)
     "auto",
     "plain",
     *(f"{layout}-{way}" for layout in ("folded", "packed") for way in ("fused", "batch", "image")),
@@ -40,7 +40,7 @@ class Backend:
         module: the module that creates its runners.
         opens: the name of a function in the module: (model, precision) -> Runner.
         packages: the packages that must be installed.
-        hint: how to install them.
+        hint: how to install the packages.
         precision: the only precision that the backend supports; None for any of `PRECISIONS`.
         auto_on: the kind of device on which the backend name `auto` stands for this backend; None for none.
         auto_from: the smallest number of images for which `auto` uses this backend, because its preparation takes time.

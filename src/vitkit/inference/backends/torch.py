@@ -123,7 +123,7 @@ def _take_turns(
 ) -> list[dict[str, float]]:
     """Return the seconds per batch of each plan, for each round; an empty list if time runs out.
 
-    Plans that are slow in the first round are left out of the others.
+    Plans that are slow in the first round are left out of the later rounds.
     """
     racing: dict[str, float] = {}
     for name in [*candidates, *candidates]:  # in the second pass, kernels have been chosen
@@ -156,7 +156,10 @@ def _seconds(optimized: OptimizedModel, times: Sequence[int], images: Tensor) ->
 
 
 def _facts(model: VisionTransformer, dtype: torch.dtype) -> dict[str, Any]:
-    """Return all values that a measurement depends on, without those that do not affect the cost, such as dropout."""
+    """Return the values that determine which plan is fastest: the machine, torch, and the model's configuration.
+
+    Fields of the configuration that do not affect the cost, such as dropout, are left out.
+    """
     config = {
         name: value for name, value in asdict(model.config).items() if "drop" not in name and name not in ("init",)
     }
@@ -192,7 +195,7 @@ def _file(facts: Mapping[str, Any]) -> Path:
 
 
 def _kept(facts: Mapping[str, Any]) -> str | None:
-    """Return the plan that was stored for these facts; None if there is no valid file."""
+    """Return the plan that was stored for these values (`_facts`); None if there is no valid file."""
     try:
         kept = from_json(_file(facts).read_text(encoding="utf-8"))
     except (OSError, ValueError):
