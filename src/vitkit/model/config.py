@@ -483,7 +483,7 @@ class ViTConfig:
 
     @property
     def positions_in_layers(self) -> bool:
-        """Whether every layer uses positions. Each patch must then keep its place in the sequence."""
+        """Whether every layer uses positions, so that each patch must keep its place in the sequence."""
         is_added_there = self.position != "none" and self.position_at != "input"
         return self.position in RELATIVE or self.rotary != "none" or is_added_there
 
@@ -567,7 +567,8 @@ def override(config: ViTConfig, **overrides: Any) -> ViTConfig:
     """Return a copy of a configuration with other values of some fields.
 
     A new `hidden_size` also scales `mlp_size` in proportion. If `representation_size` equals the old hidden size, it is
-    set to the new one.
+    set to the new one. New values of `pool`, `position`, `attention` and `layers` also adjust the fields that depend on
+    them, such as `class_token` and `position_at`.
 
     Names of other libraries are accepted too: `mlp_ratio` (mlp_size / hidden_size), `distilled` (both distillation
     fields), `has_logits` (whether there is a representation layer of size `hidden_size`), and those that `canonical`

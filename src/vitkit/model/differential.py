@@ -2,8 +2,8 @@
 
     (softmax(Q_1 K_1^T / sqrt(d)) - lambda softmax(Q_2 K_2^T / sqrt(d))) V
 
-Shapes: B batch, N tokens, n number of leading tokens that are computed, D hidden size, H heads, D_h head size, d half
-of D_h. The names of parameters are timm's.
+Shapes: B batch, N tokens, n leading tokens whose output is computed, D hidden size, H heads, D_h head size, d half of
+D_h. The names of parameters are timm's.
 """
 
 from __future__ import annotations
@@ -139,5 +139,5 @@ class DifferentialTimm:
 
     @staticmethod
     def describe(_config: ViTConfig) -> tuple[None, dict[str, Any]]:
-        """Return the argument that selects differential attention in any ViT of timm."""
+        """Return None for the name of a model, and the argument that selects this attention in any ViT of timm."""
         return None, {"attn_layer": "diff"}

@@ -10,8 +10,8 @@ A third layer, `mlp_kind="conv"`, is in `vit.MLP`. None of these layers changes 
 papers that they come from use batch normalisation. It is left out here, so that a prediction does not depend on other
 images of the batch.
 
-Shapes: B batch, C channels, height and width of a feature map; N tokens, n number of leading tokens that are computed,
-D hidden size.
+Shapes: B batch, C channels, height and width of a feature map; N tokens, n leading tokens whose output is computed, D
+hidden size.
 """
 
 from __future__ import annotations

@@ -333,7 +333,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def attend_fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Compute eqs. 6-7 by one kernel: (B, H, n, D_h) for all tokens, or (B, W, H, S, D_h) within `windows`."""
+    """Compute eqs. 6-7 by one kernel. The result has the shape of q.
+
+    q is (B, H, n, D_h) for attention to all tokens, or (B, W, H, S, D_h) for attention within W windows (`windows`).
+    """
     if q.ndim == 4:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     B, W = q.shape[:2]

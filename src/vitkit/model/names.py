@@ -76,7 +76,7 @@ def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> V
 
     `_in21k` models have 21,843 classes and a representation layer (unless `has_logits=False`). `_gap` models average
     the patches instead of reading a class token. `deit_*_distilled_*` models have DeiT's distillation token and its
-    second head.
+    second head. `num_classes` and `overrides` replace values that follow from the name.
 
     Raises:
         VitkitError: the name is unknown (the message suggests similar names), an override is unknown, or no model can
@@ -244,7 +244,7 @@ Config = ViTConfig | NetworkConfig
 
 
 def config_from_dict(fields: Any) -> Config:
-    """Create a configuration of either kind from the fields that its `to_dict` returned.
+    """Create a `ViTConfig` or a `NetworkConfig` from the fields that its `to_dict` returned.
 
     Raises:
         VitkitError: a field is unknown or missing, or no model can be built with its value.
@@ -266,5 +266,5 @@ def split_network(name: str) -> tuple[Library, str] | None:
 
 
 def is_network_name(name: str | None) -> bool:
-    """Return whether a name stands for a network of another library or of the user, as in `split_network`."""
+    """Return whether `split_network` splits a name, which then stands for a network; False for None."""
     return name is not None and split_network(name) is not None

@@ -135,7 +135,14 @@ def import_timm() -> Any:
 
 
 def native_size(config: NetworkConfig) -> tuple[int, int]:
-    """Return the (height, width) in pixels for which the library designed a network of this name."""
+    """Return the (height, width) in pixels at which a network of this name is used by default.
+
+    For a network of timm, this is the size of its published weights, or 224 x 224 if there are none. For all other
+    networks, it is 224 x 224.
+
+    Raises:
+        VitkitError: see `published_by_timm`.
+    """
     if config.library != "timm":
         return 224, 224
     published = published_by_timm(config)
@@ -213,7 +220,10 @@ def _layers(network: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
 
 
 def native_rates(config: NetworkConfig) -> dict[str, float]:
-    """Return the library's default rates of dropout and stochastic depth for a network of this name."""
+    """Return the library's default rates of dropout and stochastic depth for a network of this name.
+
+    Each is the largest rate of all layers, or 0 if there is no such layer.
+    """
     network = on_meta(config.replace(dropout=None, drop_path=None))
     return {
         name: max((float(getattr(layer, field)) for layer, field in layers), default=0.0)

@@ -1,6 +1,6 @@
-"""The paper's layers with the arguments of timm and of widespread scripts, for experiments or other models.
+"""The layers of `vit` with constructors that take the arguments of timm and of widespread training scripts.
 
-They are the layers of `vit` with the same parameter names. Only their constructors differ.
+Use them in experiments or in models of your own. The names of their weights are those of the layers in `vit`.
 
 Shapes: B images, N tokens, D features of a token.
 """
@@ -89,7 +89,7 @@ class Mlp(vit.MLP):
     Args:
         in_features: D.
         hidden_features: the width between the layers; the default is D.
-        out_features: D; another width would not fit the residual connection.
+        out_features: None or D, because the residual connection adds the input to the output.
         act_layer: the activation: `nn.GELU`, `nn.ReLU` or `nn.SiLU`, or a name.
         drop: the rate of dropout after each layer; `drop_ratio` is understood as well.
         options: other fields of `ViTConfig`.

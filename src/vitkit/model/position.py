@@ -8,8 +8,8 @@ product of a rotated q and a rotated k depends only on their offset, so position
 grid, there are two ways. With "axial", half of the angles depend on the row and half on the column. With "mixed" (arXiv
 2403.13298), each angle depends on both, in learned proportions. Prefix tokens are not rotated.
 
-Shapes: B batch, H heads, N tokens, n number of leading tokens that are queries, P patches of a grid (h, w), D hidden
-size, D_h head size, L layers, O offsets: (2h - 1) (2w - 1).
+Shapes: B batch, H heads, N tokens, n leading tokens that are queries, P patches of a grid (h, w), D hidden size, D_h
+head size, L layers, O offsets: (2h - 1) (2w - 1).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _offsets(grid: Pair) -> int:
 
 
 def offset_index(grid: Pair) -> Tensor:
-    """Return the index of each pair's offset in the row-major list of all offsets between patches: (P, P)."""
+    """Return, for each pair of patches, the index of their offset in the row-major list of all offsets: (P, P)."""
     h, w = grid
     places = torch.cartesian_prod(torch.arange(h), torch.arange(w)).view(-1, 2)  # (P, 2)
     apart = places[:, None] - places[None, :] + torch.tensor([h - 1, w - 1])  # (P, P, 2), from 0
@@ -150,8 +150,8 @@ def _sincos(positions: Tensor, dim: int) -> Tensor:
 class Learned2D(nn.Module):
     """Learned embeddings of row and column, D/2 features each, which are concatenated (app. D.4).
 
-    The position embeddings of prefix tokens are zeros. Parameters: y (tables, h, D/2), x (tables, w, D/2). There is one
-    table for each layer that adds its own positions, otherwise one in all.
+    The position embeddings of prefix tokens are zeros. Parameters: y (tables, h, D/2), x (tables, w, D/2). `tables` is
+    the number of layers if each layer adds its own positions, and otherwise 1.
     """
 
     def __init__(self, config: ViTConfig, tables: int) -> None:

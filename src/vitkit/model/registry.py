@@ -113,7 +113,14 @@ def build_registered(name: str, num_classes: int, in_channels: int, image_size: 
 
 
 def build_registered_block(config: Any, layer: int) -> Any:
-    """Create a registered encoder layer. Its new attribute `takes` lists the optional parameters of its `forward`."""
+    """Create a registered encoder layer, and set its attribute `takes`.
+
+    `takes` is the set of the optional parameters, `queries` and `relative`, that the layer's `forward` has.
+
+    Raises:
+        VitkitError: the function does not return a module, or `forward` lacks `relative` although the configuration has
+            positions that act inside attention.
+    """
     from torch import nn
 
     block = BLOCKS[config.block](config, layer)

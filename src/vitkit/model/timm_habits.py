@@ -16,8 +16,8 @@ class AttentionHabits:
     """A mixin with the attributes of timm's attention, for `Attention`.
 
     Scripts for timm set `fused_attn` to False in order to read attention matrices with hooks. Usually the last block
-    computes attention only for the tokens that the head uses. After `fused_attn` was set to False, it computes
-    attention for all tokens (`TimmHabits.is_observed`).
+    computes attention only for the tokens that the head uses. If its `fused_attn` was set to False, the last block
+    computes attention for all tokens (`TimmHabits.is_observed`).
     """
 
     is_observed = False  # set with `fused_attn`
@@ -47,7 +47,7 @@ class TimmHabits:
 
     @property
     def is_observed(self: Any) -> bool:
-        """Whether a script reads the last block's attention matrices. They must then have a row for each token."""
+        """Whether a script reads the last block's attention matrices, which must then have a row for each token."""
         return bool(getattr(getattr(self.blocks[-1], "attn", None), "is_observed", False))
 
     @property

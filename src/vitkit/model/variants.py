@@ -140,7 +140,7 @@ def handlers_of(config: ViTConfig, who: str) -> list[Any]:
 
 
 def fields_by_names(names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields whose values follow from the names of tensors in timm's layout."""
+    """Return the fields whose values follow from the names of tensors in timm's layout, with these values."""
     names = list(names)
     return {
         row.field: value
@@ -151,7 +151,7 @@ def fields_by_names(names: Iterable[str]) -> dict[str, Any]:
 
 
 def settings(config: ViTConfig, among: Set[str]) -> dict[str, Any]:
-    """Return the fields that affect predictions, are not in `among`, and are not at their defaults."""
+    """Return the fields, with values, that affect predictions, are not in `among`, and are not at their defaults."""
     return {
         field.name: value
         for field in dataclasses.fields(config)

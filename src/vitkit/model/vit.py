@@ -5,8 +5,8 @@
     z_l  = MLP(LN(z'_l)) + z'_l                          eq. 3   Block, MLP
     y    = LN(z_L^0)                                     eq. 4   VisionTransformer.forward_head
 
-Shapes: B batch, C channels, N tokens, n number of leading tokens that are computed, D hidden size, H heads, D_h head
-size, h x w patch grid, K classes. The names of parameters are those of timm, DeiT, DINO and MAE; they are public.
+Shapes: B batch, C channels, N tokens, n leading tokens whose output is computed, D hidden size, H heads, D_h head size,
+h x w patch grid, K classes. The names of parameters are those of timm, DeiT, DINO and MAE; they are public.
 """
 
 from __future__ import annotations
@@ -72,7 +72,13 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(AttentionHabits, nn.Module):
-    """Multi-head self-attention (app. A, eqs. 5-8), of all tokens or within windows (app. D.6)."""
+    """Multi-head self-attention (app. A, eqs. 5-8), of all tokens or within windows (app. D.6).
+
+    Args:
+        config: the configuration of the model.
+        patches_read: whether the output of the patches is used. If not, patches have no queries (projection "conv").
+        layer: the number of the layer, from 0; windows depend on it.
+    """
 
     def __init__(self, config: ViTConfig, patches_read: bool = True, layer: int = 0) -> None:
         super().__init__()
@@ -127,6 +133,7 @@ class MLP(nn.Module):
     """Two linear layers with a GELU between them (sec. 3.1).
 
     `mlp_kind` "swiglu" replaces the GELU by a gated unit; "conv" adds a convolution over the patches before the GELU.
+    The convolution is left out if `patches_read` is False, which means that the output of the patches is not used.
     """
 
     def __init__(self, config: ViTConfig, patches_read: bool = True) -> None:
@@ -173,7 +180,7 @@ class Block(nn.Module):
 
 
 def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Module:
-    """Create the MSA of eq. 2, or the layer that the configuration uses instead."""
+    """Create the MSA of eq. 2, or the layer that the configuration uses instead; see `Attention` for the arguments."""
     if layer in config.conv_layers:
         return ConvMixer(config)
     if config.attention == "differential":
@@ -346,7 +353,8 @@ class VisionTransformer(TimmHabits, nn.Module):
     def forward_features(self, images: Tensor) -> Tensor:
         """Compute all tokens of images: (B, C, height, width) -> (B, N, D), the prefix tokens first.
 
-        They are normalised, unless the model normalises after pooling instead (`fc_norm`).
+        They are normalised, unless the model normalises after pooling instead (`fc_norm`) or has no last norm
+        (`last_norm=False`).
         """
         return self.norm(self.encode(self.embed(images)))
 

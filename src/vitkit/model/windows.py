@@ -15,7 +15,7 @@ whole image in the last layer. The model of appendix D.6 has no prefix tokens; i
 
 If the grid is not divisible by the window, it is padded at the bottom and at the right. Nothing attends to the padding.
 
-Shapes: B batch, H heads, D_h head size, N tokens, n number of leading tokens that are computed, P prefix tokens (which
+Shapes: B batch, H heads, D_h head size, N tokens, n leading tokens whose output is computed, P prefix tokens (which
 precede the patches), h x w patch grid, W windows, S patches of a window, including padding.
 """
 
@@ -69,7 +69,7 @@ class Windows:
             q: (B, H, n, D_h), of the first n tokens.
             k: (B, H, N, D_h).
             v: (B, H, N, D_h).
-            bias: the bias of the logits, (1, H, n, N); None for nothing.
+            bias: the bias of the logits, (1, H, n, N); None for no bias.
         """
         P, n = self.prefix, q.shape[2]
         if P < n < k.shape[2]:  # some of the patches are computed, and windows are not complete
@@ -125,11 +125,13 @@ class Windows:
         return inside.permute(0, 3, 1, 2)[None].to(like.dtype) + mask[:, :, :, None]
 
     def masked(self, bias: Tensor | None, like: Tensor) -> Tensor:
-        """Return a bias that makes full attention equal to attention within windows: (n, N), or (1, H, n, N).
+        """Return a bias that makes attention to all tokens equal to attention within windows.
+
+        The shape is (n, N) without `bias`, and (1, H, n, N) with it.
 
         Args:
-            bias: the bias of the logits in addition to the windows, (1, H, n, N); None for nothing.
-            like: (B, H, n, D_h), which determines device and dtype of the result.
+            bias: a bias of the logits that is included in the result, (1, H, n, N); None for no such bias.
+            like: a tensor (B, H, n, D_h), which determines n, and the device and dtype of the result.
         """
         rows, columns = (
             torch.arange(side, device=like.device) // size for side, size in zip(self.grid, self.size, strict=True)
@@ -141,7 +143,7 @@ class Windows:
 
 
 def windows_of(config: ViTConfig, layer: int) -> Windows | None:
-    """Return the windows of the layer with this number, from 0; None if its tokens attend to all tokens."""
+    """Return the windows of a layer, whose number counts from 0; None if its tokens attend to all tokens."""
     (h, w), size = config.grid, config.grid
     if config.attention == "axial":
         size = (h, 1) if layer % 2 else (1, w)
@@ -154,7 +156,7 @@ def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Ten
     """Add the operations of attention within windows to a graph for another runtime; return the output (B, H, n, D_h).
 
     All windows share the prefix tokens. The logits of the prefix keys are computed separately and then concatenated
-    with the others, so that the prefix keys are not copied for every window.
+    with the logits of the patches, so that the prefix keys are not copied for every window.
 
     Args:
         graph: the graph builder; its `writer` writes the operations.
@@ -163,7 +165,7 @@ def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Ten
         k: (B, H, N, D_h).
         v: (B, H, N, D_h).
         n: the number of queries: either N, or at most P.
-        bias: the bias of the logits, (1, H, n, N); None for nothing.
+        bias: the bias of the logits, (1, H, n, N); None for no bias.
     """
     writer, P, N, H, D_h = graph.writer, windows.prefix, graph.config.tokens, graph.config.heads, graph.config.head_size
     (h, w), (rows, columns), (height, width), (below, right) = (
