@@ -1,7 +1,8 @@
 """Correct the labels of images: apply the label files of people, and keep track of the labels that models proposed.
 
-A label file changes classes, leaves images out, and adds others; images that it does not name keep their class. They
-also keep their split if a run uses the split of an earlier run (`split_from`) (docs/decisions/0028-label-files.md).
+A label file changes the classes of images, leaves images out, and adds images. Images that it does not name keep their
+class. If a run uses the split of an earlier run (`split_from`), images also keep their split
+(docs/decisions/0028-label-files.md).
 
 A label that was changed on a model's suggestion agrees with that model, so testing on such labels measures how well
 models agree with one another, rather than how good they are. For this reason, a run stores the label that each image
@@ -166,9 +167,8 @@ def _proposals(
 ) -> tuple[Proposal, ...]:
     """Return the proposals that were accepted: the label that a model proposed is the image's current label.
 
-    Proposals in earlier label files are included.
-
-    If a class was renamed, earlier labels are translated to its new name.
+    Proposals in earlier label files are included. If a class was renamed, earlier labels are translated to its new
+    name.
     """
     older = {earlier.path: earlier for earlier in table.proposals}
     before, after = texts
@@ -467,10 +467,10 @@ class Earlier:
 
 
 def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
-    """Read the labels of a run, as far as later runs need them.
+    """Read the labels of a run, as far as a new run needs them.
 
-    Return None if the run is damaged. Unless it is an ancestor of the new run, also return None if it has neither
-    suspected label errors nor proposals, because the new run then does not need it.
+    Return None if the run is damaged, or if it has neither suspected label errors nor proposals. A run without these is
+    needed nevertheless if it is an ancestor of the new run (`is_ancestor`).
     """
     try:
         suspects = read_suspects(run / LABEL_ERRORS) if (run / LABEL_ERRORS).is_file() else []
@@ -545,8 +545,8 @@ def read_proposals(run: Path) -> tuple[Proposal, ...]:
 def proposals_of_run(run: Path, table: ImageTable) -> tuple[Proposal, ...]:
     """Read the proposals of a run, and replace their paths with the images' current paths.
 
-    `table` has the current paths (`images_of_run`). If an image was left out, so that it is not in the table, and is no
-    longer at its old path, it is located by its content.
+    `table` has the current paths (`images_of_run`). An image that was left out is not in the table. It keeps its path,
+    or is located by its content if it is no longer at this path.
     """
     stored = read_proposals(run)
     if not stored:
@@ -583,10 +583,9 @@ def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Seque
 
     The label of an image counts as proposed in three cases:
 
-    - The label file marks it as proposed.
-    - An earlier run suggested this label in place of the one that the image had then. This also holds if a person
-      entered it.
-    - An earlier run stored it as a proposal.
+    - The label file marks the label as proposed.
+    - An earlier run suggested this label instead of the label that the image had then, even if a person entered it.
+    - An earlier run stored the label as a proposal.
 
     An image that was left out counts if an earlier run suspected its label, unless the table contains the same file.
 
@@ -635,8 +634,8 @@ def _notes_about(
 def _renaming(run: Earlier, table: ImageTable, digests: Mapping[str, str], now: Mapping[str, str]) -> Renaming | None:
     """Infer how classes were renamed since a run; return None if the run's labels served another purpose.
 
-    This is assumed if more than a quarter of the labels differ, or if no label can be compared and the run is not an
-    ancestor.
+    Another purpose is assumed if more than a quarter of the labels differ, or if no label can be compared and the run
+    is not an ancestor.
     """
     pairs = [
         (now[path] if now[path] in run.labels[digest] else min(run.labels[digest]), now[path])

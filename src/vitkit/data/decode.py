@@ -106,7 +106,7 @@ def decode(path: str | Place, short_side: int | None = None) -> Image.Image:
         path: the file, or an image in a storage.
         short_side: the short side in pixels to which the caller will resize the picture. A large JPEG is then decoded
             at the smallest scale whose short side is at least twice as long. This takes a quarter of the time at 12
-            megapixels.
+            megapixels. None decodes at full scale.
 
     Raises:
         UnreadableImageError: the file is missing, is not an image, is damaged, or has more pixels than MAX_PIXELS.
@@ -640,10 +640,10 @@ def _states_range(samples: Samples, low: float, high: float) -> bool:
 
 
 def _stated_bits(samples: Samples, high: float) -> int | None:
-    """Return the number of significant bits that the file implies; None if it states no largest number.
+    """Return the number of bits of the largest number that the file states.
 
-    By the TIFF standard, the stated largest number need not mean white. Therefore only its number of bits is used. It
-    is ignored if a sample (at most `high`) exceeds it.
+    Return None if the file states no largest number, or one that is smaller than `high`, the largest sample. By the
+    TIFF standard, the stated number need not mean white. Therefore only its number of bits is used.
     """
     if samples.high is None or samples.high < max(high, 1):
         return None

@@ -113,7 +113,7 @@ row_of = attrgetter(*_FACTS.split(", "))
 
 
 class FactTable(Sequence[Facts]):
-    """The facts of n images, a column for each field.
+    """The facts of n images, stored as one column per field.
 
     One object per image would take 1.5 kB, or 1.5 GB for a million images. The columns take 50 bytes per image. In
     addition, there are thumbnails and keypoints, which are kept in temporary files if there are many images

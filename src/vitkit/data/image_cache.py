@@ -49,7 +49,7 @@ class PictureCache(Protocol):
 
 
 class _Room:
-    """A number of bytes that forked processes may reserve together. Reserved bytes are never released."""
+    """A budget of bytes from which all forked processes reserve. Reserved bytes are never released."""
 
     def __init__(self, size: int) -> None:
         self.size, self.lock = size, multiprocessing.Lock()
@@ -220,7 +220,7 @@ def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, i
     Args:
         files: the files of photographs.
         short_side: the short side in pixels to which larger pictures are reduced; None if pictures are not reduced.
-        fixed: the (height, width) of every reduced picture, if they are all equal.
+        fixed: the (height, width) of every reduced picture; None if the sizes differ.
     """
     if fixed is not None:
         return len(files) * 3 * fixed[0] * fixed[1]

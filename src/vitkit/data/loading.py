@@ -244,7 +244,7 @@ class BatchedImages:
         return next(islice(batches, batch, None))
 
     def images_in(self, first: int, last: int) -> tuple[int, int]:
-        """Count the training images in batches `first` to `last` (included): those of this process, and all of them.
+        """Return the number of training images in batches `first` to `last` (inclusive), of this process and in total.
 
         Batches beyond the end of the epoch have no images.
         """
@@ -357,8 +357,8 @@ def tell_lost_workers_once() -> None:
 def is_worker_lost(error: BaseException) -> bool:
     """Return whether an error means that a worker process was killed, or had too little shared memory.
 
-    PyTorch's message says so. If the connection broke while PyTorch was reading from the worker, there is only a
-    ConnectionError or an EOFError.
+    PyTorch states this in the message of its error. If the connection broke while PyTorch was reading from the worker,
+    the error is a ConnectionError or an EOFError.
     """
     said = str(error)
     return isinstance(error, (ConnectionError, EOFError)) or (

@@ -254,7 +254,10 @@ def values_of_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDA
 
 
 def describe(pixels: Mapping[str, Any]) -> str:
-    """Describe a preprocessing in one line, such as `mean and std 0.5, crop, bicubic, crop 0.900`."""
+    """Describe a preprocessing in one line, such as `mean and std 0.5, crop, bicubic, crop 0.900`.
+
+    `pixels` holds the fields of the preprocessing, as `Preprocess.to_dict` returns them.
+    """
     if pixels.get("unknown"):
         return f"not known ({pixels['unknown']})"
     mean, std = tuple(pixels["mean"]), tuple(pixels["std"])

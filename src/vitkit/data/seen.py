@@ -129,7 +129,8 @@ class PictureRecord:
     def merge(self, later: PictureRecord) -> PictureRecord:
         """Combine this record with a later one.
 
-        A picture that is in both records gets its labels from the later record, and the higher of its two roles.
+        A picture that is in both records gets its labels from the later record, and the higher of its two roles. Unless
+        this record is empty, the result has thumbnails and keypoints only if both records have thumbnails.
         """
         if not len(self):
             return replace(later, is_whole=self.is_whole and later.is_whole)
@@ -288,7 +289,7 @@ def make_record(
     """Make the record of the pictures of a run.
 
     Args:
-        facts: the facts of each image. All images must be readable.
+        facts: the `Facts` of each image. All images must be readable.
         labels: the class name of each image, or its class names joined by `;`.
         roles: the role of each image: train, val or test.
         is_whole: whether these are all pictures that the weights have been trained on.
@@ -403,15 +404,16 @@ class Overlap:
     """The result of searching a picture record for the images of a table.
 
     Attributes:
-        roles: for each image, the highest role that the image or one of its copies has in the record; None if none of
-            them is in the record.
-        kinds: how each image was recognised: `exact`, `near`, `altered` or `mirrored`; None if it was not.
+        roles: for each image, its role in the record, or the highest role of its copies in the record if the identical
+            file is not in the record; None if there are no copies either.
+        kinds: how each image was recognised: `exact`, `near`, `altered` or `mirrored`; None if it was not recognised.
         touched: for each image, the roles of all its copies in the record. If the identical file is in the record, only
             that file's role is listed.
-        relabelled: the images whose identical file is in the record, but only with other labels.
-        looked_for: the last kind of copies that was searched for with a useful result: `exact`, `near` or `altered`. It
-            is not `altered` if the images are too similar to one another, for example because they are from a fixed
-            camera, or if the record has no thumbnails or no keypoints.
+        relabelled: the indices of the images whose identical file is in the record, but only with other labels.
+        looked_for: how far the search got: `altered` if it covered all kinds of copies, `near` if it did not cover
+            altered copies, and `exact` if it covered only identical files. The search stops early if the images are too
+            similar to one another, for example because they are from a fixed camera, or if the record has no thumbnails
+            or no keypoints.
     """
 
     roles: tuple[str | None, ...]
@@ -450,7 +452,7 @@ def find_overlap(
     Args:
         record: the record of the pictures that were used for some weights.
         table: the images. All images must be readable.
-        facts: the facts of each image.
+        facts: the `Facts` of each image.
         progress: receives the number of comparisons done and their total.
     """
     if not len(record):
@@ -481,7 +483,7 @@ def find_overlap(
 
 
 def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]) -> frozenset[int]:
-    """Return the images whose identical file is in the record, but only with other labels."""
+    """Return the indices of the images whose identical file is in the record, but only with other labels."""
     labels: dict[bytes, set[str]] = {}
     for j, digest in enumerate(record.digests):
         labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
@@ -514,7 +516,7 @@ def read_digests(table: ImageTable) -> dict[str, str]:
 
 
 def highest(*roles: str | None) -> str | None:
-    """Return the highest role. The order is train, val, test, None."""
+    """Return the highest of some roles. From high to low, the order is train, val, test, None."""
     known = [role for role in roles if role is not None]
     return max(known, key=ROLES.index, default=None)
 
@@ -523,7 +525,7 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
     """Assign each image the split in which it was used for the weights, and find images with conflicting splits.
 
     - An image whose identical file is in the record with the same label gets the recorded role as its split.
-    - An image that is not in the record gets the split of its recorded copies and of its group.
+    - An image whose identical file is not in the record gets the split of its recorded copies and of its group.
     - An image whose identical file is in the record with another label gets the split of its group. However, it is
       never moved from train or val to a split with a lower role, because results on that split would be too good.
 
@@ -567,7 +569,7 @@ def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]
 
 
 def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
-    """Return recorded roles by group: those of the copies of all images whose `_standing` is `standing`."""
+    """Return, for each group, the recorded roles of the copies of its images whose `_standing` is `standing`."""
     touched: dict[int, set[str]] = {}
     for i, group in enumerate(groups):
         if _standing(overlap, i) == standing:
@@ -578,7 +580,7 @@ def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) ->
 def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) -> list[str]:
     """Return the role of each image after training on a split table.
 
-    It is the highest of the image's split, the splits of its copies, and the image's role before this training.
+    The role is the highest of the image's split, the splits of its copies, and the image's role before this training.
 
     Args:
         table: the images, each with a split.

@@ -42,12 +42,12 @@ class SourceKind:
 
     Attributes:
         name: the name of the kind.
-        tells: a description in a few words. Error messages list those of all kinds as the accepted sources.
+        tells: a description in a few words. Error messages list the descriptions of all kinds of sources.
         read: a function (name, path, layout) -> ImageTable that finds the images of a source. It raises VitkitError if
             the source cannot be understood or has no images; `name` is the name of the source for messages.
         suffixes: the file suffixes of this kind, in lower case; empty if a source of this kind is a folder.
-        marks: the files by which a folder of this kind is recognised. If it is None, the suffix of a file decides, and
-            a kind without suffixes covers all folders that no other kind recognises.
+        marks: the files by which a folder of this kind is recognised; None if the suffix of a file decides. A kind with
+            neither marks nor suffixes covers all folders that are of no other kind.
         has_layout: whether sources of this kind contain folders that may be classes or splits (`--layout`).
         storage: a function that opens a source as a storage of images; None if each image is a separate file.
         read_unlabelled: a function (name, path) -> ImageTable that reads all images as one class; None if images of

@@ -183,9 +183,9 @@ def split(
 ) -> ImageTable:
     """Assign a split to every image. The same seed gives the same result.
 
-    If the data already have splits, these are kept. If they have no val split, it is taken from train; if they have no
-    test split either, this is also taken from train. If a class is too small for three splits, train gets an image
-    first, then test, then val. Multi-label images are assigned by iterative stratification (Sechidis et al. 2011).
+    Splits that the data already have are kept. If these splits lack val, val is taken from train. If they lack both val
+    and test, both are taken from train. If a class is too small for three splits, train gets an image first, then test,
+    then val. Multi-label images are assigned by iterative stratification (Sechidis et al. 2011).
 
     Args:
         table: the images.

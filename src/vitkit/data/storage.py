@@ -90,7 +90,7 @@ class Stored:
         return self.name
 
     def __truediv__(self, key: str) -> Stored:
-        """Return the image whose key is this image's key, `/` and `key`, like `/` of paths."""
+        """Return the image whose key is this image's key followed by `/` and `key`, as `/` joins paths."""
         return Stored(self.storage, f"{self.key}/{key}" if self.key else key)
 
 
@@ -157,7 +157,7 @@ def read_place(place: str | Place) -> bytes:
 
 
 def stored_at(place: str | Place) -> Stored | None:
-    """Return the image in a storage that a place denotes; return None if it is a regular file or a folder.
+    """Return the image in a storage that `place` denotes; None if `place` is a regular file or a folder.
 
     Raises:
         UnreadableImageError: the path is a pipe or a device.
@@ -203,7 +203,10 @@ def is_there(place: Place) -> bool:
 
 
 def version_of(place: Place) -> tuple[int, int, int] | None:
-    """Return three numbers, of which at least one changes when an image changes; None if it cannot be accessed."""
+    """Return three numbers, of which at least one changes when the image changes.
+
+    Return None if the image cannot be accessed, or if its storage cannot detect changes.
+    """
     if isinstance(place, Stored):
         stamp = place.storage.stamp(place.key)
         digest = None if stamp is None else hashlib.sha256(stamp).digest()
@@ -388,7 +391,7 @@ def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) ->
 
     Args:
         sources: the paths and glob patterns that the user typed.
-        overlooked: receives the ignored files and folders.
+        overlooked: receives the ignored files and folders; None to discard them.
 
     Raises:
         VitkitError: a source does not exist, or contains no image.

@@ -449,7 +449,7 @@ class Survey:
         return not self.shapes and bool(self.contents)
 
     def facts(self, preprocess: Preprocess) -> list[Facts]:
-        """Return the facts by which copies of the images are recognised, in the same form as for files.
+        """Return the `Facts` of each image, by which copies are recognised as for files.
 
         Args:
             preprocess: the model's preprocessing. Tensors are assumed to have the same normalisation.

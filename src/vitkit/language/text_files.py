@@ -298,7 +298,10 @@ def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
 
 
 def _of_open_clip_config(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[dict[str, Any], Clean]:
-    """Return the fields of TextConfig and the normalisation of texts from open_clip_config.json, with its defaults."""
+    """Return the fields of TextConfig and the normalisation of texts from open_clip_config.json.
+
+    OpenCLIP's defaults replace missing entries.
+    """
     model = (checkpoint.config or {}).get("model_cfg")
     if not isinstance(model, Mapping):
         usual = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}

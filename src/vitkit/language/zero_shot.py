@@ -233,7 +233,11 @@ class ImagesAndWords:
                 )
 
     def head(self, texts: Sequence[str], templates: Sequence[str]) -> dict[str, Tensor]:
-        """Return the weight (K, P) and the bias (K,) of a head for these classes, for image vectors of length 1.
+        """Return the weight (K, P) and the bias (K,) of a head that classifies image vectors of length 1.
+
+        Args:
+            texts: the names of the K classes.
+            templates: sentences with {} for the name, over which the vectors are averaged.
 
         Raises:
             VitkitError: a template is invalid.

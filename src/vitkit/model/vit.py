@@ -76,7 +76,7 @@ class Attention(AttentionHabits, nn.Module):
 
     Args:
         config: the configuration of the model.
-        patches_read: whether the output of the patches is used. If not, patches have no queries (projection "conv").
+        patches_read: whether the output of the patches is used. If not, queries are not convolved (projection "conv").
         layer: the number of the layer, from 0; windows depend on it.
     """
 

@@ -220,7 +220,7 @@ class Evidence:
 def find_altered(
     pictures: Described, others: Described | None, progress: Callable[[int, int], None] | None = None
 ) -> Pairs | None:
-    """Find all pairs of altered copies, mirrored or not.
+    """Find all pairs of altered copies, and all pairs of which one picture is an altered mirror image of the other.
 
     Return None if so many pictures are similar to one another that the search is stopped.
 
@@ -333,7 +333,7 @@ class _Search:
         self.size = sum(map(len, sides))
 
     def block(self, task: _SearchTask) -> tuple[Pairs | None, int]:
-        """Search for the pictures of one task.
+        """Search for altered copies of the pictures of one task.
 
         Returns:
             The pairs, or None if there are too many of them; and the number of pairs that were compared in detail.
@@ -480,7 +480,9 @@ def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.c
 def _movements(
     a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, p: Ints, q: Ints
 ) -> tuple[npt.NDArray[np.complex128], Bools]:
-    """Return the rotation and scale that each pair of matches implies, as a complex number, and if it is plausible.
+    """Return the rotation and scale that each pair of matches implies, and whether they are plausible.
+
+    Rotation and scale are the argument and the absolute value of a complex number.
 
     Args:
         a: the keypoint positions of m matches in the first picture, (..., m).

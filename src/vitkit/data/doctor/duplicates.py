@@ -4,7 +4,7 @@ Two pictures count as copies if their 16 x 16 thumbnails agree in structure (cor
 colour, or if their keypoints have the same arrangement (`altered`). The thresholds were chosen by measurements
 (docs/decisions/0009-duplicates.md).
 
-`find_pairs` finds the thumbnails that agree without comparing every pair in full. Whether two of them agree depends
+`find_pairs` finds the thumbnails that agree without comparing every pair in full. Whether two thumbnails agree depends
 only on these two, not on their order or on other pictures, and is computed in integers. Earlier results therefore stay
 valid when pictures are added.
 """
@@ -75,9 +75,9 @@ def find_known(
 
     Returns:
         First, a list of tuples: the index of a new picture, the index of a known picture, and the kind (near, altered
-        or mirrored). Second, the last kind of copies that was searched for with a useful result: `exact`, `near` or
-        `altered`. It is not `altered` if a large share of the new pictures are similar to one another, for example
-        because they are from a fixed camera.
+        or mirrored). Second, how far the search got: `altered` if the list includes all kinds, `near` if it lacks
+        altered copies, and `exact` if it is empty because no kind could be searched for. The search stops early if a
+        large share of the new pictures are similar to one another, for example because they are from a fixed camera.
     """
     first, second = _halves(progress)
     pairs = find_pairs(new.pixels, known.pixels, _MOST_PAIRS * (len(new) + len(known)), first)
@@ -123,8 +123,8 @@ class Compared:
     Attributes:
         digests: the SHA-256 digests of the contents, sorted.
         pairs: near and mirrored copies, found by thumbnails. They are pairs of indices into `digests`, the lower index
-            first. None if there are so many pairs that they mean nothing.
-        altered: further copies, altered and mirrored ones, found by keypoints. None if there are too many pairs.
+            first. None if there are too many pairs to be meaningful.
+        altered: further pairs of altered and mirrored copies, found by keypoints. None if there are too many pairs.
     """
 
     digests: tuple[bytes, ...]
@@ -135,10 +135,10 @@ class Compared:
 def compare(
     facts: Sequence[Facts], before: Compared | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Compared:
-    """Compare all pictures with one another, except pairs that `before` has compared already.
+    """Compare all pictures with one another, except pairs that were compared in `before`.
 
     Args:
-        facts: the facts of the images. All images must be readable.
+        facts: the `Facts` of each image. All images must be readable.
         before: the result of an earlier comparison of some of these images, possibly with others; None if there is
             none.
         progress: receives the number of images compared and their total.
@@ -219,14 +219,15 @@ def find_duplicates(
     """Find all pictures that occur more than once.
 
     Args:
-        facts: the facts of the images. All images must be readable.
+        facts: the `Facts` of each image. All images must be readable.
         progress: receives the number of images compared and their total.
         compared: the result of `compare` for these images; None to compute it.
 
     Returns:
-        First, the links that connect all copies of a picture, mirrored copies last. Second, the last kind of copies
-        that was searched for with a useful result: `exact`, `near` or `altered`. It is not `altered` if a large share
-        of the images are similar to one another, for example because they are from a fixed camera.
+        First, the links that connect all copies of a picture, mirrored copies last. Second, how far the search got:
+        `altered` if the links include all kinds, `near` if they lack altered copies, and `exact` if they include only
+        equal files. The search stops early if a large share of the images are similar to one another, for example
+        because they are from a fixed camera.
     """
     first_of: dict[bytes, int] = {}
     exact = []
@@ -310,7 +311,7 @@ def connect(links: Sequence[Link], images: int) -> list[int]:
 def find_pairs(
     pixels: Pixels, others: Pixels | None, most: int, progress: Callable[[int, int], None] | None = None
 ) -> Pairs | None:
-    """Find all pairs of thumbnails that agree, mirrored or not.
+    """Find all pairs of thumbnails that agree, and all pairs that agree if one of the two pictures is mirrored.
 
     Return None if there are more than `most` pairs.
 
@@ -459,9 +460,10 @@ def _structure(pixels: Pixels) -> Floats:
 
 
 def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_mirrored: bool) -> npt.NDArray[np.bool_]:
-    """Return which pairs of thumbnails agree in structure and colour, (pairs,).
+    """Return whether each pair of thumbnails agrees in structure and colour, (pairs,).
 
-    With `is_mirrored`, the first picture of each pair is mirrored before the comparison.
+    Pair k consists of `pixels[first[k]]` and `others[second[k]]`. With `is_mirrored`, the first of the two is mirrored
+    before the comparison.
     """
     result = np.zeros(len(first), bool)
     for start in range(0, len(first), _REPORT_EVERY):

@@ -189,7 +189,10 @@ def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Findi
 
 
 def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
-    """Report scenes whose images are in more than one of the data's original splits."""
+    """Report scenes whose images are in more than one of the data's original splits.
+
+    `groups` holds the number of each image's scene.
+    """
     splits: dict[int, set[str | None]] = {}
     for group, split in zip(groups, table.splits, strict=True):
         splits.setdefault(group, set()).add(split)
@@ -260,8 +263,8 @@ class Diagnosis:
 
     Attributes:
         table: the table of the readable images. Classes without readable images are dropped.
-        facts: the facts of these images.
-        unreadable: the reason why an image is unreadable, by the path of each unreadable image.
+        facts: the `Facts` of these images.
+        unreadable: for each unreadable image, the reason by path.
         copies: the groups of images that show the same picture.
         twins: a number for each image. Copies of one picture have the same number.
         findings: the findings in words, the most severe first.
@@ -321,10 +324,11 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
     Args:
         table: the images.
         preprocess: the model's preprocessing, to report how much a crop removes; None to skip this check.
-        known: the facts of all files, if they were examined elsewhere.
+        known: the `Facts` of all files, if they were examined elsewhere; None to examine them here.
 
     Raises:
-        VitkitError: fewer than two classes have a readable image, or a table of one class has no readable image.
+        VitkitError: the readable images have fewer than two different labels, or a table of one class has no readable
+            image.
     """
     with Memory() as memory:
         report_step = partial(progress, "reading images")
@@ -354,12 +358,12 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
 def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
     """Return a number for each image, equal for copies of one picture.
 
-    Two images may be copies of each other only because both are copies of a third image. Without that image they are
-    not in one group. The groups of a part of the images must therefore be found by calling this function for the part.
+    Two images may have the same number only because both are copies of a third image. To group a subset of images, call
+    this function for the subset, instead of selecting from the result for all images.
 
     Args:
         table: the images. All of them must have been examined before.
-        facts: the facts of each image.
+        facts: the `Facts` of each image.
     """
     with Memory() as memory:
         links, _ = _compare(facts, memory, lambda *_: None)
