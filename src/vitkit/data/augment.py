@@ -26,11 +26,11 @@ class Augment:
     """The strengths of the random augmentations; 0, None or False turns one off.
 
     Attributes:
-        crop_scale: the smallest and the largest share of the picture's area that a random crop keeps. None means to
+        crop_scale: the smallest and the largest fraction of the picture's area that a random crop keeps. None means to
             resize and crop as in evaluation.
         hflip: whether to mirror half of the pictures left to right.
         rotate: largest rotation in degrees, in either direction.
-        translate: largest shift as a share of the side, in either direction.
+        translate: largest shift as a fraction of the side, in either direction.
         zoom: largest relative change of size, up or down.
         shear: largest shear in degrees, in either direction and along both axes.
         color_jitter: largest relative change of brightness, contrast and saturation.
@@ -55,10 +55,10 @@ class Augment:
         return v2.Compose([v2.Lambda(reduce), self.build_random(preprocess)])
 
     def short_side(self, preprocess: Preprocess) -> int | None:
-        """Return the short side, in pixels, to which pictures are reduced before random crops; None if there are none.
+        """Return the short side, in pixels, to which pictures are reduced before random crops; None without such crops.
 
-        The value is so large that even the smallest crop is at least as large as the model's input. A crop with share s
-        of the area and an aspect ratio of at most 4:3 keeps at least sqrt(s * 3/4) of the short side.
+        The value is so large that even the smallest crop is at least as large as the model's input. A crop with a
+        fraction s of the area and an aspect ratio of at most 4:3 keeps at least sqrt(s * 3/4) of the short side.
         """
         if self.crop_scale is None:
             return None
@@ -109,10 +109,10 @@ class Mixing:
     """The parameters of mixup and CutMix, which mix the images and labels of a batch.
 
     Attributes:
-        mixup: alpha of the beta distribution of the first image's share (arXiv 1710.09412); 0 turns mixup off.
-        cutmix: alpha of the beta distribution of the share of the area that the first image keeps. The second image is
-            pasted into the remaining rectangle (arXiv 1905.04899). 0 turns CutMix off. If both are on, each batch uses
-            one of them with equal probability.
+        mixup: alpha of the beta distribution of the first image's weight (arXiv 1710.09412); 0 turns mixup off.
+        cutmix: alpha of the beta distribution of the fraction of the area that the first image keeps. The second image
+            is pasted into the remaining rectangle (arXiv 1905.04899). 0 turns CutMix off. If mixup and CutMix are both
+            on, each batch uses one of them with equal probability.
     """
 
     mixup: float = 0.0
@@ -153,7 +153,7 @@ class Mixing:
 def _rectangle(h: int, w: int, area: float, y: int, x: int) -> tuple[slice, slice]:
     """Return the rows and columns of a rectangle centred at (y, x), clipped to the picture of h x w pixels.
 
-    Before clipping, the rectangle has the aspect ratio of the picture and covers the share `area` of it.
+    Before clipping, the rectangle has the aspect ratio of the picture and covers the fraction `area` of the picture.
     """
     half = area**0.5 / 2
     dy, dx = int(half * h), int(half * w)

@@ -165,7 +165,7 @@ def _proposals(
     added: dict[str, str],
     tally: _EditTally,
 ) -> tuple[Proposal, ...]:
-    """Return the proposals that were accepted: the label that a model proposed is the image's current label.
+    """Return the proposals of models that took effect: the image no longer has the label from before the proposal.
 
     Proposals in earlier label files are included. If a class was renamed, earlier labels are translated to its new
     name.

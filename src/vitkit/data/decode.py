@@ -281,7 +281,7 @@ def flattened(image: Image.Image) -> Image.Image:
 
 
 def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Apply `change` to a few rows of a picture at a time, so that large pictures need no more working memory."""
+    """Apply `change` to a few rows of a picture at a time, so that large pictures need little working memory."""
     if image.width * image.height <= STRIP:
         return change(image)
     changed = Image.new("RGB", image.size)
@@ -497,7 +497,10 @@ def _number(value: Any) -> float | None:
 
 
 def _of_png(file: IO[bytes]) -> float | None:
-    """Return the largest number that a PNG's significant bits (sBIT) allow; None if it does not state fewer than 16."""
+    """Return the largest number that a PNG's significant bits (sBIT) allow.
+
+    Return None if the file does not state the number of significant bits, or if all 16 bits are significant.
+    """
     position = file.tell()
     try:
         file.seek(8)
@@ -603,7 +606,10 @@ def _extent(image: Image.Image, samples: Samples) -> tuple[float, float, bool]:
 
 
 def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str | None]:
-    """Return the numbers that mean black and white, and the reason why they may be wrong, or None."""
+    """Return the numbers that mean black and white, and the reason why they may be wrong, or None.
+
+    `low` and `high` are the smallest and the largest sample of the picture.
+    """
     if samples.kind == "float" and low >= 0 and high <= 1:
         return 0.0, 1.0, None
     if samples.kind != "unsigned" and _states_range(samples, low, high):

@@ -535,7 +535,10 @@ def serve() -> None:
 
 
 class Memory:
-    """A database of facts by file and by content, and of the pairs of copies that were found. Threads may share it."""
+    """A database of the facts of files and of the pairs of copies that were found. Threads may share it.
+
+    Facts are looked up by the stamp or by the content of a file.
+    """
 
     def __init__(self) -> None:
         self._path = cache_folder() / f"doctor-{_VERSION}-{decoders()}.sqlite3"
@@ -650,9 +653,9 @@ def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def stamp_of(file: Place) -> bytes | None:
-    """Return the stamp of a file: bytes that change whenever the file changes. Return None if there is no stamp now.
+    """Return the stamp of a file: bytes that change whenever the file changes.
 
-    There is none if the file cannot be read, or if it changed in the last two seconds, because another change might
+    Return None if the file cannot be accessed, or if it changed in the last two seconds, because another change might
     then leave its times equal.
     """
     if isinstance(file, Stored):

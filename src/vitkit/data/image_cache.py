@@ -231,7 +231,7 @@ def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, i
 
 
 def _free_disk() -> int:
-    """Return the bytes of disk space that are free or already used by the cache."""
+    """Return the bytes of disk space that are free or already used by the cache; 0 if they cannot be determined."""
     folder = cache_folder()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -243,7 +243,7 @@ def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = No
 def _takes_rows(content: bytes) -> bool:
     """Return whether rows can be appended to this content.
 
-    It must have the standard columns, and its end must be the end of a complete row.
+    The content must have the standard columns and end with a complete row.
     """
     return content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0
 
@@ -466,9 +466,9 @@ def chance_in_words(suspects: Sequence[Suspect]) -> str:
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
     """Return, by path, the rows of a label file that count as decisions about a run's suspected label errors.
 
-    Only the last row of each image counts. It is returned if it is not in the run's copy of the label file, which means
-    that it was added later. A row in the run's copy is returned only if it confirms a label (`is_confirmation`),
-    because otherwise its label is the one that the run suspects.
+    Only the last row of each image can be a decision. A row that is not in the run's copy of the label file was added
+    later, and is a decision. A row in the run's copy is a decision only if it confirms a label (`is_confirmation`);
+    otherwise, its label is the one that the run suspects.
     """
     read = Counter(labels_so_far(run / LABELS).edits)
     last: dict[str, tuple[Edit, bool]] = {}

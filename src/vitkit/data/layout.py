@@ -191,7 +191,7 @@ _OVERRIDE = "choose --layout splits or --layout classes"
 
 @dataclass(frozen=True)
 class ClassFolder:
-    """A folder with images of one class. In layouts with splits, all of them are in the same split."""
+    """A folder with images of one class, and of one split if the layout has splits."""
 
     path: Path
     name: str

@@ -50,11 +50,12 @@ class Preprocess:
         fit: `crop` resizes the short side to size / crop_pct and crops the centre. `pad` shrinks or enlarges the whole
             picture to fit into the size, and pads it with the mean colour. `squash` stretches it to the size.
             `squash_crop` stretches it to size / crop_pct and crops the centre, as Hugging Face does for DeiT.
-        crop_pct: the share of the resized picture's sides that the centre crop keeps: of the short side for `crop`, and
-            of both sides for `squash_crop`.
+        crop_pct: the fraction of the resized picture's sides that the centre crop keeps: of the short side for `crop`,
+            and of both sides for `squash_crop`.
         interpolation: the resampling filter, with antialiasing.
-        floor_crop: how the top and left margins of the crop are rounded if the total margin is odd. True rounds half of
-            it down, as in transformers. False rounds it to the nearest even number, as in torchvision.
+        floor_crop: how the top and left margins of the crop, which are half of the total margin, are rounded if the
+            total margin is odd. True rounds down, as in transformers. False rounds to the nearest even number, as in
+            torchvision.
         mean, std: one number for each channel, for pixels scaled to [0, 1].
         unknown: why the preprocessing is unknown; empty if the other fields describe it. It can be unknown for weights
             that were trained on tensors from the caller. A model with such weights cannot read files.
@@ -115,14 +116,14 @@ class Preprocess:
         return [resized.crop((x, y, x + w, y + h)) for y, x in [(top, left), *corners]]
 
     def reduce(self, image: Image.Image, short_side: int | None) -> Image.Image:
-        """Reduce a decoded picture to the size that random crops need. If there are none, resize it as in evaluation.
+        """Reduce a decoded picture to the size that random crops need, or resize and crop it as in evaluation.
 
         The result does not depend on random numbers, so it can be cached.
 
         Args:
             image: the decoded picture. If its short side is not longer than `short_side`, it is returned unchanged.
-            short_side: the short side of the result in pixels (`Augment.short_side`); None to resize and crop as in
-                evaluation.
+            short_side: the short side of the result in pixels (`Augment.short_side`); None if there are no random
+                crops, to resize and crop as in evaluation.
         """
         if short_side is None:
             return self.resize(image)
@@ -176,7 +177,7 @@ class Preprocess:
         return math.floor(self.size[0] / self.crop_pct + 1e-6), math.floor(self.size[1] / self.crop_pct + 1e-6)
 
     def kept(self, width: int, height: int) -> float:
-        """Return the share of the picture's area that the model sees, from 0 to 1."""
+        """Return the fraction of the area of a picture of this size that the model sees, from 0 to 1."""
         if not self.fit.endswith("crop"):
             return 1.0
         (h, w), (full_h, full_w) = self.size, self.before_crop

@@ -85,7 +85,7 @@ def read_part(address: str, start: int, length: int, is_right: Callable[[bytes],
 
 
 def _download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -> None:
-    """Download a remote file to `file`. Each part of the bytes is also passed to `received`.
+    """Download a remote file to `file`. Each chunk of bytes is also passed to `received`.
 
     After a broken connection, the next attempt continues where the previous one ended.
 
@@ -362,7 +362,7 @@ def _is_arriving(partial: str | Path) -> bool:
 
 
 def _make_room(size: int) -> bool:
-    """Delete the least recently needed copies; return whether `size` more bytes fit afterwards."""
+    """Delete the least recently used copies until `size` more bytes fit; return whether they fit afterwards."""
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True)
     copies = []

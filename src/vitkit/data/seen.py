@@ -129,8 +129,9 @@ class PictureRecord:
     def merge(self, later: PictureRecord) -> PictureRecord:
         """Combine this record with a later one.
 
-        A picture that is in both records gets its labels from the later record, and the higher of its two roles. Unless
-        this record is empty, the result has thumbnails and keypoints only if both records have thumbnails.
+        A picture that is in both records gets its labels from the later record, and the higher of its two roles. If
+        only one of the two records has thumbnails, and this record is not empty, the result has neither thumbnails nor
+        keypoints.
         """
         if not len(self):
             return replace(later, is_whole=self.is_whole and later.is_whole)

@@ -377,7 +377,7 @@ def _write_all(plan: _ShardPlan, target: _LocalTarget | _RemoteTarget) -> list[_
 def _complete(
     plan: _ShardPlan, shard: _PlannedShard, target: _LocalTarget | _RemoteTarget, done: partial[None], is_stopped: Event
 ) -> _Written:
-    """Return a shard after writing it, unless an earlier call has already written it correctly."""
+    """Write a shard, unless an earlier call has written it correctly, and return it."""
     known = None
     with contextlib.suppress(FileNotFoundError), target.reading(shard.name) as path:
         known = _check(plan, shard, path)

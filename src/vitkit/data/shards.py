@@ -200,7 +200,7 @@ class ShardIndex:
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """A local or remote folder of shards as a storage of images. Their keys are those in the original data.
+    """A local or remote folder of shards as a storage of images. The keys of images are those in the original data.
 
     Threads and processes (forked or spawned) may share a folder. Reading does not move a file position, and no shard is
     closed while a thread reads from it. A process reads the index once, and again if a local index has changed.
@@ -403,7 +403,7 @@ def _is_at(address: str) -> bool:
 
 
 def forget_looks() -> None:
-    """Clear the cached indices and the cached results of `has_shards`, because a folder has changed."""
+    """Clear the caches of remote indices and of the results of `has_shards`. Call this after a remote folder changed."""
     _index_at.cache_clear()
     _is_at.cache_clear()
 

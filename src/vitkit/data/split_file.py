@@ -285,7 +285,7 @@ def read_contents(split_file: Path) -> dict[str, str]:
 
 
 def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
-    """Return the group number of each image of a run that is in a group, by its current path.
+    """Return the group numbers of a run's images by their current paths. Images without a group are left out.
 
     `table` has the current paths (`images_of_run`).
     """
@@ -295,7 +295,10 @@ def groups_of_run(run: Path, table: ImageTable) -> dict[str, int]:
 
 
 def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | None]:
-    """Return the role of each of a run's images in a picture record, by path; None if it is not in the record."""
+    """Return the roles of a run's images in a picture record, by path. The role of an image without an entry is None.
+
+    Images without a digest in the split file (`read_contents`) are left out.
+    """
     role_of = record.role_of()
     return {path: role_of.get(bytes.fromhex(digest)) for path, digest in read_contents(split_file).items()}
 

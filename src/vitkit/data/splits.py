@@ -279,7 +279,9 @@ def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | 
 
 
 def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None = None) -> list[int]:
-    """Assign a fold from 0 to folds - 1 to each image. Each class is divided evenly, and groups stay together.
+    """Assign a fold from 0 to folds - 1 to each image. Each class is divided evenly.
+
+    Images with the same number in `groups` are in the same fold. None means that images are assigned independently.
 
     Raises:
         VitkitError: `folds` is less than two, or more than the number of images (or groups) of the largest class.

@@ -309,7 +309,7 @@ _EVALUATED: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyD
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch all parts of a model to evaluation mode, and restore their modes afterwards.
+    """Switch all modules of a model to evaluation mode, and restore their modes afterwards.
 
     In training mode, dropout and stochastic depth would make predictions random, and batch norms would update their
     statistics. Several threads may use the model at once: the first one switches the modes, the last one restores them.

@@ -266,5 +266,5 @@ def split_network(name: str) -> tuple[Library, str] | None:
 
 
 def is_network_name(name: str | None) -> bool:
-    """Return whether `split_network` splits a name, which then stands for a network; False for None."""
+    """Return whether a name stands for a network that `split_network` recognises; False for None."""
     return name is not None and split_network(name) is not None

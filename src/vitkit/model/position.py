@@ -255,7 +255,7 @@ class Turn(NamedTuple):
     by_halves: bool
 
     def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, None]:  # noqa: ARG002
-        """Rotate q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h). The third value is None."""
+        """Return the rotated q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h), and None for no bias."""
         return self.turned(q), self.turned(k), None
 
     def turned(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Networks and encoder layers that users register under a name, so that recipes and saved models can refer to them.
 
-Register a part before loading a model that contains it. Loading only looks up the name in the registry, so a model file
-cannot cause an import of other code. Nothing here imports torch.
+Register a network or layer before loading a model that contains it. Loading only looks up the name in the registry, so
+a model file cannot cause an import of other code. Nothing here imports torch.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ class TimmHabits:
             intermediates_only: whether to leave out the final tokens.
 
         Returns:
-            The final tokens (B, N, D), after the last norm, and a list with one entry for each layer. With
-            `intermediates_only`, only the list.
+            The final tokens (B, N, D), after the last norm, and a list with one entry for each layer, in the order of
+            the layers. With `intermediates_only`, only the list.
 
         Raises:
             VitkitError: the model has no such layer, or `output_fmt` is unknown.

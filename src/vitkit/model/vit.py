@@ -288,7 +288,10 @@ class VisionTransformer(TimmHabits, nn.Module):
         return F.pad(self.pos_embed[table], (0, 0, without, 0)) if without else self.pos_embed[table]
 
     def positions_of(self, layer: int) -> tuple[Tensor | None, Relative | None]:
-        """Return the positions that a layer adds to its tokens, (N, D), and those that act inside its attention."""
+        """Return the positions that a layer adds to its tokens, (N, D), and those that act inside its attention.
+
+        Either is None if the layer has no such positions.
+        """
         relative: Relative | None = None if self.rope is None else self.rope(layer)
         if self.rel_pos is not None:
             relative = self.rel_pos[layer % len(self.rel_pos)]  # one for each layer, or one for all
@@ -380,7 +383,10 @@ class VisionTransformer(TimmHabits, nn.Module):
         return [outputs[layer] for layer in wanted]
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        """Compute eq. 4: normalised tokens (B, N, D) -> logits (B, K), or with `pre_logits` the head's input (B, D)."""
+        """Compute eq. 4: normalised tokens (B, N, D) -> logits (B, K), or with `pre_logits` the head's input (B, D).
+
+        A DeiT returns the mean over its two heads.
+        """
         outputs = self._features(tokens) if pre_logits else self._logits(tokens)
         return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
 

@@ -189,8 +189,8 @@ class Evidence:
         agreeing: the number of matches that agree with the best affine map.
         off: the median distance of the agreeing keypoints from their mapped positions, in units of the short side of
             the picture with the larger scale.
-        reached: the share of a picture's keypoints in the overlap that have an agreeing keypoint nearby. The lower of
-            the two pictures' shares is used.
+        reached: the fraction of a picture's keypoints in the overlap that have an agreeing keypoint nearby. The lower
+            of the two pictures' fractions is used.
         correlation: the correlation of the thumbnails' grey values in the overlap; -1 if the overlap is small or has no
             contrast.
     """
@@ -203,7 +203,7 @@ class Evidence:
 
     @property
     def score(self) -> Floats:
-        """Return the number of agreeing matches times their share of all matches."""
+        """Return the number of agreeing matches times the fraction of all matches that agree."""
         return self.agreeing**2 / np.maximum(self.matches, 1)
 
     @property
@@ -607,7 +607,7 @@ def _extent(aspect: float) -> Floats:
 def _reached(
     points: npt.NDArray[np.complex128], agreeing: npt.NDArray[np.complex128], onto: Floats, aspect: float
 ) -> float:
-    """Return the share of a picture's keypoints in the overlap that have an agreeing keypoint nearby.
+    """Return the fraction of a picture's keypoints in the overlap that have an agreeing keypoint nearby.
 
     Args:
         points: the keypoints of a picture.

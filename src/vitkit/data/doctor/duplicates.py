@@ -298,7 +298,7 @@ class Forest:
 
 
 def connect(links: Sequence[Link], images: int) -> list[int]:
-    """Return the group of each image: the lowest index of the images that links connect with it, or its own."""
+    """Return the group of each image: the lowest index among the image and all images that links connect with it."""
     forest = Forest(images)
     for link in links:
         forest.join(link.first, link.second)

@@ -115,7 +115,7 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
 def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
     """Report the kinds of copies that were not searched for, and pairs of mirror images in different classes.
 
-    `opposite` is the number of such pairs.
+    `looked_for` is the second result of `find_duplicates`, and `opposite` is the number of such pairs.
     """
     if looked_for != "altered":
         left = {"exact": "exact copies", "near": "exact, resized, recompressed and mirrored copies"}[looked_for]
