@@ -469,8 +469,8 @@ class Earlier:
 def read_earlier(run: Path, *, is_ancestor: bool = False) -> Earlier | None:
     """Read the labels of a run, as far as a new run needs them.
 
-    Return None if the run is damaged, or if it has neither suspected label errors nor proposals. A run without these is
-    needed nevertheless if it is an ancestor of the new run (`is_ancestor`).
+    Return None if the run is damaged, or if it has neither suspected label errors nor proposals. An ancestor of the new
+    run (`is_ancestor`) is read even without these.
     """
     try:
         suspects = read_suspects(run / LABEL_ERRORS) if (run / LABEL_ERRORS).is_file() else []

@@ -72,13 +72,7 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(AttentionHabits, nn.Module):
-    """Multi-head self-attention (app. A, eqs. 5-8), of all tokens or within windows (app. D.6).
-
-    Args:
-        config: the configuration of the model.
-        patches_read: whether the output of the patches is used. If not, queries are not convolved (projection "conv").
-        layer: the number of the layer, from 0; windows depend on it.
-    """
+    """Multi-head self-attention (app. A, eqs. 5-8), of all tokens or within windows (app. D.6)."""
 
     def __init__(self, config: ViTConfig, patches_read: bool = True, layer: int = 0) -> None:
         super().__init__()
@@ -133,7 +127,6 @@ class MLP(nn.Module):
     """Two linear layers with a GELU between them (sec. 3.1).
 
     `mlp_kind` "swiglu" replaces the GELU by a gated unit; "conv" adds a convolution over the patches before the GELU.
-    The convolution is left out if `patches_read` is False, which means that the output of the patches is not used.
     """
 
     def __init__(self, config: ViTConfig, patches_read: bool = True) -> None:
@@ -180,7 +173,7 @@ class Block(nn.Module):
 
 
 def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Module:
-    """Create the MSA of eq. 2, or the layer that the configuration uses instead; see `Attention` for the arguments."""
+    """Create the MSA of eq. 2, or the layer used instead. `patches_read` is whether the patches' output is used."""
     if layer in config.conv_layers:
         return ConvMixer(config)
     if config.attention == "differential":
@@ -288,10 +281,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         return F.pad(self.pos_embed[table], (0, 0, without, 0)) if without else self.pos_embed[table]
 
     def positions_of(self, layer: int) -> tuple[Tensor | None, Relative | None]:
-        """Return the positions that a layer adds to its tokens, (N, D), and those that act inside its attention.
-
-        Either is None if the layer has no such positions.
-        """
+        """Return the positions that a layer adds to its tokens, (N, D), and those that act inside its attention."""
         relative: Relative | None = None if self.rope is None else self.rope(layer)
         if self.rel_pos is not None:
             relative = self.rel_pos[layer % len(self.rel_pos)]  # one for each layer, or one for all
@@ -356,8 +346,7 @@ class VisionTransformer(TimmHabits, nn.Module):
     def forward_features(self, images: Tensor) -> Tensor:
         """Compute all tokens of images: (B, C, height, width) -> (B, N, D), the prefix tokens first.
 
-        They are normalised, unless the model normalises after pooling instead (`fc_norm`) or has no last norm
-        (`last_norm=False`).
+        They are normalised, unless the model normalises after pooling instead (`fc_norm`) or has `last_norm=False`.
         """
         return self.norm(self.encode(self.embed(images)))
 
@@ -383,10 +372,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         return [outputs[layer] for layer in wanted]
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        """Compute eq. 4: normalised tokens (B, N, D) -> logits (B, K), or with `pre_logits` the head's input (B, D).
-
-        A DeiT returns the mean over its two heads.
-        """
+        """Compute eq. 4: normalised tokens (B, N, D) -> logits (B, K), or with `pre_logits` the head's input (B, D)."""
         outputs = self._features(tokens) if pre_logits else self._logits(tokens)
         return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
 

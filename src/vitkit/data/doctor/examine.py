@@ -264,7 +264,7 @@ class Diagnosis:
     Attributes:
         table: the table of the readable images. Classes without readable images are dropped.
         facts: the `Facts` of these images.
-        unreadable: for each unreadable image, the reason by path.
+        unreadable: the reason for each unreadable image, by path.
         copies: the groups of images that show the same picture.
         twins: a number for each image. Copies of one picture have the same number.
         findings: the findings in words, the most severe first.
