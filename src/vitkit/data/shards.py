@@ -403,7 +403,7 @@ def _is_at(address: str) -> bool:
 
 
 def forget_looks() -> None:
-    """Clear the caches of remote indices and of the results of `has_shards`. Call this after a remote folder changed."""
+    """Clear the caches of remote indices and of the results of `has_shards`, because a remote folder has changed."""
     _index_at.cache_clear()
     _is_at.cache_clear()
 
