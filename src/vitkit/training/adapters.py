@@ -3,7 +3,7 @@
 `--method lora` freezes the weight matrices of the blocks and learns a low-rank change of each (arXiv 2106.09685).
 `--method probe-sgd` freezes the backbone and trains the head by gradient descent. Patch dropout trains on a random part
 of every image's patches, which reduces the cost by about the same fraction (arXiv 2208.07220). `Draws` makes the random
-numbers of dropout independent of the number of processes and of how a batch is divided into smaller parts.
+numbers of dropout independent of the number of processes and of the division of a batch into smaller pieces.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def merge_low_rank(model: Model) -> Model:
 def heads_of(model: nn.Module) -> list[nn.Module]:
     """Return the modules that turn features into logits.
 
-    These are the head and, if the model has them, the second head for distillation and the representation layer.
+    These are the head and, if the model has them, the second head for distillation and the representation layer. A
+    layer that projects the features into a space shared with texts belongs to the backbone instead.
     """
     if isinstance(model, Network):
         return [] if model.head is None else [model.head]
@@ -121,7 +122,7 @@ class PatchDropout(nn.Module):
     The input is tokens (B, N, D). The prefix tokens and the remaining patches keep their order.
 
     Args:
-        rate: the part of the patches that is dropped; at least one patch remains.
+        rate: the fraction of the patches that is dropped; at least one patch remains.
         ahead: the number of prefix tokens, which are never dropped.
 
     Attributes:
@@ -156,17 +157,17 @@ def drop_patches(model: VisionTransformer, rate: float) -> None:
 
 
 def check_patch_dropout(config: ViTConfig) -> None:
-    """Raise an error if a model does not support patch dropout, because it needs every patch in its place.
+    """Refuse a model that does not support patch dropout.
 
     Raises:
-        VitkitError: the model needs every patch (see `needs_every_patch`).
+        VitkitError: the model needs every patch in its place (see `needs_every_patch`).
     """
     if (why := needs_every_patch(config)) is not None:
         raise VitkitError(f"--patch-dropout: {why}")
 
 
 def needs_every_patch(config: ViTConfig) -> str | None:
-    """Return the reason why a model cannot run on a part of the patches of an image; None if it can."""
+    """Return the reason why a model needs all patches of an image; None if some of the patches suffice."""
     if config.positions_in_layers:
         return "positions act in every layer of this model, which needs all patches"
     if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
@@ -182,6 +183,8 @@ Keys = Tensor  # (layers, B) int32
 class Draws:
     """Random numbers for the dropout layers of a model, one number for each layer and each image of a batch.
 
+    For a network of another library, the layers share one number for each image.
+
     Args:
         model: the model. Dropout layers with a rate of 0 get no numbers.
     """
@@ -192,11 +195,11 @@ class Draws:
         self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]
 
     def of(self, seed: int, places: range, device: torch.device) -> Keys:
-        """Return the numbers for some images of a batch, (layers, B).
+        """Return the numbers for B images of a batch, (layers, B); (1, B) for a network of another library.
 
         Args:
             seed: the seed of the batch.
-            places: the indices of these B images in the whole batch, which may be shared among several processes.
+            places: the indices of the B images in the whole batch, that is, in the batch of all processes together.
             device: the model's device.
         """
         generator = np.random.default_rng(seed)
@@ -209,7 +212,8 @@ class Draws:
         """Make the dropout layers use these numbers inside the context.
 
         The layers use the same numbers when activation checkpointing computes a block a second time in the backward
-        pass.
+        pass. The layers of a network of another library draw from torch's generator, which is seeded with the number of
+        the first image.
         """
         if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
             with torch.random.fork_rng():

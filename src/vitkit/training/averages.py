@@ -1,7 +1,7 @@
 """Average the weights before and after a fine-tuning (`--wise-ft`), or the weights of several runs (`vitkit average`).
 
 Models that were fine-tuned from the same weights usually end in the same valley of the loss. The loss is therefore also
-low for the means of their weights, and for points on the line from the initial weights
+low for the mean of their weights, and for weights between the initial and the fine-tuned ones
 (docs/decisions/0047-averages.md).
 """
 
@@ -75,7 +75,7 @@ def check_start(recipe: Recipe, model: Model) -> None:
 
 
 def keep_start(folder: Path, model: Model, correction: PriorCorrection) -> None:
-    """Save the initial weights in the run folder. As in saved models, the head includes the prior correction.
+    """Save the initial weights in the run folder. As in every saved model, the head includes the prior correction.
 
     Args:
         folder: the run folder.
@@ -99,9 +99,9 @@ def check_kept(folder: Path) -> None:
 
 
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
-    """Return (1 - alpha) start + alpha end for each tensor. For alpha 0 and 1 the result is exactly `start` or `end`.
+    """Return (1 - alpha) start + alpha end for each floating-point tensor; integer tensors are taken from `end`.
 
-    Integer tensors are always taken from `end`.
+    Rounding has no effect at the ends: the result for alpha = 0 is exactly `start`, and for alpha = 1 exactly `end`.
     """
     return {
         name: torch.lerp(start[name].to(tensor), tensor, alpha) if tensor.is_floating_point() else tensor
@@ -114,15 +114,15 @@ def mix_with_start(
 ) -> None:
     """Average the initial and the fine-tuned weights, and keep the best average if it is significantly better.
 
-    Several weighted averages are compared with the fine-tuned weights, and all results are recorded in the provenance
-    of the classifier. A classifier that already has this record is not changed, so that a resumed run does not average
-    twice.
+    The averages for all `ALPHAS` are compared with the fine-tuned weights, and all results are recorded in the
+    provenance of the classifier. A classifier that already has this record is not changed, so that a resumed run does
+    not average twice. A zero-shot model, and a model without suitable validation images, is not changed either.
 
     Args:
         folder: the run folder, whose model folder is changed.
         classifier: the classifier of that folder. It is changed in place.
-        judge: evaluates a classifier on the validation images that the initial weights had not seen; returns None if
-            there are no such images.
+        judge: a function that evaluates a classifier on the validation images that the initial weights had not seen. It
+            returns None if there are no such images.
         say: called with a line about the result.
 
     Raises:
@@ -163,13 +163,13 @@ def mix_with_start(
 def mix_as_folds(folder: Path, classifier: Classifier, alphas: Sequence[float], say: Say) -> None:
     """Average the initial and the fine-tuned weights of the final model of a cross-validation.
 
-    The fraction of the fine-tuned weights is the median of the fractions that the folds chose. A classifier whose
-    weights have been averaged already is not changed.
+    The fraction of the fine-tuned weights is the median of the fractions that the folds chose. A zero-shot model, or a
+    classifier whose weights have been averaged already, is not changed.
 
     Args:
         folder: the run folder, whose model folder is changed.
         classifier: the classifier of that folder. It is changed in place.
-        alphas: the fraction of fine-tuned weights that each fold chose.
+        alphas: the fraction of fine-tuned weights that each fold chose. If it is empty, nothing is averaged.
         say: called with a line about the result.
 
     Raises:
@@ -398,8 +398,8 @@ class TriedRun:
 
     Attributes:
         run: the run.
-        accuracy: the accuracy of the run alone on the validation images.
-        with_it: the accuracy of the average of the runs kept so far and this run.
+        accuracy: the accuracy of this run's model alone on the validation images.
+        with_it: the accuracy of the average of this run and all runs kept before it.
         is_used: whether the final average includes the run.
     """
 
@@ -421,7 +421,7 @@ def choose_greedily(
     Args:
         runs: the runs.
         images: the images that all runs have in common.
-        judge: evaluates a classifier on validation images that no run was trained on.
+        judge: a function that evaluates a classifier on validation images that no run was trained on.
 
     Returns:
         A record of each run, in the order in which the runs were tried.

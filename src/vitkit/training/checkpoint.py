@@ -45,7 +45,7 @@ from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 
 
 class Clock:
-    """The time spent in a training, including the time before it was resumed.
+    """The time spent in a training, including the time before the training was resumed.
 
     If there is a time budget, all processes use the clock of the main process, so that they compute the same learning
     rates.
@@ -70,7 +70,7 @@ class Clock:
         self._started = self._now = self._team.broadcast_from_main(time.monotonic)
 
     def look(self) -> None:
-        """Read the clock. Until the next call, all properties use this reading, so that they are consistent."""
+        """Read the clock. All properties use the latest reading, so that they are consistent with each other."""
         self._now = self._team.broadcast_from_main(time.monotonic) if self._budget else time.monotonic()
 
     def set(self, now: float) -> None:
@@ -108,8 +108,7 @@ class TrainingState:
     """The state of a training between two steps.
 
     The learning rate is a function of the progress: the fraction of the steps or of the time budget, whichever is
-    larger. The time before the first step, for example for fitting a head, does not count. Only that time must be
-    stored in a checkpoint for the schedule.
+    larger. The time before the first step, for example for fitting a head, does not count.
 
     Attributes:
         model: the model in training.
@@ -134,6 +133,8 @@ class TrainingState:
         should_save: a callback may set it to request a checkpoint after this step. With several processes, the
             checkpoint is written within the next steps.
         went_back: whether the weights of this epoch were discarded and those of an earlier epoch restored.
+        epoch_began: the fraction of the time budget that had passed at the beginning of this epoch (`Clock.part`).
+        team: the processes that train together.
     """
 
     model: Trained
@@ -155,7 +156,7 @@ class TrainingState:
     should_stop: bool = False
     should_save: bool = False
     went_back: bool = False
-    epoch_began: float = 0.0  # `clock.part` at that time
+    epoch_began: float = 0.0
     team: ProcessGroup = ALONE
 
     @classmethod
@@ -174,7 +175,7 @@ class TrainingState:
             model: the model to train, on its device; frozen parameters are not trained.
             recipe: the recipe.
             total_steps: the number of steps of the whole training.
-            guard: the stability guard; by default one that prints.
+            guard: the stability guard; by default, one that prints its reports and saves no files.
             team: the processes that train together.
             make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
         """
@@ -223,17 +224,17 @@ class TrainingState:
         self.epoch, self.batch, self.is_trained = self.epoch + 1, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which a resumed run continues after this epoch.
+        """Return the state for a checkpoint at the end of an epoch. A resumed run continues with the next epoch.
 
         All processes must call this method together.
         """
         return {**self._state_dict(), "epoch": self.epoch + 1, "before": self.safe_point.state_dict()}
 
     def state_within_epoch(self) -> dict[str, Any]:
-        """Return the state from which a resumed run continues after this step.
+        """Return the state for a checkpoint within an epoch. A resumed run continues with the next step.
 
-        All processes must call this method together. The tensors in `model`, `optimizer` and `average` are not copies,
-        so the next step of the optimiser changes them.
+        All processes must call this method together. The weights in `model`, and the tensors in `optimizer` and
+        `average`, are not copies unless the model is sharded, so the next step of the optimiser changes them.
         """
         state = self._state_dict()
         learning = {name for name, _ in self.model.named_parameters()}
@@ -286,7 +287,7 @@ class TrainingState:
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and restore the mode of each part afterwards."""
+    """Put a model into evaluation mode in this context, and restore the mode of each submodule afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -317,12 +318,15 @@ MAY_CHANGE = {*_PLACES, *_SPLITTING, *LENGTH_OF_IT, *COMPUTING, *_BEFORE_AND_AFT
 def identity(
     recipe: Recipe, table: ImageTable, contents: Mapping[str, str], teacher: str | None = None
 ) -> dict[str, Any]:
-    """Return everything that determines the weights of a run. A checkpoint must have the same identity as its run.
+    """Return the settings and the digests that determine the weights of a run, by name.
+
+    A run can only be resumed from a checkpoint with the same identity.
 
     Args:
         recipe: the recipe of the run.
-        table: its split images.
-        contents: the known digests of the images, by path. Images that have moved are identified by their digests.
+        table: the split images of the run.
+        contents: the known digests of the images, by path. The identity contains the digests but not the paths, so that
+            images may move.
         teacher: the digest of the teacher's weights; None without a teacher.
     """
     fields = {name: value for name, value in vars(recipe).items() if name not in MAY_CHANGE}
@@ -338,7 +342,7 @@ def identity(
 
 
 class DamagedError(VitkitError):
-    """A checkpoint is incomplete or was changed."""
+    """A checkpoint file is incomplete, or its content was changed."""
 
 
 def has_state(folder: Path) -> bool:
@@ -411,13 +415,13 @@ class RunWriter:
 
     Within an epoch, `last.ckpt` is written as often as the recipe requests (`save_every`), and when a signal ends the
     training. At the end of an epoch, `last.ckpt` is written after all other files. If the process is killed before
-    that, the resumed run repeats the end of the epoch with the same result. `last.ckpt` also records whether the run
-    ended early.
+    that, a resumed run continues from the previous checkpoint, and writes the files of the epoch again with the same
+    result. `last.ckpt` also records whether the training was stopped before its last epoch.
 
     Args:
         folder: the folder of the run.
         classifier: the classifier whose model is in training.
-        recipe: the recipe, which says which epochs are kept and when the training stops early.
+        recipe: the recipe, which determines the epochs that are kept and when the training stops early.
         say: called with a line for each epoch.
         team: the processes that train together; the main process writes.
         identity: the identity of the run, which its checkpoints contain (`checkpoint.identity`).
@@ -460,8 +464,8 @@ class RunWriter:
     def on_fit_start(self, state: TrainingState) -> None:
         """Prepare the files and the optimiser for the training.
 
-        Rows of metrics.csv are removed if their epochs will be repeated. Each step of the optimiser waits until the
-        tensors of a checkpoint have been copied (`BackgroundSave`).
+        The rows of metrics.csv whose epochs will be repeated are removed. From now on, each step of the optimiser first
+        waits until the tensors for the current checkpoint have been copied (`BackgroundSave`).
         """
         self._saved = time.monotonic()
         if self.team.is_main:
@@ -482,14 +486,17 @@ class RunWriter:
             self._background.begin({name: content.pop(name) for name in (*changing, "average")}, content)
 
     def on_trained(self, state: TrainingState) -> None:  # a hook
-        """Wait until the checkpoint within the epoch is written.
+        """Wait until a checkpoint that is being written is complete.
 
-        The validation that follows may start processes or replace the weights.
+        This is required before the validation, which may start processes or replace the weights.
         """
         self._background.finish()
 
     def on_interrupt(self, state: TrainingState) -> None:
-        """Write a checkpoint before the training ends, unless no step was taken in the current epoch."""
+        """Write a checkpoint before a signal ends the training.
+
+        Without a step in the current epoch, nothing is written, because the checkpoint of the previous epoch suffices.
+        """
         self._background.finish()
         if not state.batch:
             return
@@ -506,7 +513,10 @@ class RunWriter:
         return {"run": self.identity, "writer": self.state_dict(), **state}
 
     def keep_start(self, state: TrainingState) -> None:
-        """Record the figures of the zero-shot model, as epoch 0 in the log and as epoch -1 in metrics.csv."""
+        """Record the figures of the zero-shot model, as epoch 0 in the log and as epoch -1 in metrics.csv.
+
+        The zero-shot model is saved as the best model so far, unless the recipe keeps the last epoch.
+        """
         metrics = self._figures(state)
         if self.team.is_main:
             truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # from an interrupted start
@@ -552,10 +562,10 @@ class RunWriter:
         return {name: state.metrics[name] for name in names if name in state.metrics}
 
     def _note_best(self, epoch: int, metrics: dict[str, float]) -> bool:
-        """Return whether this epoch is the best so far, and update the best value.
+        """Return whether this epoch is the best so far by the recipe's `monitor`, and update the best value.
 
-        Of several epochs with the same value, the latest is the best, because it has seen more images. Without
-        validation images, every epoch counts as the best. An epoch whose loss is not finite is never the best.
+        Of several epochs with the same value, the latest is the best, because its model has seen more images. Without
+        validation images, every epoch counts as the best. An epoch whose figures are not finite is never the best.
         """
         value = metrics.get(self.recipe.monitor)
         if value is None:
@@ -581,10 +591,10 @@ class RunWriter:
             self.has_kept, self.keeps_start = True, False
 
     def save(self, folder: Path, trained: Trained) -> None:
-        """Write a model folder with these weights. All processes must call this method together.
+        """Write a model folder with the weights of `trained`. All processes must call this method together.
 
         The low-rank changes of LoRA are added to the weight matrices. For a pre-training, the saved model is the
-        encoder. The weights of the pre-training task are written to another file in the folder.
+        encoder, and the weights of the pre-training task are written to another file in the folder.
         """
         model = merge_low_rank(self.team.whole(trained.encoder if isinstance(trained, SelfSupervised) else trained))
         if not self.team.is_main:
@@ -663,7 +673,11 @@ def _keep_before(last: Path) -> None:
 
 
 def seal(path: Path) -> None:
-    """Append a checksum to a file that `torch.save` wrote."""
+    """Append a checksum to a file that `torch.save` wrote.
+
+    Raises:
+        ValueError: the zip archive has a comment already, such as a checksum.
+    """
     with path.open("rb+") as file:
         file.seek(-2, os.SEEK_END)
         if file.read() != b"\0\0":  # the length of the comment
@@ -676,7 +690,7 @@ def seal(path: Path) -> None:
 
 
 def _check_seal(path: Path) -> None:
-    """Check the checksum of a file that `seal` has processed.
+    """Check a file against the checksum that `seal` has appended to it.
 
     Raises:
         ValueError: the content of the file does not match the checksum.
@@ -692,10 +706,10 @@ def _check_seal(path: Path) -> None:
 
 
 class BackgroundSave:
-    """Write one checkpoint at a time in a thread.
+    """Write checkpoints in a thread, one at a time.
 
     Args:
-        path: the file, which each checkpoint replaces.
+        path: the checkpoint file, which each new checkpoint replaces.
     """
 
     def __init__(self, path: Path) -> None:
@@ -711,11 +725,11 @@ class BackgroundSave:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, changing: Mapping[str, Any], constant: Mapping[str, Any]) -> None:
-        """Start writing a state in a thread.
+        """Start writing a state in a thread, after waiting for the previous checkpoint.
 
         Args:
-            changing: the part of the state whose tensors must be copied, because training changes them. They must not
-                change before `wait_for_copy` has returned.
+            changing: the part of the state whose tensors are copied in the thread, because training will change them.
+                The tensors must not change before `wait_for_copy` has returned.
             constant: the part of the state whose tensors never change, so that no copy is needed.
 
         Raises:
@@ -731,7 +745,7 @@ class BackgroundSave:
         self._copied.wait()
 
     def finish(self) -> None:
-        """Wait until the checkpoint is written.
+        """Wait until the checkpoint that is being written, if any, is complete.
 
         Raises:
             OSError: the checkpoint could not be written.
@@ -760,7 +774,7 @@ class BackgroundSave:
 
 
 def _copy_tensors(value: Any) -> Any:
-    """Copy nested dictionaries and lists. The tensors in them are copied to main memory."""
+    """Return a copy of nested dictionaries and lists, whose tensors are copied to main memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

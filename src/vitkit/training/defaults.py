@@ -1,8 +1,8 @@
-"""Everything that a recipe leaves open: what is trained and for how long, the weights, and the model's configuration.
+"""Choose what a recipe leaves open: what is trained and for how long, the weights, and the model's configuration.
 
 `complete` chooses the values of the fields that the user has not set. The configuration of the model follows either
-from its name and changes, or from the weights. For a network of another library, this module also determines which
-fields of a recipe do not apply.
+from its name and the changes in the recipe, or from the weights. For a network of another library, this module also
+determines which fields of a recipe do not apply.
 
 A table lists the conditions under which fields of a recipe have an effect. Setting a field without effect is an error.
 A field that is not in the table has an effect in every training.
@@ -70,9 +70,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 def complete(request: Request, table: ImageTable) -> tuple[Recipe, list[str]]:
     """Choose a value for every unset field. Return the complete recipe, and the reasons for the choices, one line each.
 
+    Patch dropout is chosen later, by `spare_patches`, because it depends on the model.
+
     Args:
         request: the requested fields.
-        table: the images to train on.
+        table: all images of the run.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
@@ -88,12 +90,12 @@ def complete(request: Request, table: ImageTable) -> tuple[Recipe, list[str]]:
 def choose(
     request: Request, each: float, task: Task = SINGLE_LABEL, *, comes_split: bool = False
 ) -> tuple[Recipe, list[str]]:
-    """Complete a recipe as `complete` does, but from the number of training images per class instead of the images.
+    """Do the same as `complete`, given only the number of training images per class.
 
     Args:
         request: the requested fields.
         each: the number of training images per class.
-        task: the task of the images.
+        task: the task, which is single-label or multi-label classification.
         comes_split: whether the data is already divided into splits.
 
     Raises:
@@ -179,10 +181,10 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
 
 
 def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields that apply to the recipe's network, and a note on each field that was left out.
+    """Leave out the fields that do not apply to the network that `fields` names, and return a note on each of them.
 
     Use this for recipes that were not written for the network, such as a published recipe, or one recipe for all models
-    of a comparison. All fields are kept for a Vision Transformer.
+    of a comparison. For a Vision Transformer, all fields are returned.
     """
     network = None if fields.get("model") is None else split_network(fields["model"])
     if network is None:
@@ -196,7 +198,7 @@ def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], l
 
 
 def _has(network: NetworkConfig, rate: str) -> bool:
-    """Return whether a network has layers with this kind of dropout."""
+    """Return whether a network has layers of a kind of dropout: `dropout` or `drop_path`."""
     try:
         check_rates(network.replace(**{rate: 0.1}))
     except VitkitError:
@@ -205,7 +207,7 @@ def _has(network: NetworkConfig, rate: str) -> bool:
 
 
 def network_of(recipe: Recipe) -> NetworkConfig | None:
-    """Return the library network that a recipe trains, without reading weights; None for our own models.
+    """Return the network of another library that a recipe trains, without reading weights; None for vitkit's models.
 
     Raises:
         VitkitError: the library is not installed, or has no such network.
@@ -228,10 +230,14 @@ def presets_of(config: NetworkConfig) -> dict[str, Any]:
 
 
 def refuse_other_network(config: ViTConfig | NetworkConfig, recipe: Recipe) -> None:
-    """Refuse weights of a model other than the one that the recipe names.
+    """Refuse a recipe that names a network of another library, but starts from weights of another model.
+
+    Args:
+        config: the configuration of the model that the weights belong to.
+        recipe: the recipe.
 
     Raises:
-        VitkitError: the recipe names a network, and its weights are of another model.
+        VitkitError: the weights belong to another model than the network that the recipe names.
     """
     network = None if recipe.model is None else split_network(recipe.model)
     if network is None:
@@ -273,12 +279,12 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
 
 
 def network_of_file(recipe: Recipe) -> str | None:
-    """Return the recipe's model if it is a library network whose weights are in a file; otherwise return None."""
+    """Return the recipe's model if it is a network of another library whose weights are in a file, else None."""
     return recipe.model if is_network_name(recipe.model) and recipe.weights not in ("auto", "none") else None
 
 
 def look_at_weights(recipe: Recipe) -> WeightsSource:
-    """Open the weights that a recipe starts from, after downloading them if necessary.
+    """Open the weights that a recipe starts from, and download them first if necessary.
 
     Call this once per run, and pass the result on.
 
@@ -291,7 +297,7 @@ def look_at_weights(recipe: Recipe) -> WeightsSource:
 
 
 def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[Config, LoadPlan]:
-    """Return the configuration of a model that starts from these weights, and the plan to load all except the head.
+    """Return the configuration of a model that starts from these weights, and the plan to load them without their head.
 
     Raises:
         VitkitError: the weights cannot be understood, or the recipe changes a part of the model that they determine.
@@ -330,7 +336,7 @@ def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConf
 
 
 def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
-    """Return the configuration that `plan_of` returns for the published weights of a model, without opening them.
+    """Return the configuration that `plan_of` would return for a model's published weights, without opening them.
 
     Raises:
         VitkitError: there is no such model, or the recipe changes a part of the model that its weights determine.
@@ -343,7 +349,15 @@ def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
 
 
 def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
-    """Return the configuration of a model that starts from the weights of `base` and has the recipe's changes."""
+    """Return the configuration of a model that starts from pretrained weights and has the recipe's changes.
+
+    With method probe, a head that would read only the class token reads the mean of the patches, too.
+
+    Args:
+        base: the configuration of the pretrained model.
+        recipe: the recipe.
+        num_classes: the number of classes of the new head.
+    """
     changes = recipe.model_fields or {}
     after = {name: changes[name] for name in _AFTER if name in changes}
     after["class_token"] = base.class_token  # the token stays even if the head reads the mean of the patches
@@ -355,7 +369,13 @@ def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig
 
 
 def _refuse_others(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
-    """Refuse changes of the model that would alter the shapes or the meaning of its weights."""
+    """Refuse changes of the model that would alter the shapes or the meaning of its weights.
+
+    Args:
+        config: the configuration that the weights require.
+        changes: the fields of the model that the recipe changes.
+        source: the name of the weights, for the message.
+    """
     others = {name: value for name, value in changes.items() if name not in ("image_size", *_BY_LOAD, *_AFTER)}
     changed = config.replace(**others)
     for name, value in config.to_dict().items():
@@ -396,7 +416,8 @@ class Condition:
 
     Attributes:
         holds: returns whether a complete recipe meets the condition.
-        needs: the reason why the field has no effect otherwise, as in "needs a teacher (--teacher)".
+        needs: the reason why the field has no effect if the condition does not hold, as in "needs a teacher
+            (--teacher)". A field of the recipe in braces, such as {method}, is replaced by its value.
     """
 
     holds: Callable[[Recipe], bool]
@@ -497,17 +518,17 @@ _UNCHANGED = Recipe()
 
 
 def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, str]:
-    """Find the requested fields that have no effect, with the reasons.
+    """Find the requested fields that have no effect.
 
     Args:
         recipe: the complete recipe.
         fields: the requested fields. A field that is at its default or switched off does not count as requested,
             because recipe files list every field.
-        named: the fields that the user set for this training alone. They count as requested even at their default,
-            unless they are switched off.
+        named: the fields that the user set for this training, as opposed to those of a recipe file. They count as
+            requested even at their default, unless they are switched off.
 
     Returns:
-        The reason for each such field, such as "needs a teacher (--teacher)".
+        The reason for each field without effect, by name, such as "needs a teacher (--teacher)".
     """
     reasons = {}
     for name in ACTS.keys() & fields.keys():
@@ -532,11 +553,12 @@ def check_effects(
         table: the images, if they are known.
 
     Returns:
-        Messages about the other fields without effect, one for each reason. If `auto` chose a method that does not need
-        a time limit, a time limit in `named` is not refused but described in such a message, too.
+        Messages about the other fields without effect, one for each reason. A time limit in `named` is also described
+        in a message and not refused if `auto` chose the method, which may have no use for the limit.
 
     Raises:
-        VitkitError: a field in `named` has no effect; the message names the field and the reason.
+        VitkitError: a field in `named` has no effect, or it splits images that are already split. The message names the
+            field and the reason.
     """
     if table is not None and recipe.folds is None and "val" in table.splits:
         for name in ("split", "split_seed"):

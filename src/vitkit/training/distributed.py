@@ -49,7 +49,7 @@ _FROM_FIRST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
 def share_out(model: VisionTransformer, device: torch.device, processes: int) -> None:
-    """Shard the weights of every block, and the weights outside the blocks, over the processes (FSDP)."""
+    """Shard the weights of a model over the processes (FSDP): each block on its own, and all other weights together."""
     mesh = init_device_mesh(device.type, (processes,))
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh)
@@ -106,7 +106,7 @@ def set_full_state(
 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the names of the optimiser's parameters, in its order."""
+    """Return the names of the optimiser's parameters, in the order of the optimiser."""
     name_of = {parameter: name for name, parameter in model.named_parameters()}
     return [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -157,7 +157,8 @@ class ProcessGroup:
     def main_first(self, work: Callable[[], T]) -> T:
         """Call a function in every process, first in the main process.
 
-        The other processes wait, because the main process may download files that they need, too.
+        The other processes wait, because the main process may download files that all processes need. Each process gets
+        the result of its own call.
         """
         result = work() if self.is_main else None
         self.broadcast_from_main(lambda: None)
@@ -172,11 +173,11 @@ class ProcessGroup:
         return everyone
 
     def sum_of(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sums of some numbers over all processes."""
+        """Return the sum of each number over all processes."""
         return self._reduced(numbers, dist.ReduceOp.SUM)
 
     def mean_of(self, mean: float, count: int) -> float:
-        """Return the mean over the items of all processes.
+        """Return the mean over the items of all processes together.
 
         Args:
             mean: the mean over the items of this process; ignored if it has no items.
@@ -225,9 +226,9 @@ class ProcessGroup:
         return values.tolist()
 
     def before(self, values: Tensor, length: int) -> Tensor:
-        """Return, for each image of this process's share, the values of the image before it in the whole batch.
+        """Return, for each image of this process's share, the values of the preceding image in the whole batch.
 
-        The image before the first one is the last one. All processes must call this method together.
+        The last image of the batch counts as preceding the first. All processes must call this method together.
 
         Args:
             values: the values of this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on
@@ -261,7 +262,7 @@ class ProcessGroup:
                 dist.broadcast(tensor, src=0)
 
     def whole(self, model: Model) -> Model:
-        """Return the model itself. For a sharded model, return a complete copy in the main process."""
+        """Return a complete copy of a sharded model in the main process, and in all other cases the model itself."""
         if not is_sharded(model):
             return model
         state = full_weights(model)
@@ -281,8 +282,12 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     Args:
         devices: the number of devices on each machine. For None, it is the number of processes that torchrun or SLURM
             started on each machine, or 1 if neither started this process.
-        nodes: the number of machines; for None see `devices`.
+        nodes: the number of machines. For None, it is the number that torchrun or SLURM uses, or 1 if neither started
+            this process.
         accelerator: auto, cpu, cuda or mps.
+
+    Returns:
+        The group of all processes; `ALONE` if there is only this one.
 
     Raises:
         VitkitError: the machine has fewer devices, or a launcher started a different number of processes or machines.
@@ -331,7 +336,7 @@ def _connect_again(backend: str) -> None:
 
 
 def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = ALONE) -> Fabric:
-    """Return the Lightning Fabric of a training, which sets the device of this process and the precision.
+    """Return the Lightning Fabric of a training, which determines the device of this process and the precision.
 
     Args:
         precision: float32, bfloat16 or float16.
@@ -361,8 +366,8 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
 def _import_fabric() -> None:
     """Import lightning_fabric without torchmetrics, which takes three seconds if transformers is installed.
 
-    lightning_fabric imports torchmetrics only to compare its version. During this import, a substitute module that has
-    nothing but the version replaces torchmetrics.
+    lightning_fabric imports torchmetrics only to compare its version. During the import of lightning_fabric,
+    torchmetrics is therefore replaced by a module that contains only the version.
     """
     name = "torchmetrics"
     if "lightning_fabric" in sys.modules or name in sys.modules:
@@ -494,15 +499,15 @@ def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
 
 
 class GradientSums:
-    """Sum the gradients of a step over its pieces and over all processes.
+    """Sum the gradients of a step over the pieces of its batches (`stability.Pieces`) and over all processes.
 
     Args:
         model: the model in training.
         team: the processes that train together.
 
     Attributes:
-        bad_losses: the number of losses of the step that were not finite, (). Before `finish`, it is the number in this
-            process, and afterwards the number in all processes. With a single process it is always 0.
+        bad_losses: the number of losses of the step that were not finite, (). Before `finish`, these are the losses of
+            this process, and afterwards those of all processes. With a single process, the number is always 0.
     """
 
     def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
@@ -520,11 +525,14 @@ class GradientSums:
             bucket.begin()
 
     def add(self, loss: Tensor, *, is_last: bool) -> None:
-        """Add the gradient of a loss. If memory runs out, add nothing and raise the error, which ends an FSDP run.
+        """Add the gradient of a loss.
+
+        If memory runs out, the error is raised and nothing is added, so that the images can be computed again. With
+        FSDP, this is not possible.
 
         Args:
-            loss: the loss of a piece, multiplied by the fraction of the images of the step that are in the piece.
-            is_last: whether it is the last piece of the step in this process.
+            loss: the loss of a piece, multiplied by the piece's fraction of the images of the step in all processes.
+            is_last: whether this is the last piece of the step in this process.
         """
         if self._team.size > 1:
             self.bad_losses = self.bad_losses + ~loss.detach().isfinite()
@@ -551,7 +559,10 @@ class GradientSums:
 
     @contextmanager
     def _sending(self) -> Iterator[None]:
-        """Send full buckets while a backward pass computes gradients. If the pass fails, reset the unsent buckets."""
+        """Send each bucket as soon as it is full, during the backward pass in this context.
+
+        If the pass fails, the buckets that have not been sent are reset.
+        """
         hooks = [
             parameter.register_hook(partial(self._take, bucket, number))  # type: ignore[no-untyped-call]
             for bucket in self._buckets
@@ -598,7 +609,7 @@ class _Bucket:
 
     @property
     def is_full(self) -> bool:
-        """Return whether all gradients are complete."""
+        """Return whether the gradients of all parameters are complete and stored."""
         return len(self._taken) == len(self.parameters)
 
     @property
@@ -614,14 +625,19 @@ class _Bucket:
 
     @torch.no_grad()
     def take(self, number: int, gradient: Tensor) -> None:
-        """Store the complete gradient of a parameter: `gradient`, from the last piece, plus that of earlier pieces."""
+        """Store the complete gradient of a parameter.
+
+        Args:
+            number: the index of the parameter in this bucket.
+            gradient: the gradient of the last piece. The gradients of earlier pieces are added.
+        """
         earlier = self.parameters[number].grad
         self._parts[number].copy_(gradient if earlier is None else earlier + gradient)
         self._taken.add(number)
 
     @torch.no_grad()
     def complete(self) -> None:
-        """Store the gradients of parameters that the last backward pass did not reach."""
+        """Fill the bucket: store the gradients of the parameters that the last backward pass did not reach."""
         for number, parameter in enumerate(self.parameters):
             if number in self._taken:
                 continue
@@ -634,7 +650,7 @@ class _Bucket:
 
     @torch.no_grad()
     def send(self, extra: Tensor) -> None:
-        """Start summing over all processes, without waiting for the result. `extra`, (), is summed, too."""
+        """Start summing the gradients and the number `extra`, (), over all processes. Do not wait for the result."""
         self.extra.copy_(extra)
         self._work = dist.all_reduce(self._flat, async_op=True)
 

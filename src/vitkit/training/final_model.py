@@ -1,10 +1,10 @@
 """The final model of a cross-validation, which is trained on all images.
 
-This model has no validation images, so its settings come from the folds. The number of epochs is the median of the best
-epochs of the folds, with the same schedule. The learning rate of `--find-lr` is the median as well. The temperature,
-the thresholds and the rules for prediction sets and for withheld labels are based on the predictions of the folds'
-models (`finalize.OutOfFold`). A head on frozen features does not need the folds for this, because its penalty is chosen
-by a separate cross-validation (`probe`).
+The final model has no validation images, so its settings come from the folds. The number of epochs is the median of the
+best epochs of the folds, with the same schedule. The learning rate of `--find-lr` is the median as well. The
+temperature, the thresholds and the rules for prediction sets and for withheld labels are based on the predictions of
+the folds' models (`finalize.OutOfFold`). A head on frozen features does not need the folds, because a separate cross-validation
+chooses its penalty and calibrates it (`probe`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,15 @@ class FinalPlan:
 
     @property
     def epochs(self) -> int | None:
-        """The number of epochs after which the training ends; None if there are no epochs."""
+        """The number of epochs after which the training ends; None for a head on frozen features."""
         return int(median(self.best) + 0.5) if self.best else None
 
     def words(self, images: int) -> str:
-        """Describe in one line the training on this number of images."""
+        """Describe the training in one line.
+
+        Args:
+            images: the number of images that the final model is trained on.
+        """
         how = ""
         if self.epochs is not None:
             each = ", ".join(map(str, self.best))
@@ -88,7 +92,9 @@ def keep_zero_shot(run: Run, classifier: Classifier) -> None:
 
 
 def settle_final(run: Run, plan: FinalPlan, table: ImageTable) -> dict[str, Any]:
-    """Calibrate the final model on out-of-fold predictions, and return its entry in folds.json.
+    """Calibrate the final model on out-of-fold predictions, and return the entry for the final model in folds.json.
+
+    With `wise_ft`, its weights are first averaged with the initial weights.
 
     Args:
         run: the run, whose folder contains the final model.

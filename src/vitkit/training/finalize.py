@@ -1,8 +1,9 @@
 """Calibration of a trained model on validation images or by cross-validation, and correction of its class priors.
 
 Calibration is the last change of a trained model. It fits the temperature, the strength of the prior correction, and
-the thresholds. It also records the predictions for the validation images. The promises of `vitkit predict --coverage`
-and `--accuracy` about new images are based on these predictions (docs/decisions/0039-promises.md).
+the thresholds. It also records the predictions for the validation images. On these predictions,
+`vitkit predict --coverage` and `--accuracy` base their promises about new images, such as a minimum accuracy
+(docs/decisions/0039-promises.md).
 
 A model whose training gave rare classes more weight predicts as if all classes were equally frequent. The log-odds that
 it predicts for class k are too high by the logarithm of the weight of an image of class k. After subtracting this
@@ -54,7 +55,7 @@ def resolve_balance(
         counts: the number of training images of each class. Classes without images are ignored.
 
     Returns:
-        The balance, and a message for the user if `auto` has chosen to balance; otherwise None.
+        The balance, and a message for the user. The message is None unless `auto` has chosen to balance.
     """
     if balance != "auto":
         return balance, None
@@ -68,12 +69,14 @@ def resolve_balance(
 
 
 def class_weights(counts: Sequence[int], task: Task = SINGLE_LABEL) -> Tensor:
-    """Return weights (K,) that are inversely proportional to class sizes. Their mean over all training images is 1.
+    """Return weights (K,) of the classes that are inversely proportional to the number of their training images.
+
+    In the single-label task, the mean of the weights over all training images is 1.
 
     Args:
         counts: the number of training images of each class. A class without images has the lowest possible weight.
-        task: the task, which determines the lowest weight: 0 for one class per image. If images may have several
-            classes, weights below 1 are raised to 1.
+        task: the task, which determines the lowest weight. It is 0 in the single-label task. In the multi-label task,
+            weights below 1 are raised to 1.
     """
     images = torch.tensor(counts, dtype=torch.float64)
     inverse = torch.where(images > 0, images.sum() / images.clamp(min=1), 0.0)
@@ -87,7 +90,8 @@ class PriorCorrection:
 
     Attributes:
         balance: how the training balanced the classes.
-        prior: the prior of the predicted probabilities: the class frequencies of the training images, or uniform.
+        prior: the class frequencies that the predicted probabilities assume: `data` for those of the training images,
+            or `uniform`.
         counts: the number of training images of each class.
         shift: the full correction (K,), to be added to calibrated logits.
         heads: the names of the corrected heads. These are the heads that learned from labels. A head that learned only
@@ -130,7 +134,7 @@ def prior_correction(
     task: Task = SINGLE_LABEL,
     has_teacher: bool = False,
 ) -> PriorCorrection:
-    """Return the correction that a model needs to predict with this prior after a training with this balance.
+    """Return the correction, at full strength, that gives a model the requested class prior after its training.
 
     Args:
         counts: the number of training images of each class.
@@ -160,7 +164,7 @@ def log_weights(counts: Sequence[int], balance: Balance, task: Task = SINGLE_LAB
 
 
 def logit_shift(model: Model, correction: PriorCorrection) -> Tensor:
-    """Return the shift (K,) by which the correction changes the logits of the model, the mean over all heads."""
+    """Return the shift (K,) that the correction adds to the logits of the model, which are the mean over all heads."""
     heads = sum(getattr(model, name) is not None for name in ("head", "head_dist"))
     return torch.tensor(correction.in_head) * (len(correction.heads) / max(heads, 1))
 
@@ -175,7 +179,7 @@ def shift_head_bias(model: Model, correction: PriorCorrection, amount: Sequence[
 
 @contextmanager
 def with_correction(model: Model, correction: PriorCorrection) -> Iterator[None]:
-    """Apply the correction to the model inside the context, and restore exactly the same biases afterwards."""
+    """Apply the correction to the model inside the context, and restore the exact original biases afterwards."""
     kept = {name: model.get_parameter(f"{name}.bias").detach().clone() for name in correction.heads}
     shift_head_bias(model, correction, correction.in_head)
     try:
@@ -202,12 +206,13 @@ def correction_of(classifier: Classifier) -> PriorCorrection | None:
 
 @dataclass(frozen=True)
 class ValidationFacts:
-    """Facts about the validation images of a run, in addition to their classes.
+    """Information about the validation images of a run that their evaluation does not contain.
 
     Attributes:
-        chosen: what was chosen with the help of these images (`evaluation.figures.chosen_on`).
+        chosen: descriptions of the choices that the run made with these images, such as `epoch by val_acc`
+            (`evaluation.figures.chosen_on`).
         groups: the group number, by path, of each image that is not independent of others, such as a copy.
-        seen: the images that the weights had been trained on before the run, by path.
+        seen: the images that the weights had been trained on before the run. The keys are the paths.
         folds: the number of folds if the predictions are out-of-fold predictions, each by a model that was trained
             without the image; 0 if the model itself predicted the images.
     """
@@ -238,9 +243,9 @@ def calibrate_and_save(
         folder: the model folder.
         classifier: the classifier of that folder. It is changed in place.
         table: the images, of which the validation images are used.
-        progress: receives the number of evaluated images and their total.
-        facts: facts about the validation images.
-        fit_unknown: fits the score for unknown images; None to omit the score.
+        progress: called with the number of evaluated images and their total.
+        facts: information about the validation images.
+        fit_unknown: a function that fits the score for unknown images; None to omit the score.
 
     Returns:
         The evaluation of the validation images after calibration. If no validation image can be read, the temperature
@@ -258,9 +263,10 @@ def calibrate_by(
     facts: ValidationFacts = NOTHING_KNOWN,
     fit_unknown: FitUnknown | None = None,
 ) -> Evaluation | None:
-    """Calibrate as `calibrate_and_save` does, but call `evaluate_now` to evaluate the validation images.
+    """Do the same as `calibrate_and_save`, but call `evaluate_now` to evaluate the validation images.
 
-    `evaluate_now` is None if there are no validation images. The temperature is then 1.
+    If there are no validation images, `evaluate_now` is None. In this case, the temperature is set to 1 and the result
+    is None.
     """
     before = classifier.temperature, classifier.thresholds, correction_of(classifier), classifier.trust
     classifier.temperature, classifier.trust = 1.0, None
@@ -294,10 +300,10 @@ def _calibrate(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
 def _trust(
     classifier: Classifier, seen: Evaluation, facts: ValidationFacts, fit_unknown: FitUnknown | None
 ) -> bytes | None:
-    """Return the stored record on which promises about new images are based.
+    """Return the record on which promises about new images are based, as the bytes of a `Trust`.
 
-    The record has the predictions for independent validation images that the weights had not seen. The result is None
-    if there are no such images, or if images may have several classes.
+    The record contains the predictions for independent validation images that the weights had not seen. The result is
+    None if there are no such images, or if images may have several classes.
     """
     if isinstance(seen, MultiEvaluation):
         return None
@@ -311,7 +317,10 @@ def _trust(
 
 
 def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray[np.int64]:
-    """Return the indices of at most `MOST` images that the weights had not seen, with one image of each group."""
+    """Return the indices of at most `MOST` images that the weights had not seen, and at most one of each group.
+
+    Images whose predictions are not finite are left out.
+    """
     is_new = np.array([path not in seen for path in evaluation.paths])
     chosen = np.flatnonzero(is_new & np.isfinite(evaluation.probabilities).all(axis=1))
     if evaluation.groups:
@@ -324,6 +333,8 @@ def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray
 
 def record_tests(folder: Path, classifier: Classifier, tests: Evaluation, seen: Mapping[str, Any] | None) -> None:
     """Add the predictions for the test images to the record on which promises are based, and save the classifier.
+
+    Nothing is done if the classifier has no such record, or if the tests have other classes.
 
     Args:
         folder: the model folder.
@@ -341,9 +352,9 @@ def record_tests(folder: Path, classifier: Classifier, tests: Evaluation, seen: 
 
 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:
-    """Return the current shift and the full shift of the class prior, (K,) each.
+    """Return two shifts of the logits that correct the class prior, (K,) each; zeros without a correction.
 
-    The current shift is the one that the classifier's logits include. The full shift is the one for calibrated logits
+    The first is the shift that the classifier's logits include at present. The second is the shift of calibrated logits
     at strength 1.
     """
     if correction is None:
@@ -354,7 +365,10 @@ def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple
 
 
 def _image_weights(correction: PriorCorrection | None, labels: Labels) -> Floats | None:
-    """Return weights of the images (n,) that give all classes equal total weight; None unless the prior is uniform."""
+    """Return weights (n,) of the images that give all classes the same total weight, if the prior is uniform.
+
+    Return None for equal weights, which apply to any other prior and to multi-label data.
+    """
     if correction is None or correction.prior == "data" or labels.ndim > 1:
         return None
     weights: Floats = class_weights([max(count, 1) for count in correction.counts]).double().numpy()[labels]
@@ -385,7 +399,7 @@ _HEADER = "out_of_fold"  # the key of the file's metadata
 
 @dataclass(frozen=True, eq=False)
 class OutOfFold:
-    """Predictions of n images, each by a model that was trained on other images.
+    """Predictions for n images, each by a model that was not trained on the image.
 
     Attributes:
         classes: the names of the classes.
@@ -415,7 +429,7 @@ class OutOfFold:
         Args:
             evaluations: the evaluation of each fold on its test images.
             folders: the model folder of each fold.
-            model: a model of the same architecture.
+            model: a model with the architecture of the folds' models.
         """
         rows = []
         for evaluation, folder in zip(evaluations, folders, strict=True):
@@ -435,7 +449,7 @@ class OutOfFold:
         )
 
     def evaluation(self, classifier: Classifier) -> Evaluation:
-        """Return the evaluation of the predictions at temperature 1, with the prior correction of a classifier."""
+        """Return the evaluation of `logits` at temperature 1, with the prior correction of a classifier."""
         correction = correction_of(classifier)
         shift = 0.0 if correction is None else logit_shift(classifier.model, correction).double().numpy()
         probabilities = to_probabilities(self.logits.astype(np.float64) + shift, self.labels)
@@ -445,10 +459,10 @@ class OutOfFold:
         return MultiEvaluation(**{**vars(plain), "thresholds": classifier.thresholds})
 
     def tests(self, *, is_calibrated: bool = True) -> Evaluation | None:
-        """Return the evaluation of the predictions `tested`, which no selection has biased; None if there are none.
+        """Return the evaluation of the predictions `tested`; None if there are none. No selection has biased it.
 
         Args:
-            is_calibrated: whether the temperature of each model is applied.
+            is_calibrated: whether each model's temperature is applied.
         """
         if self.tested is None or self.temperatures is None:
             return None
