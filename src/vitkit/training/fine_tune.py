@@ -73,7 +73,10 @@ _JUDGED = 512  # images on which each learning rate is judged
 
 
 def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
-    """Find the best learning rate by several short runs. Return the recipe with this rate, and store it in the run."""
+    """Find the best learning rate by several short runs.
+
+    Return the recipe with this rate. The changed recipe is also stored in the run folder and in the provenance.
+    """
     assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     report_step = partial(progress, "trying learning rates")
@@ -99,7 +102,7 @@ def find_lr(
     progress: Callable[[int, int], None],
     make_optimizer: MakeOptimizer | None = None,
 ) -> dict[float, float]:
-    """Return the validation loss after a few steps, by learning rate. The loss is infinite if the training diverges.
+    """Return the validation loss after a few steps, by learning rate. It is infinite for rates that diverge.
 
     Args:
         model: the model that every short run starts from. Neither the model nor the random state is changed.
@@ -181,9 +184,9 @@ def learn(
         classifier: the classifier to train.
         teacher: the teacher for distillation; None without distillation.
         data: the images in batches; None to read the table's files.
-        contents: with `data`, the known digests of the images.
-        of_head: with `data`, the images to which the head is fitted before the training, if the recipe requests this
-            (`lp_ft`).
+        contents: the known digests of the images in `data`, by path; None to read them from split.json.
+        of_head: the images to which the head is fitted before the training, if the recipe requests this (`lp_ft`). None
+            to read the table's files.
     """
     in_train = list(table.of_split("train").counts().values())
     balance, why = resolve_balance(recipe.balance, in_train)
@@ -248,10 +251,11 @@ def _start_head(
 ) -> float:
     """Fit the head before the training if the recipe requests it and the run is new.
 
-    The fitted head assumes the class frequencies of the data, but the training objective may give classes other
+    The fitted head assumes the class frequencies of the data, but the training objective may give the classes other
     weights. `learned`, the logarithms of these weights (K,), is therefore added to the bias of the head.
 
-    Return the seconds that the fit took; 0 without a fit.
+    Returns:
+        The seconds that the fit took; 0 without a fit.
     """
     model = classifier.model
     if not recipe.lp_ft or model.head is None or model.head_dist is not None or has_state(run.folder):
@@ -323,7 +327,7 @@ def run_training(
         objective: the objective, which computes the loss and the validation figures.
         fabric: the device and the precision of the computation.
         spent: the seconds that were spent before the first step. They count towards the time budget.
-        identity: the identity of the run, which a resumed run must match.
+        identity: the identity of the run (`checkpoint.identity`). A checkpoint with another identity is refused.
         trained: the module that is trained, if it is not the classifier's model; otherwise None.
     """
     trained = classifier.model if trained is None else trained
@@ -381,9 +385,10 @@ class _EndAfter:
 
 @contextmanager
 def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, workers: int) -> Iterator[None]:
-    """If the training in this context ends early, report which model is saved.
+    """If the training in this context ends early, report which model is in the run folder.
 
-    If a worker process has died, the error message also says what to do.
+    If a signal ends the training before a model was saved, the unfinished model is saved here. If a worker process has
+    died, the error message also says what to do.
     """
     try:
         yield
@@ -423,7 +428,7 @@ def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -
 
 
 def _go_on(run: Run, state: TrainingState, writer: RunWriter) -> bool:
-    """Load the newest undamaged checkpoint of a run, and return whether the run had finished."""
+    """Load the newest undamaged checkpoint of a run, and return whether the run had finished its training."""
     stored, path = read_newest(run.folder, writer.identity, run.say)
     try:
         state.load_state_dict(stored)

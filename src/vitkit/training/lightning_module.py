@@ -94,7 +94,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Create the class of a package when it is first used."""
+        """Create `LightningClassifier` or `PytorchLightningClassifier` when it is first used."""
         if name not in _PACKAGES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         package = _PACKAGES[name]

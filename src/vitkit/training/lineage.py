@@ -39,7 +39,7 @@ class RunImages:
         table: the readable images.
         facts: the content digest and the fingerprints of each file.
         twins: a number for each image; copies of one picture have the same number.
-        groups: a number for each image; images with the same number stay in one split.
+        groups: a number for each image; images with the same number are assigned to the same split.
     """
 
     table: ImageTable
@@ -65,7 +65,7 @@ class SplitImages:
 
     Attributes:
         images: the images; their table has the splits.
-        overlap: the overlap with the images that the initial weights had seen.
+        overlap: for each image, whether and in which role the initial weights had seen it.
         findings: notes on the split for the user.
         proposals: the label changes and the removals of images that models of earlier runs proposed.
     """
@@ -78,6 +78,8 @@ class SplitImages:
 
 def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) -> PictureRecord:
     """Merge the records of the images that the initial weights and the teacher were trained on.
+
+    If a record is missing, the result is marked as incomplete.
 
     Args:
         recipe: the resolved recipe.
@@ -97,7 +99,7 @@ def _decode(pictures: bytes | None, source: str) -> PictureRecord:
 
 
 def record_of_run(run: str) -> PictureRecord:
-    """Read the picture record of the run or model whose split a new run keeps (`split_from`).
+    """Read the record of the images of a run or a model whose split a new run keeps (`split_from`).
 
     Raises:
         VitkitError: there is no such run, it is a cross-validation, or it has no record.
@@ -128,12 +130,13 @@ def divide(
     - the runs that proposed labels, together with the runs that trained the initial weights
     - the runs that trained the initial weights
 
-    All other images get a new split.
+    All other images get a new split. New or relabelled images are left out if their copies or their group are in
+    different splits of the earlier run.
 
     Args:
         images: the readable images.
         recipe: the resolved recipe.
-        before: the record of the images that the weights were trained on.
+        before: the record of the images that the initial weights and the teacher were trained on.
         proposers: the merged record of the runs that proposed labels, and the names of these runs. Their split is kept,
             because the proposed labels depend on the images that these runs were trained on. (None, ()) if there are no
             such runs.
@@ -183,12 +186,12 @@ def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
 
 
 def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord) -> Overlap:
-    """Refuse a cross-validation if the initial weights have seen some of the images.
+    """Refuse a cross-validation if the initial weights were trained or selected on some of the images.
 
-    Return the overlap of the images with those that the weights have seen, which is empty.
+    Otherwise, return the overlap of the images with the record `before`. No image has the role train or val in it.
 
     Raises:
-        VitkitError: the weights were trained on some of the images.
+        VitkitError: the weights were trained or selected on some of the images.
     """
     overlap = _compare(images, before, "weights")
     if seen := len(overlap.seen()):
@@ -204,9 +207,12 @@ def _compare(images: RunImages, record: PictureRecord, whose: str) -> Overlap:
 
 
 def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels: bool = True) -> PictureRecord:
-    """Return a picture record to which the images of a run have been added.
+    """Return the record of the images that the weights have seen after a run.
 
-    `has_labels` says whether the run has learned the labels of the images.
+    Args:
+        split_images: the images of the run.
+        before: the record of the images that the weights had seen before the run.
+        has_labels: whether the run learns the labels of the images.
     """
     images = split_images.images
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
@@ -215,9 +221,9 @@ def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels
 
 
 def contents_of(images: RunImages) -> dict[str, str]:
-    """Return the first bytes of each file's SHA-256 digest in hexadecimal, by path.
+    """Return the first bytes of each image file's SHA-256 digest in hexadecimal, by path.
 
-    These digests identify files that have moved.
+    The digests identify the images if their files are moved.
     """
     digests = images.facts.column("digest")
     return {path: digest[:DIGEST].hex() for path, digest in zip(images.table.paths, digests, strict=True)}
@@ -232,7 +238,10 @@ def _source(recipe: Recipe) -> str:
 
 
 def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding]:
-    """Report which held-out images the initial weights had seen, and whether copies of seen images may be missed."""
+    """Report the held-out images that the initial weights had seen.
+
+    Also report if copies of images that the weights had seen may have been missed.
+    """
     table, overlap = split_images.images.table, split_images.overlap
     source, all_seen, findings = _source(recipe), overlap.seen(), list[Finding]()
     for name in ("test", "val"):
@@ -316,7 +325,7 @@ def _moved_findings(table: ImageTable, overlap: Overlap, kept: Sequence[str | No
 def note_shared_tests(out: str | Path | None, split_images: SplitImages) -> str | None:
     """Return a note if this run trains on images that were test images of earlier runs, else None.
 
-    Only the latest runs in the same parent folder are considered.
+    Only the latest runs in the parent folder of this run are considered, at most `_MOST_RUNS`.
 
     Args:
         out: the run folder; None for the default folder.

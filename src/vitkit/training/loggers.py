@@ -18,7 +18,7 @@ from vitkit.training.recipe import Recipe, fields_without_places
 
 
 class Logger(Protocol):
-    """The interface of Lightning's loggers; an object that has only `log_metrics` also works."""
+    """The interface of Lightning's loggers. Only the method `log_metrics` is required."""
 
     def log_hyperparams(self, params: dict[str, Any]) -> None:
         """Log the fields of the recipe."""
@@ -40,7 +40,7 @@ class LogEpochs:
         self._loggers, self._recipe, self._say = list(loggers), recipe, say
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Log the recipe without the paths on this machine, because logs are read elsewhere."""
+        """Log the recipe without the folders of this machine, because logs are read elsewhere."""
         fields = {name: value for name, value in fields_without_places(self._recipe).items() if value is not None}
         self._call("log_hyperparams", fields)
 
@@ -135,7 +135,10 @@ def _csv(folder: Path, epoch: int) -> Logger:
 
 
 def _saved_id(folder: Path, logger: str, epoch: int) -> str | None:
-    """Return the identifier of this run in a logging service; None for a new run, or if no identifier is stored."""
+    """Return the identifier of this run in a logging service; None if the run is new or no identifier is stored.
+
+    The run is new if `epoch`, the first epoch to log, is 0.
+    """
     if epoch == 0:
         return None
     try:

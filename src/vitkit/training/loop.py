@@ -1,6 +1,6 @@
 """The training loop, from the first step to the last.
 
-Read `Loop.take_step` first. A step moves the weights along the mean gradient of one batch, or of several batches
+Read `Loop.take_step` first. A step updates the weights with the mean gradient of one batch, or of several batches
 (`grad_accum`). Several processes compute their shares of each batch and sum their gradients. Other classes handle lack
 of memory (`stability.Pieces`), values that are not finite (`stability.FiniteCheck`), epochs that made the model
 unusable (`stability.SafePoint`), averages of the weights (`optim.WeightAverage`), time budgets (`checkpoint.Clock`),
@@ -53,8 +53,8 @@ class Agreement:
     """The common decision of all processes after a step.
 
     Attributes:
-        should_stop: whether the training ends.
-        should_save: whether a checkpoint is written.
+        should_stop: whether the training ends now.
+        should_save: whether a checkpoint is written now.
     """
 
     should_stop: bool = False
@@ -68,8 +68,8 @@ _SECONDS_APART = 1.0  # approximate maximum of the seconds between two agreement
 class Interruption:
     """Let the processes agree after a step whether to stop or to save a checkpoint.
 
-    A single process decides after every step. Several processes agree by one reduction of a few numbers. They do so
-    after at most 16 steps or about a second, whichever is sooner, and no process stops in between.
+    A single process decides after every step. Several processes agree by one reduction of a few numbers. They agree at
+    least every 16 steps or about every second, whichever is more often, and no process stops in between.
 
     Args:
         stop: records whether this process has received a signal.
@@ -89,13 +89,13 @@ class Interruption:
         Args:
             should_stop: whether this process wants to end the training for another reason.
             should_save: whether this process wants a checkpoint to be written.
-            clock: the clock of the training. It is set to the time of the main process. The training ends when the time
-                budget is used up.
+            clock: the clock of the training, which is set to the time of the main process. The training ends when the
+                time budget of the clock is used up. None if time does not matter.
             at_once: whether to agree now even if the last agreement was a short time ago.
 
         Returns:
-            The decision. The training ends, or a checkpoint is written, if any process wants this. Between two
-            agreements, nothing is decided and both are False.
+            The decision. The training ends, or a checkpoint is written, if any process wants this. If the processes do
+            not agree after this step, both attributes are False.
 
         Raises:
             StoppedBetweenSteps: a process has received a signal.
@@ -116,7 +116,7 @@ class Interruption:
         return Agreement(bool(stops) or (clock is not None and clock.is_up), bool(saves))
 
     def in_validation(self) -> None:
-        """Raise `StoppedBetweenSteps` if this is the only process and has received a signal.
+        """Raise `StoppedBetweenSteps` if this is the only process and it has received a signal.
 
         Several processes cannot agree during the validation, because they may have different numbers of batches.
         """
@@ -126,18 +126,20 @@ class Interruption:
 
 @dataclass
 class MicroBatch:
-    """This process's share of one of the batches of a step, on its device.
+    """This process's share of a batch of a step, on the device of the process.
 
-    If memory is short, the images are computed in pieces, which are ranges of rows of the tensors.
+    If memory is short, the share is computed in pieces. A piece is a range of rows of the tensors.
 
     Attributes:
         images: (B, C, height, width), already mixed (mixup or cutmix) if the recipe requests it.
         targets: labels (B,), or weights of the classes (B, K).
-        training_images: the number of training images; 0 if the images are placeholders for an empty share.
-        batch: the images and labels of the data loader.
+        training_images: the number of training images. It is 0 if the share is empty, in which case `images` contains
+            placeholders.
+        batch: the images and labels from the data loader, before mixing.
         index: the position of the batch in the training.
         is_last: whether this is the last batch of the step.
-        draws: takes a range of rows, and returns a context in which dropout uses the random numbers of these rows.
+        draws: a function that takes a range of rows, and returns a context in which dropout uses the random numbers of
+            these rows.
         losses: for each computed piece, the sum of the loss over its images, ().
         hits: for each computed piece, whether each image was classified correctly.
     """
@@ -200,16 +202,16 @@ HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the met
 
 
 class Loop:
-    """The training loop: train a model on data with an objective.
+    """The training loop.
 
     Args:
-        state: the state of the training, which the loop updates.
-        objective: the objective.
+        state: the state of the training, which the loop updates. It contains the model and the recipe.
+        objective: the objective, which computes the loss and the validation figures.
         data: batches of training and validation images.
         fabric: the device and the precision of the computation (Lightning Fabric).
         team: the processes that train together.
         callbacks: objects with some of `HOOKS`, which receive the state.
-        interruption: ends the training when a signal arrives.
+        interruption: ends the training when a signal arrives; by default, signals are not handled.
     """
 
     def __init__(
@@ -238,8 +240,8 @@ class Loop:
     def compile_steps(self) -> None:
         """Compile the forward and backward pass with torch.compile, for batches of the usual size.
 
-        Compiling takes up to a minute for each batch size, and code that works for any size would be slower. The last
-        batch of an epoch, which may be smaller, is therefore computed without compiled code.
+        Compiling takes up to a minute for each batch size, and code that works for any size would be slower. Smaller
+        batches, such as the last one of an epoch, are therefore computed without compiled code.
         """
         plain, compiled = self._forward, torch.compile(self.state.model.forward_heads, dynamic=False)
         whole, _ = self.data.images_in(0, 0)
@@ -317,7 +319,10 @@ class Loop:
         return agreed.should_stop
 
     def begin_epoch(self) -> None:
-        """Reset the sums of the epoch, unless the run was resumed within the epoch."""
+        """Reset the sums of the epoch, unless the run was resumed within the epoch.
+
+        With `probe-sgd`, also put the backbone into evaluation mode.
+        """
         state = self.state
         if not state.batch:
             state.sums, state.went_back, state.metrics = EpochSums(), False, {}
@@ -340,11 +345,11 @@ class Loop:
     # --- One step ---------------------------------------------------------------------------------
 
     def take_step(self, first: int, batches: Iterable[Batch]) -> None:
-        """Move the weights along the mean gradient of some batches, unless it is not finite.
+        """Update the weights with the mean gradient of some batches. Skip the step if the gradient is not finite.
 
         Args:
-            first: the number of the first of these batches in the epoch, from 0.
-            batches: the micro-batches of the step.
+            first: the number of the first batch of the step in the epoch, from 0.
+            batches: the batches of the step, from the data loader.
         """
         state, model, optimizer = self.state, self.state.model, self.state.optimizer
         images, images_everywhere = self.data.images_in(first, first + state.recipe.grad_accum - 1)
@@ -414,13 +419,15 @@ class Loop:
         self.check.note_loss(loss, micro.batch, micro.index)
 
     def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
-        """Return the images, mixed if the recipe requests it, and labels (B,) or weighted targets (B, K).
+        """Return the images and their labels (B,) or targets (B, K), mixed if the recipe requests it.
+
+        Labels are returned unchanged if nothing is mixed and the objective accepts labels.
 
         Args:
             images: (B, C, height, width).
             labels: (B,).
             number: the number of the batch in its step.
-            whole: the number of images in the batch of all processes together.
+            whole: the number of images in the whole batch, that is, in the batch of all processes together.
         """
         if not self._mixing and self.objective.takes_labels:
             return images, labels
@@ -454,7 +461,11 @@ class Loop:
         return outcome
 
     def judge(self, outcome: ValidationOutcome | None) -> None:
-        """If the weights of the epoch are unusable, restore the last usable weights."""
+        """If the weights of the epoch are unusable, restore the last usable weights and reset the optimiser.
+
+        Args:
+            outcome: the result of `validate`.
+        """
         state = self.state
         state.clock.look()
         is_warm = state.progress >= state.recipe.warmup

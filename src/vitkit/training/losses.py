@@ -113,15 +113,15 @@ T = TypeVar("T")
 class Learning(Protocol):
     """The interface that the training loop requires of an objective.
 
-    The labels (B,) are whatever the data set returns with the images, such as classes.
+    The labels (B,) are the numbers that the data set returns with the images, such as classes.
     """
 
     def to(self, device: torch.device) -> Self:
-        """Return a copy of the objective. The tensors that it needs in training steps are on this device."""
+        """Return a copy of the objective whose tensors for training steps are on a device."""
 
     @property
     def takes_labels(self) -> bool:
-        """Return whether `loss` accepts labels (B,) in place of targets, if images are not mixed."""
+        """Return whether `loss` accepts labels (B,) instead of targets (B, K) for images that are not mixed."""
 
     def targets(self, labels: Tensor) -> Tensor:
         """Convert labels (B,) into targets (B, K), which can be mixed."""
@@ -137,7 +137,7 @@ class Learning(Protocol):
 
     @property
     def judges_shares(self) -> bool:
-        """Return whether `judge` gets the outputs for this process's share of the images, or else for all images."""
+        """Return True if `judge` requires only this process's share of the validation images, False if it needs all."""
 
     def judge(
         self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
@@ -145,14 +145,14 @@ class Learning(Protocol):
         """Compute the validation figures from the outputs of the model.
 
         Args:
-            answers: the model's output for this process's share of the validation images, or for all of them (see
-                `judges_shares`), (n, ...).
+            answers: the output of the model, (n, ...), for the n validation images in this process's share, or for all
+                n validation images (see `judges_shares`).
             labels: the labels of these images, (n,).
             team: the processes among which the images are shared.
 
         Returns:
-            The figures by name, and the sums by which `stability` recognises a collapsed model. The sums are None if
-            the objective has none.
+            The figures by name, and the sums by which `stability` recognises a collapsed model; None in place of the
+            sums if the objective does not compute them.
         """
 
 
@@ -163,7 +163,7 @@ class Objective:
     Attributes:
         recipe: the recipe, for label smoothing and distillation.
         classes: the number of classes, K.
-        imitate: computes the teacher's logits (B, K) from the student's images; None without a teacher.
+        imitate: a function that computes the teacher's logits (B, K) from the student's images; None without a teacher.
         class_weights: the weight (K,) of an image of each class; None for equal weights.
         shift: the correction of the class prior (K,), which is added to the logits in validation, as in the saved
             model; None for no correction.
@@ -179,7 +179,7 @@ class Objective:
     custom: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def to(self, device: torch.device) -> Self:
-        """Return a copy of the objective. The tensors that it needs in training steps are on this device."""
+        """Return a copy of the objective whose tensors for training steps are on a device."""
         return replace(self, class_weights=None if self.class_weights is None else self.class_weights.to(device))
 
     def targets(self, labels: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class Objective:
 
     @property
     def takes_labels(self) -> bool:
-        """Return whether `loss` accepts labels (B,) instead of targets (B, K). This is True without class weights."""
+        """Return whether `loss` accepts labels (B,) instead of targets (B, K): True unless there are class weights."""
         return self.class_weights is None
 
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
@@ -202,7 +202,7 @@ class Objective:
 
         Args:
             heads: the logits (B, K) of each head.
-            images: the images (B, C, height, width), which a teacher receives too.
+            images: the images (B, C, height, width); only a teacher needs them.
             targets: labels (B,), or targets (B, K).
         """
         recipe = self.recipe
@@ -239,7 +239,7 @@ class Objective:
 
     @property
     def judges_shares(self) -> bool:
-        """Return whether `judge` gets the outputs for this process's share of the images, or else for all images."""
+        """Return True, because the figures of all processes' shares can be combined."""
         return True
 
     def judge(
@@ -262,9 +262,9 @@ class Objective:
 class MultiLabelObjective(Objective):
     """Binary cross-entropy of each class, for images that may have several classes.
 
-    The accuracy is the fraction of images for which every class is right at a threshold of 1/2. `val_map` is the mean
-    average precision. `judge` returns no outcome, because a collapsed model cannot be distinguished from a model at the
-    beginning of its training.
+    The accuracy is the fraction of images for which the predictions of all classes are right at a threshold of 1/2.
+    `val_map` is the mean average precision. `judge` returns no outcome, because a collapsed model cannot be
+    distinguished from a model at the beginning of its training.
 
     Attributes:
         sets: the targets of each label, (S, K). A label of multi-label data is the number of one of S sets of classes
@@ -318,7 +318,7 @@ def _mean_of_heads(heads: Sequence[Tensor]) -> Tensor:
 
 
 def objective_of(table: ImageTable, recipe: Recipe, **options: Any) -> Objective:
-    """Build the objective for the table's task; `options` are further attributes of `Objective`."""
+    """Build the objective for the task of a table. `options` are further attributes of `Objective`."""
     classes = len(table.classes)
     if table.task is MULTI_LABEL:
         return MultiLabelObjective(recipe, classes, sets=torch.tensor(table.set_targets()), **options)
@@ -326,7 +326,7 @@ def objective_of(table: ImageTable, recipe: Recipe, **options: Any) -> Objective
 
 
 class EpochSums:
-    """Running sums of the loss and of the correct answers over the training images of an epoch."""
+    """The losses and the correctness of the training images of an epoch, collected by batch."""
 
     def __init__(self) -> None:
         self.losses: list[Tensor] = []  # the sum over the images of each batch
@@ -335,13 +335,22 @@ class EpochSums:
         self._earlier: dict[str, Any] | None = None  # these three, from before the run was resumed within the epoch
 
     def add(self, loss: Tensor, images: int, hits: Iterable[Tensor]) -> None:
-        """Add a batch: the sum of its losses (a scalar), its number of images, and the correctness of each image."""
+        """Add a batch.
+
+        Args:
+            loss: the sum of the losses of the images, a scalar.
+            images: the number of images.
+            hits: the correctness of each image, in one or several tensors.
+        """
         self.losses.append(loss)
         self.images.append(images)
         self.hits.extend(hits)
 
     def over(self, team: ProcessGroup) -> dict[str, float]:
-        """Return the mean of the finite losses over all processes, and the accuracy if it is defined."""
+        """Return the figures of the epoch by name: the mean loss, and the accuracy if it is defined.
+
+        The mean is over the images of all processes, without batches whose loss is not finite.
+        """
         losses, images, hits = self._in_memory()
         finite = [(loss, count) for loss, count in zip(losses.tolist(), images, strict=True) if math.isfinite(loss)]
         sums = sum(loss for loss, _ in finite), sum(count for _, count in finite)
@@ -352,12 +361,12 @@ class EpochSums:
         return figures
 
     def state_dict(self, team: ProcessGroup) -> dict[str, Any]:
-        """Return the losses and the correctness of all processes, which must call this together."""
+        """Return the collected values of all processes. All processes must call this method together."""
         losses, images, hits = zip(*team.gather(self._in_memory()), strict=True)
         return {"losses": torch.cat(losses), "images": [n for part in images for n in part], "hits": torch.cat(hits)}
 
     def load_state_dict(self, state: dict[str, Any], team: ProcessGroup) -> None:
-        """Load the result of `state_dict`. The main process adds these sums of all processes to its own sums."""
+        """Load the result of `state_dict`. Only the main process keeps it, because it covers all processes."""
         self._earlier = dict(state) if team.is_main else None
 
     def _in_memory(self) -> tuple[Tensor, list[int], Tensor]:

@@ -1,9 +1,9 @@
 """Parameter groups, optimisers, the learning-rate schedule, and averages of the weights.
 
 The final model can have averaged weights: an exponential moving average over all steps (EMA), or an equal mean over the
-last epochs (SWA). The first update of an average copies the current weights, so the weights before the training do not
-count. The decay of the EMA rises over the first updates, because otherwise the first steps would dominate the average
-of a short run. The running statistics of batch norms are averaged like the weights.
+last epochs (SWA). The first update of an average copies the current weights, so the initial weights do not count. The
+decay of the EMA rises over the first updates, because otherwise the first steps would dominate the average of a short
+run. The running statistics of batch norms are averaged like the weights.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ def parameter_groups(
 
     Args:
         model: the model to train. Parameters that require no gradient are left out.
-        weight_decay: the weight decay of the matrices.
+        weight_decay: the weight decay of the weight matrices.
         layer_decay: the ratio of the `lr_scale` of a layer to the `lr_scale` of the next layer (BEiT, arXiv 2106.08254,
             app. D). The `lr_scale` of the head is 1. Position embeddings belong to the lowest layer if all layers share
             them, or if a single tensor holds those of all layers.
         decay_all: whether weight decay applies to all parameters.
+
+    Returns:
+        The groups, each with its `params`, `weight_decay` and `lr_scale`, the factor of its learning rate.
     """
     depth = _depth(model)
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
@@ -55,7 +58,7 @@ def parameter_groups(
 
 
 def layer_of(name: str, model: nn.Module) -> int:
-    """Return the layer of a parameter: 0 for the embeddings, 1 to depth for the blocks, and depth + 1 after them.
+    """Return the layer of a parameter, given its name: 0 in the embeddings, 1 to L in the L blocks, L + 1 after them.
 
     The numbering follows the code of BEiT and MAE. In timm, by contrast, the last LayerNorm belongs to the last block.
     """
@@ -131,7 +134,7 @@ def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
 
 
 def swa_start(recipe: Recipe) -> int | None:
-    """Return the first epoch, from 0, whose weights are averaged (stochastic weight averaging); None if this is off."""
+    """Return the first epoch, from 0, that stochastic weight averaging includes; None if the recipe has no `swa`."""
     return recipe.epochs - max(round(recipe.swa * recipe.epochs), 1) if recipe.swa else None
 
 

@@ -4,9 +4,9 @@ The head is a regularised multinomial logistic regression on the class token and
 are more informative than either alone (docs/log.md).
 
 The penalty is chosen on the validation images. Without validation images, it is chosen by a cross-validation of the
-training images, whose out-of-fold predictions also calibrate the model. If there are no test images either, the head is
-tested by a nested cross-validation: each training image is predicted by a head that was fitted, selected and calibrated
-without the image (`nested_cross_validation`).
+training images. The out-of-fold predictions then also calibrate the model. If there are no test images either, the head
+is tested by a nested cross-validation: each training image is predicted by a head that was fitted, selected and
+calibrated without the image (`nested_cross_validation`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Fit:
     """A fitted head.
 
     Attributes:
-        weight, bias: (K, D) and (K,), for unnormalised features.
+        weight, bias: the parameters of the head, (K, D) and (K,), for features that are not standardised.
         penalty: the penalty, one of PENALTIES; infinite for an initial head that was not fitted.
         train_loss: the log loss on the training images.
         val_loss, val_accuracy: the log loss and the accuracy on the validation images; None if there are none.
@@ -91,7 +91,7 @@ _BEGAN_FROM = (
 def frozen(recipe: Recipe) -> Recipe:
     """Return the recipe of a model that computes frozen features with the initial weights of a run.
 
-    `new_classifier` creates this model. Its features are the class token and the mean of the patches.
+    `new_classifier` creates the model. Its features are the class token and the mean of the patches.
     """
     return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
 
@@ -115,7 +115,7 @@ class HeadImages:
 
     Attributes:
         train: the training images without augmentation.
-        augmented: the augmented training images, indexed by (number of the view, index of the image).
+        augmented: the augmented training images. An index is a pair: the number of the view and the index of the image.
         val: the validation images.
     """
 
@@ -129,7 +129,7 @@ def head_images(
 ) -> HeadImages:
     """Return the data sets of a table's images for fitting a head.
 
-    `change` is a function of the caller that is applied to training pictures before their augmentation; None for none.
+    `change` is the caller's function that is applied to training pictures before the augmentation; None for none.
     """
     train, preprocess = table.of_split("train"), classifier.preprocess
     augmented = TrainingImages(train, preprocess, augment_of(recipe, change), recipe.seed)
@@ -159,7 +159,7 @@ def fit_head(
         seen: the paths of training images that the weights had seen before the run.
 
     Returns:
-        The features of training and validation images without augmentation.
+        The features of the training and the validation images without augmentation.
     """
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
@@ -181,10 +181,10 @@ def _groups_of(run: Run) -> Mapping[str, int]:
 
 
 def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> float:
-    """Fit the new head before the whole model is trained.
+    """Fit the new head to frozen features before the whole model is trained.
 
-    Training the model with an unfitted head would distort the backbone. The method is called LP-FT, linear probing
-    followed by fine-tuning (Kumar et al. 2022, arXiv 2202.10054).
+    Training the whole model with an unfitted head would distort the backbone. The method is called LP-FT, linear
+    probing followed by fine-tuning (Kumar et al. 2022, arXiv 2202.10054).
 
     Returns:
         The seconds that the fit took.
@@ -226,7 +226,7 @@ class _BestHead:
     """The result of fitting a head.
 
     Attributes:
-        begun: the head made from the class names, if the fit started from it; otherwise None.
+        begun: the head made from the class names; None if the fit started from zeros.
         fitted: the best head.
         features: the features of training and validation images without augmentation.
         cross: the result of the cross-validation that chose the penalty; None if there was no cross-validation.
@@ -249,6 +249,8 @@ def _put_best_head(
     is_tested: bool = False,
 ) -> _BestHead:
     """Fit a head to the features of the training images and of their augmented views, and copy it into the model.
+
+    The penalty is chosen on the validation images or, if there are none, by cross-validation (`_cross_fit`).
 
     With `is_tested`, a nested cross-validation also tests the head, if the conditions of `_cross_fit` are met.
     """
@@ -311,7 +313,7 @@ def compute_features(
     precision: str,
     progress: Callable[[int, int], None],
 ) -> tuple[Tensor, Tensor]:
-    """Return the features of each image, (n, D) float32, and its label, (n,)."""
+    """Return the features of n images, (n, D) float32, and their labels, (n,)."""
     device = torch.device(devices.choose_device(recipe.device))
     model.eval().to(device)
     count, done = len(images), 0  # type: ignore[arg-type]  # all data sets here have a length
@@ -351,14 +353,14 @@ def choose_head(
     penalty: float = MIDDLE,
     begun: Fit | None = None,
 ) -> Fit:
-    """Fit heads with several penalties, and return the one with the lowest log loss on the held-out images.
+    """Fit heads with several penalties, and return the head with the lowest log loss on the held-out images.
 
     Args:
         x: features of training images, (n, D).
         y: the labels of these images, (n,), or class indicators, (n, K).
         held_out: features and labels of validation images; None if there are none.
         classes: the number of classes, K.
-        penalty: the penalty that is used without held-out images. Only one head is fitted in this case.
+        penalty: the penalty if there are no held-out images. In this case, only one head is fitted.
         begun: an initial head, such as one made from the class names; None for zeros. The penalty applies to the
             distance from the initial head. If no fitted head is better on the held-out images, the initial head is
             returned.
@@ -391,8 +393,8 @@ def folds_of(train: ImageTable, groups: Mapping[str, int], seed: int) -> Tensor 
         seed: the seed of the folds.
 
     Returns:
-        The fold of each image, (n,). At most `_MOST` images get a fold, and all others get -1. The result is None if no
-        class has images of at least two groups, so that no cross-validation is possible.
+        The fold of each image, (n,). At most `_MOST` images get a fold, and all others get -1. The result is None if a
+        cross-validation is impossible, because no class has images of at least two groups.
     """
     count = len(train)
     rows = np.sort(np.random.default_rng(seed).permutation(count)[:_MOST]).tolist()
@@ -418,8 +420,8 @@ def cross_validate_head(
         y: the labels of the rows of `x`, ((views + 1) * n,), or class indicators, ((views + 1) * n, K).
         fold_of: the fold of each image, (n,); -1 for images that are neither trained on nor predicted.
         classes: the number of classes, K.
-        is_judge: whether each image counts in the loss by which the penalty is chosen, (n,). If it is None, or if none
-            of these images is predicted, all predicted images count.
+        is_judge: whether each image counts in the loss by which the penalty is chosen, (n,). If it is None, or if no
+            image that counts has a fold, all images with a fold count.
         begun: the initial head (see `choose_head`). The returned penalty is infinite if the initial head is the best.
     """
     n, parts = len(fold_of), int(fold_of.max()) + 1
@@ -461,8 +463,8 @@ def nested_cross_validation(
         classes: the number of classes, K.
 
     Returns:
-        The logits of each image from the head that was fitted without the image's fold, (n, K), and the temperature of
-        the head of each fold, (folds,).
+        The logits of each image from the head that was fitted without the image's fold, (n, K), and for each fold the
+        temperature of the head that predicts it, (folds,).
     """
     n, parts = len(fold_of), int(fold_of.max()) + 1
 
@@ -523,7 +525,16 @@ def _cross_fit(
 
     With `is_tested`, a nested cross-validation also tests the head. This requires a single-label task, at least three
     folds, and no initial head `begun`. Also, every image must be in a fold, and the initial weights must not have seen
-    any image.
+    any image. Otherwise, the test is omitted.
+
+    Args:
+        x: features, as for `cross_validate_head`.
+        y: labels or class indicators, as for `cross_validate_head`.
+        fold_of: the fold of each training image, (n,), or -1.
+        is_new: whether the initial weights had not seen each image, (n,).
+        train: the n training images.
+        begun: the initial head; None for zeros.
+        is_tested: whether the head is tested.
     """
     classes, n = len(train.classes), len(fold_of)
     penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, begun)

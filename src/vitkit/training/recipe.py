@@ -31,7 +31,7 @@ _OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
 
 
 def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the changed fields of a model to the right types. `none` becomes None if the field can be None.
+    """Convert changed fields of a model to the types of `ViTConfig`. `none` becomes None if the field can be None.
 
     Args:
         changes: the changed fields, as for the keyword arguments of `create_model`.
@@ -43,7 +43,7 @@ def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_change(name: str, text: str) -> dict[str, Any]:
-    """Parse the new value of a field of a model from text, such as a flag. Commas separate the numbers of a tuple.
+    """Parse a change of a model's field from text, such as a flag. Commas separate the numbers of a tuple.
 
     Raises:
         VitkitError: see `settle_changes`.
@@ -78,7 +78,7 @@ _PREFIX = "model."
 
 
 def read_sets(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse the arguments of `--set` into fields of `ViTConfig`. The additional field `name` is the name of the model.
+    """Parse the arguments of `--set` into fields of `ViTConfig`, and `name`, which is the name of the model.
 
     Raises:
         VitkitError: a text is not `model.FIELD=VALUE`, or a field is unknown, given twice, or of the wrong type.
@@ -141,10 +141,7 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a recipe and of its model after overriding them by flags.
-
-    Both arguments must be results of `unfold`.
-    """
+    """Override the fields of a recipe, and those of its model, by flags. Both arguments must be results of `unfold`."""
     below = {name: value for name, value in (fields.get("model_fields") or {}).items() if name not in flags}
     above = flags.get("model_fields") or {}
     merged = {**fields, **flags, "model_fields": {**below, **above}}
@@ -174,7 +171,10 @@ def check_model_fields(changes: Any) -> dict[str, Any] | None:
 
 
 def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the changed fields of a model to a `[model]` table. None becomes `none`, because TOML has no null."""
+    """Convert the name and the changed fields of a model to a `[model]` table.
+
+    None becomes the text `none`, because TOML has no null.
+    """
     plain = {key: "none" if v is None else list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
     return plain if name is None else {"name": name, **plain}
 
@@ -222,7 +222,7 @@ def join_weights(weights: Any) -> Any:
 
 
 def candidates(recipe: Any) -> tuple[str, ...]:
-    """Return the names of the weights that a recipe compares. Without `select_time`, return only the recipe's weights.
+    """Return the names of the weights that a recipe compares (`select_time`), or else of its only weights.
 
     Raises:
         VitkitError: the recipe sets `select_time`, but names fewer than two weights, a name twice, `auto`, or `none`.
@@ -625,7 +625,7 @@ def with_fields(recipe: Recipe, changes: Mapping[str, Any], source: str | None) 
 
 @contextmanager
 def naming(source: str | None) -> Iterator[None]:
-    """Prefix error messages in this context with the source of the fields, if it is not None."""
+    """Prefix error messages in this context with the source of the fields. For None, leave them unchanged."""
     try:
         yield
     except VitkitError as error:
@@ -673,12 +673,12 @@ class Request:
 
 
 def without_places(recipe: Recipe) -> Recipe:
-    """Return a copy of the recipe that can be published: of each absolute path, only the last part is kept."""
+    """Return a copy of the recipe for publication, which keeps only the last part of each absolute path."""
     return Recipe(**fields_without_places(recipe))
 
 
 def fields_without_places(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of a recipe for publication: of each absolute path, only the last part is kept."""
+    """Return the fields of a recipe for publication, with only the last part of each absolute path."""
     teacher = recipe.teacher
     if teacher is not None:
         model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file

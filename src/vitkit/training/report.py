@@ -120,7 +120,7 @@ def settle(
         recipe: the recipe of the run, which determines the device and precision.
         table: the split images of the run.
         say: called with each line of output.
-        facts: facts about the validation images.
+        facts: information about the validation images.
         frozen: features of the images, computed with initial weights that had not seen the images; None if there are
             none.
 
@@ -207,10 +207,10 @@ def _fit_unknown_by_folds(
     recipe: Recipe,
     say: Say,
 ) -> Unknown | None:
-    """Fit the score that recognises unknown images to the training images. Compare each with those of other folds.
+    """Fit the score that recognises unknown images to the training images of a cross-validated head.
 
-    Return None if the backbone was trained, because it was then trained on every image. Return None, too, if no image
-    can be read.
+    Each image is compared with the images of the other folds. Return None if the backbone was trained, because it was
+    then trained on every image. Also return None if no image can be read.
     """
     if recipe.method != "probe":
         say("unknown images cannot be recognised: no image has features of the final model that it was not trained on")
@@ -263,7 +263,7 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
 
     Args:
         numbers: the figures of an evaluation (`evaluation.figures`).
-        seen: the evaluation of the images to which the temperature was fitted.
+        seen: the evaluation of the images that the temperature was fitted on.
         evaluation: the evaluation that `numbers` belongs to.
     """
     rise, rose = calibration_rise(evaluation, numbers), ""
@@ -286,7 +286,7 @@ def draw_data(folder: Path, table: ImageTable, images: TrainingImages | Training
         folder: the folder of the run.
         table: all images of the run.
         images: the augmented images of the training split.
-        seed: determines which training images are drawn.
+        seed: determines which training images are shown.
     """
     splits = {name: table.of_split(name) for name in SPLITS if name in table.splits}
     counts = {name: images_of_split.counts() for name, images_of_split in splits.items()}
@@ -304,8 +304,8 @@ class Reported(NamedTuple):
 
     Attributes:
         numbers: the content of evaluation.json.
-        evaluation: the evaluation of the images that the initial weights had not seen; None if the weights had seen all
-            images.
+        evaluation: the evaluation of the held-out images that the initial weights had not seen; None if the weights had
+            seen all of them.
     """
 
     numbers: dict[str, Any]
@@ -413,10 +413,16 @@ def report(
 def _test_by_folds(
     tests: Evaluation, classifier: Classifier, table: ImageTable, proposals: Sequence[Proposal]
 ) -> ProposalEvaluation:
-    """Evaluate each training image with the head that was fitted without its fold.
+    """Evaluate the predictions for the training images, each by a head that was fitted without the image's fold.
 
     Images that were left out of the training because of a proposal (`start.Proposed`) have no fold. For these images,
     the predictions of the final head are used.
+
+    Args:
+        tests: the evaluation of the nested cross-validation.
+        classifier: the classifier with the final head.
+        table: the images of the run.
+        proposals: the proposals for the images of the run.
     """
     plain = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
     rows = evaluated_images(table, "all", proposals)
@@ -432,7 +438,14 @@ def _test_by_folds(
 def _figures_by_folds(
     numbers: Mapping[str, Any], predictions: OutOfFold, evaluation: Evaluation, classifier: Classifier
 ) -> dict[str, Any]:
-    """Return the figures, in which the confidence intervals and the calibration are those of the cross-validation."""
+    """Return the figures with the confidence intervals and the calibration replaced by those of the cross-validation.
+
+    Args:
+        numbers: the figures of `evaluation`.
+        predictions: the out-of-fold predictions of the run, including those of the nested cross-validation.
+        evaluation: the evaluation of the nested cross-validation.
+        classifier: the calibrated classifier.
+    """
     untempered = predictions.tests(is_calibrated=False)
     assert untempered is not None
     fold_of = dict(zip(predictions.paths, predictions.fold.tolist(), strict=True))
@@ -452,11 +465,11 @@ def _figures_by_folds(
 
 
 def pictures_for_page(folder: Path, captions: Iterable[str], rows: Sequence[Mapping[str, float]]) -> dict[str, bytes]:
-    """Return the pictures in a run's folder that its report shows, by caption.
+    """Return the content of the picture files in a run's folder that the report shows, by caption.
 
     Args:
         folder: the run's folder.
-        captions: some of the keys of `PICTURES`. Pictures that do not exist are left out of the result.
+        captions: some of the keys of `PICTURES`. Files that do not exist are left out of the result.
         rows: the rows of metrics.csv. With a single row, the picture of the curves is left out.
     """
     files = {caption: folder / PICTURES[caption] for caption in captions if caption != "Curves" or len(rows) > 1}
@@ -464,7 +477,10 @@ def pictures_for_page(folder: Path, captions: Iterable[str], rows: Sequence[Mapp
 
 
 def _judge(classifier: Classifier, *, table: ImageTable, recipe: Recipe, facts: ValidationFacts) -> Evaluation | None:
-    """Evaluate a classifier on the validation images that the initial weights had not seen; None if there are none."""
+    """Evaluate a classifier on the validation images that the initial weights had not seen.
+
+    Return None if there are no such images, if none can be read, or if a prediction is not finite.
+    """
     if "val" not in table.splits:
         return None
     classifier = classifier.use(images=len(table.of_split("val")), device=choose_device(recipe), features=False)
@@ -476,7 +492,7 @@ def _judge(classifier: Classifier, *, table: ImageTable, recipe: Recipe, facts: 
 
 
 def _tried(path: Path) -> Tried | None:
-    """Return the results of the selection of weights; None if the run made no selection."""
+    """Read the results of the selection of weights from a file; return None if there is no such file."""
     if not path.is_file():
         return None
     selection = Selection.from_dict(from_json(path.read_text(encoding="utf-8")), path)
@@ -505,7 +521,7 @@ def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Plac
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
-    """Return those of the two evaluations that are of validation or test images, at most one for each split."""
+    """Return the evaluations of validation or test images. If both are of the same split, return only `evaluation`."""
     both = {part.split: part for part in (seen, evaluation) if part is not None}
     return [part for split, part in both.items() if split in ("val", "test")]
 
@@ -543,7 +559,7 @@ def _spent(rows: list[dict[str, float]]) -> str:
 
 
 def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
-    """Describe the validation figures before any training, for a head that was initialised from the class names.
+    """Describe the validation figures before any training, if the head was made from the class names.
 
     The result is empty if there are no such figures.
     """
@@ -557,7 +573,7 @@ def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
 
 
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
-    """Describe whether the record of the images that the weights have ever been trained on is complete.
+    """Describe whether the record of the images that the weights were trained on is complete, by a row for the report.
 
     The result is empty without a record.
     """
@@ -617,8 +633,8 @@ def doubt_labels(
         weights: the weights that the run started from, if they have been opened already; otherwise None.
 
     Returns:
-        The label errors, and the features of all images. Both are None if there are no suitable weights, if there are
-        more than `MOST` images, or if an image cannot be read.
+        The label errors, and the features of all images that were computed for the search. Both are None if there are
+        no suitable weights, if there are more than `MOST` images, or if an image cannot be read.
     """
     if recipe.weights == "none":
         return None, None
@@ -661,7 +677,7 @@ def _features(
     precision: str,
     progress: Callable[[int, int], None],
 ) -> Tensor:
-    """Return the features of all images, (n, D), reusing those in `known`."""
+    """Return the features of all n images, (n, D). Only those that are not in `known` are computed."""
 
     def compute(images: ImageTable) -> Tensor:
         plain_images = EvaluationImages(images, begun.preprocess)
@@ -682,8 +698,8 @@ def _features(
 def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None = None) -> str | None:
     """Return the latest weights in the ancestry of a run that had seen none of the run's images.
 
-    The ancestry consists of the initial weights of the run, the initial weights of the run that trained these, and so
-    on. Weights without a picture record, such as published weights, are assumed to have seen none of the images.
+    The ancestry consists of the initial weights of the run, the initial weights of the earlier run that trained them,
+    and so on. Weights without a picture record, such as published weights, are assumed to have seen none of the images.
 
     Returns:
         The name or path of the weights; None if there are no such weights, or if they are no longer available.

@@ -101,9 +101,12 @@ def bundled() -> dict[str, str]:
 
 
 def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Request:
-    """Return the request of a command: the fields of a recipe file, overridden by the flags.
+    """Return the request of a command: the fields of a recipe, overridden by the flags.
 
-    If no recipe is named, the bundled recipe for the data is used if there is one, as is the case for `digits`.
+    Args:
+        flags: the fields of the recipe that the command sets.
+        recipe: a recipe file, or the name of a bundled recipe. None for the bundled recipe for the data, as for
+            `digits`, or for no recipe if there is none for the data.
 
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
@@ -126,7 +129,8 @@ def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Reque
 def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
     """Return the name of the bundled recipe that a command uses; None if it uses none.
 
-    A command names the recipe, or names data for which there is a bundled recipe.
+    A command uses a bundled recipe if it names the recipe, or if it names no recipe and there is a bundled one for its
+    data. The arguments are those of `request_of`.
     """
     if recipe is not None:
         return None if Path(recipe).is_file() or str(recipe) not in bundled() else str(recipe)
@@ -137,7 +141,10 @@ def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | 
 
 
 def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[str]:
-    """Return a line that lists the fields of a bundled recipe that the flags change, or no line if there are none."""
+    """Describe in one line which fields of a bundled recipe the flags change. The list is empty if they change none.
+
+    The arguments are those of `request_of`.
+    """
     name = published(flags, recipe)
     if name is None:
         return []
@@ -160,13 +167,13 @@ def add_recipe_fields(
     owners: Sequence[type[Any]] = (Recipe,),
     heading: str = "Fields of the recipe",
 ) -> None:
-    """Replace `**fields` in the signature of a function by the fields of dataclasses, and document these fields.
+    """Replace `**fields` in the signature of a function by the fields of dataclasses, and add them to its docstring.
 
     Args:
         function: the function; it is changed in place.
         exclude: the fields that the function does not accept.
         owners: the dataclasses. If several have a field of the same name, the field of the first is used.
-        heading: the heading of the fields in the docstring.
+        heading: the heading above these fields in the docstring.
     """
     entries, seen = "", set(exclude)
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -194,7 +201,7 @@ MakeOptimizer: TypeAlias = "Callable[[list[dict[str, Any]]], torch.optim.Optimiz
 
 @dataclass(frozen=True)
 class Extensions:
-    """Functions of the caller that replace or extend parts of the training. For None, vitkit's own part is used.
+    """Functions of the caller that replace or extend parts of the training; None where the caller has no function.
 
     Attributes:
         loss: takes logits (B, K) and labels (B,), and returns the mean loss, a scalar. For mixed images, for images

@@ -6,7 +6,7 @@ each image once, with a model that was not trained on the image.
 
 A dataset of the user is a Python object that returns (image, label) by index. As it has no files, no files are checked
 and no images are split. All items are read once before the training to get the labels. Validation images that are also
-training images are excluded from the figures. The figures state that the model was selected on the validation images.
+training images are excluded from the figures. The figures mention that the model was selected on the validation images.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
         blueprint: the description of the model (`start.Blueprint`); None if this process has not created it yet.
 
     Returns:
-        The evaluation of the held-out images that the weights had not seen; None if the weights had seen all of them.
+        The evaluation of the held-out images that the initial weights had not seen; None if the weights had seen all of
+        them.
     """
     table, known, weights = _fit(run, recipe, blueprint)
     with reporting(run):
@@ -163,10 +164,10 @@ def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
 def _fit(
     run: Run, recipe: Recipe, blueprint: Blueprint | None
 ) -> tuple[ImageTable, Features | None, WeightsSource | None]:
-    """Train a model, and return its images, its frozen features and its initial weights.
+    """Train a model, and return the images of the run, their frozen features, and the initial weights.
 
-    The features are None unless a head was fitted to frozen features. The weights are None if the training starts from
-    random weights.
+    The features are None unless this process has fitted a head to frozen features. The weights are None if the training
+    starts from random weights.
     """
     table = images_of_run(run.folder / SPLIT)
     data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
@@ -203,7 +204,10 @@ def _seen_before(run: Run, blueprint: Blueprint) -> frozenset[str]:
 def before_training(
     run: Run, blueprint: Blueprint, table: ImageTable, data_hash: str
 ) -> tuple[Classifier, Teacher | None]:
-    """Create the classifier to train and its teacher, and print notes about both."""
+    """Create the classifier to train and its teacher, and print notes about both.
+
+    The teacher is None if the recipe names none.
+    """
     recipe = blueprint.recipe
     classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
     if recipe.weights != "none":
@@ -270,7 +274,10 @@ class FoldFigure:
 
 
 def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]:
-    """Compute the figures of a cross-validation, by name. Without evaluations, return only an accuracy of None."""
+    """Compute the figures of a cross-validation, by name, from the evaluations of its folds.
+
+    Without evaluations, the result is only an accuracy whose value is None.
+    """
     if not evaluations:
         return {"accuracy": FoldFigure(None, None)}
     whole, bounds = pooled(evaluations), fold_intervals(evaluations)
@@ -381,7 +388,7 @@ def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -
 
 
 def _unseen(folder: Path) -> str:
-    """Describe, as part of a sentence, whether the folds' models had seen their test images."""
+    """Describe, as part of a sentence, whether the model of each fold had seen the test images of the fold."""
     record = fold_folder(folder, 0) / RECORD
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
         return "had not seen it"
@@ -454,11 +461,12 @@ def drive(
     Args:
         recipe: the recipe, which determines the processes and the device. It need not be complete.
         observers: the observers of the run.
-        prepare: locks and fills the run folder. It is called in the main process only, with the processes and a stack.
-            The contexts that it enters on the stack, such as the lock, are closed at the end of the run.
-        work: trains and reports. It receives the run, the complete recipe, and the blueprint of the model, which is
-            None if this process has not created it.
-        again: returns the command that continues an interrupted run in a folder.
+        prepare: a function that locks and fills the run folder. It is called in the main process only, with the process
+            group and a stack. The contexts that it enters on the stack, such as the lock, are closed at the end of the
+            run.
+        work: a function that trains and reports. It receives the run, the complete recipe, and the blueprint of the
+            model, which is None if this process has not created it.
+        again: a function that returns the command that continues an interrupted run, given its folder.
 
     Returns:
         The run folder.
@@ -517,8 +525,8 @@ def prepare_restart(
     """Prepare a restart with `--resume-if-there`: lock the run, and apply the fields that the new command changes.
 
     Args:
-        folder: the folder, which contains a run.
-        fields: the fields that the command has set.
+        folder: the folder of the run.
+        fields: the fields that the new command sets.
         team: the processes that train together.
         observers: the observers of the run.
         hold: the stack that holds the lock.
@@ -721,7 +729,14 @@ def _refuse_pretraining(folder: Path) -> None:
 
 
 def _tidy(folder: Path, data_root: Path | None, hold: ExitStack, wait: float = 0.0) -> None:
-    """Lock a run that will be continued, record the new place of its images, and refuse images that have changed."""
+    """Lock a run that will be continued, record the new folder of its images, and refuse images that have changed.
+
+    Args:
+        folder: the folder of the run.
+        data_root: the folder that now contains the images; None if they have not moved.
+        hold: the stack that holds the lock.
+        wait: seconds to wait for another process that has locked the run.
+    """
     lock_run(folder, hold, wait)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
@@ -753,9 +768,9 @@ def write_start(
         folder: the folder of the run.
         recipe: the complete recipe.
         images: the split images.
-        before: the record of the pictures that the initial weights have seen.
-        findings: the findings about the data.
-        has_labels: whether the training uses the classes of the images.
+        before: the record of the images that the initial weights have seen.
+        findings: the findings about the data, as lines of text.
+        has_labels: whether the training uses the labels of the images.
     """
     table = images.images.table
     write_json(folder / FINDINGS, findings)
@@ -910,11 +925,11 @@ def _work_on_datasets(
 
 @dataclass(frozen=True)
 class _SeenImages:
-    """The validation images that the weights have been trained on, in this run or before it. Copies count as well.
+    """The validation images that the weights have been trained on, in this run or before, directly or as copies.
 
     Attributes:
-        roles: the role of each of these images, or of its copy, in the training. The keys are the names that stand for
-            the paths of the images in a dataset without files.
+        roles: the role of each of these images in the training, or the role of its copy. The keys are the names of the
+            images, which replace paths because the datasets have no files.
         doubt: the reason why the weights may have seen further images; empty if there is no such reason.
     """
 
@@ -925,7 +940,10 @@ class _SeenImages:
 def _look_up(
     blueprint: Blueprint, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
 ) -> tuple[bytes, _SeenImages]:
-    """Return the picture record of the weights after the run, and the validation images that the weights have seen."""
+    """Find the images that the weights have seen.
+
+    Return the record of these images after the run, in bytes, and the validation images among them.
+    """
     before = ancestry_of(blueprint.recipe, blueprint.pictures, None if teacher is None else teacher.pictures)
     facts, table = data_survey.facts(classifier.preprocess), data_survey.table
     overlap = find_overlap(before, table, facts)
@@ -944,7 +962,7 @@ _DOUBT = "it cannot be determined for tensors, or pictures that change, whether 
 def _data_of(
     recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, run: Run
 ) -> tuple[BatchedImages, HeadImages]:
-    """Return the images in batches for training, and the images for fitting a head."""
+    """Return the images of the datasets in two forms: in batches for training, and as data sets for fitting a head."""
     labels = {name: table.of_split(name).labels for name in ("train", "val")}
     preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
     augment = augment_of(recipe, run.extensions.augment)

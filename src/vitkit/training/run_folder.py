@@ -56,7 +56,7 @@ class Run:
     Attributes:
         folder: the run folder.
         tell: called with each line of output.
-        whole: the folder of the cross-validation if the run is a fold; otherwise None.
+        whole: the folder of the cross-validation to which the run belongs as a fold; None if it is not a fold.
         team: the processes that work on the run.
         callbacks, loggers, extensions: the caller's objects (see `Observers`).
         until: the number of epochs after which the training ends, even if the schedule has more; None for all epochs.
@@ -72,7 +72,7 @@ class Run:
     until: int | None = None
 
     def say(self, line: str) -> None:
-        """Print a line and write it to the log."""
+        """Print a line and append it to the log, in the main process only."""
         if not self.team.is_main:
             return
         self.tell(line)
@@ -97,7 +97,7 @@ class Observers:
     extensions: Extensions = NONE
 
     def run(self, folder: Path, team: ProcessGroup = ALONE) -> Run:
-        """Return the run in a folder with these observers."""
+        """Return a `Run` in a folder, with these observers."""
         return Run(
             folder, self.say, team=team, callbacks=self.callbacks, loggers=self.loggers, extensions=self.extensions
         )
@@ -127,9 +127,12 @@ def check_overwritten(out: str | Path | None, teacher: str | None, weights: str)
 
 
 def check_free(folder: Path, *, force: bool) -> None:
-    """Check that a run may be written into a folder, which this process has locked.
+    """Refuse a folder that is not empty. With `force`, a folder that contains a run is accepted, too.
 
-    The folder must be empty. With `force`, it may also contain a run.
+    This process must have locked the folder.
+
+    Raises:
+        VitkitError: the folder is refused.
     """
     if is_empty(folder):
         return
@@ -184,7 +187,9 @@ def lock_run(folder: Path, hold: ExitStack, wait: float = 0.0) -> None:
 
 @contextmanager
 def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
-    """After an interruption, print how to resume. After a failure without a saved model, remove the run's files.
+    """Clean up if the run in this context fails. After an interruption by a signal, print how to resume instead.
+
+    The files of a failed run are removed unless the run has saved a model, a checkpoint or a bad batch.
 
     Args:
         run: the run.
@@ -205,7 +210,7 @@ def cleanup_on_failure(run: Run, again: str) -> Iterator[None]:
 
 @contextmanager
 def reporting(run: Run) -> Iterator[None]:
-    """If the code in this context is interrupted, print that the model is saved but its report is not finished."""
+    """If a signal interrupts this context, print that the model is saved but its report is not finished."""
     try:
         yield
     except Interrupted:
@@ -228,7 +233,7 @@ def next_free(name: str) -> Path:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove the folder of a run that never started. A folder with content is kept."""
+    """Remove a folder if it is empty, because its run never started."""
     with suppress(OSError):  # it is usually not empty
         folder.rmdir()
 
@@ -272,7 +277,7 @@ COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "l
 
 
 def append_metrics(path: Path, row: dict[str, Any]) -> None:
-    """Append a row to metrics.csv, without figures that callbacks have added. A new file starts with a header."""
+    """Append the known columns of a row to metrics.csv. A new file starts with a header."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _columns([row]), lineterminator="\n", extrasaction="ignore")
     if not path.exists():
@@ -283,13 +288,13 @@ def append_metrics(path: Path, row: dict[str, Any]) -> None:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the columns of metrics.csv, which include val_map if a row has it."""
+    """Return the columns of metrics.csv. They include val_map if any of the rows has this figure."""
     place = COLUMNS.index("val_acc") + 1
     return (*COLUMNS[:place], "val_map", *COLUMNS[place:]) if any("val_map" in row for row in rows) else COLUMNS
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read the rows of metrics.csv. Empty cells are left out.
+    """Read the rows of metrics.csv, without their empty cells. A missing file has no rows.
 
     Raises:
         VitkitError: the file is damaged.
@@ -362,8 +367,8 @@ def holds_run(out: str | Path | None) -> bool:
 def start_over(out: str | Path | None, *, force: bool, resume_if_there: bool) -> tuple[bool, float]:
     """Return whether a new run may overwrite the content of its folder, and the seconds to wait for the folder's lock.
 
-    Without `resume_if_there`, only `force` matters, and there is no waiting. With `resume_if_there`, a new run may only
-    overwrite the remains of a start that was interrupted before its recipe was written.
+    Without `resume_if_there`, the results are `force` and 0. With `resume_if_there`, a new run may only overwrite the
+    remains of a start that was interrupted before its recipe was written.
     """
     if out is None or not resume_if_there:
         return force, 0.0
@@ -371,7 +376,7 @@ def start_over(out: str | Path | None, *, force: bool, resume_if_there: bool) ->
 
 
 def write_request(folder: Path, fields: Mapping[str, Any]) -> None:
-    """Write the fields that the command of a run has set into the run folder."""
+    """Write the fields that the command of a run sets into the run folder."""
     write_json(folder / REQUEST, _plain(fields))
 
 
@@ -380,7 +385,7 @@ def recipe_of_restart(folder: Path, fields: Mapping[str, Any]) -> tuple[Recipe, 
 
     Args:
         folder: the folder of the run.
-        fields: the fields that the command has set.
+        fields: the fields that the repeated command sets.
 
     Raises:
         VitkitError: the command belongs to another run, or a file of the run is damaged.

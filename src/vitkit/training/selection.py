@@ -1,8 +1,8 @@
 """Choose between several pretrained weights, or between a linear probe and fine-tuning, by trials on the images.
 
-In a trial, candidate weights are evaluated by a linear probe on frozen features, which is cross-validated on the
-training images. The validation and test images are not used, so they still give an unbiased result for the chosen
-weights. All candidates are evaluated on the same images, whose number depends on the available time. The penalty of
+In a trial, a linear probe on the frozen features of candidate weights is cross-validated on the training images. The
+validation and test images are not used, so they still give an unbiased result for the chosen weights. All candidates
+are evaluated on the same images, whose number depends on the available time. The penalty of
 each probe is chosen on images other than those that test the probe. Copies of a picture and images of one scene stay in
 one fold.
 """
@@ -55,8 +55,8 @@ class Trial:
         seconds: the seconds per image for decoding the image and computing its features on this machine.
         accuracy: the cross-validated accuracy; for multi-label data, the fraction of exact matches.
         interval: the 95 % interval of the accuracy.
-        alike: the p-value of the difference in accuracy from the chosen candidate; None for the chosen candidate
-            itself.
+        alike: the p-value of the difference between the accuracies of this and of the chosen candidate; None for the
+            chosen candidate itself.
         reason: the reason why the candidate was not measured; None if it was measured.
     """
 
@@ -83,9 +83,9 @@ class Selection:
         trials: the candidates, in the requested order.
         chosen: the weights with the highest accuracy; of several with equal accuracy, the fastest.
         images: the number of images that each candidate was tested on.
-        of: the number of training images.
+        of: the number of training images of the run.
         parts, tested: the number of folds, and the number of folds that were tested in the available time.
-        budget, seconds: the allowed time, and the time that the selection took.
+        budget, seconds: the seconds that the selection was allowed to take, and those that it took.
         figure: what the accuracy is called: `accuracy`, or `exact match` for multi-label data.
     """
 
@@ -137,7 +137,7 @@ class Selection:
         """Return the rows of a table: a heading, the measured candidates from best to worst, and the other candidates.
 
         Args:
-            name: returns the text that is shown for weights.
+            name: a function that returns the text to show for the name of weights.
         """
         known = sorted((trial for trial in self.trials if trial.reason is None), key=rank)
         left = [trial for trial in self.trials if trial.reason is not None]
@@ -148,7 +148,11 @@ class Selection:
         ]
 
     def remarks(self, name: Callable[[str], str] = str) -> list[str]:
-        """Return sentences about the chosen weights, and about candidates that are not significantly worse."""
+        """Return sentences about the chosen weights, and about candidates that are not significantly worse.
+
+        Args:
+            name: a function that returns the text to show for the name of weights.
+        """
         best = next(trial for trial in self.trials if trial.weights == self.chosen)
         alike = [trial for trial in self.trials if trial.alike is not None and trial.alike > _ALIKE]
         lines = [
@@ -170,11 +174,11 @@ def rank(trial: Trial) -> tuple[float, float]:
 
 
 def no_difference(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], groups: Sequence[int]) -> float:
-    """Return the p-value of a sign test between two models.
+    """Return the p-value of a sign test that compares the accuracies of two models.
 
     Args:
-        first: which images the first model classifies correctly, (n,).
-        second: the same for the second model.
+        first: whether the first model classifies each image correctly, (n,).
+        second: whether the second model classifies each image correctly, (n,).
         groups: a number for each image. All images with the same number together count as one observation.
     """
     from scipy.stats import binomtest
@@ -208,6 +212,11 @@ class SelectionImages:
     def of(cls, table: ImageTable, groups: Sequence[int], seed: int) -> SelectionImages:
         """Select at most `_MOST` of the training images in a table.
 
+        Args:
+            table: the split images.
+            groups: a number for each image of the table; images with the same number stay in the same fold.
+            seed: the seed that determines the selection, the order and the folds.
+
         Raises:
             VitkitError: there are too few training images to compare weights.
         """
@@ -224,19 +233,19 @@ class SelectionImages:
 
     @property
     def least(self) -> int:
-        """Return the number of images on which a candidate must at least be measured."""
+        """Return the minimum number of images to measure a candidate."""
         return min(len(self.table), max(LEAST, 2 * len(self.table.classes)))
 
     def parts(self, count: int) -> int:
         """Return the number of folds for the first `count` images.
 
-        This is `PARTS`, or less if no class has images of `PARTS` groups.
+        The number is `PARTS`, or lower if no class has images of `PARTS` different groups.
         """
         pairs = {(label, self.groups[i]) for i in range(count) for label in self.table.classes_of(i)}
         return min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
 
     def targets(self, count: int) -> Tensor:
-        """Return the labels of the first `count` images, (n,), or for multi-label data class indicators, (n, K)."""
+        """Return the labels of the first n = `count` images, (n,), or for multi-label data class indicators, (n, K)."""
         table = self.table
         labels = torch.tensor(table.labels[:count])
         return table.task.targets(labels, table.set_targets())
@@ -251,7 +260,7 @@ _CHUNKS = 8  # number of chunks of images; the time is checked after each chunk
 
 @dataclass(frozen=True)
 class Cost:
-    """The time that it takes to measure one candidate.
+    """The estimated time that it takes to measure a candidate.
 
     Attributes:
         fixed: seconds that do not depend on the number of images, such as those for opening the weights.
@@ -288,7 +297,7 @@ def select(tried: Sequence[Blueprint], table: ImageTable, groups: Sequence[int],
         tried: the blueprint of each candidate.
         table: the split images. No candidate may have seen any of them.
         groups: a number for each image; images with the same number are not independent.
-        seconds: the time that the whole selection may take.
+        seconds: the seconds that the whole selection may take.
 
     Raises:
         VitkitError: there are too few training images, or the time is too short to measure two candidates.
@@ -366,10 +375,19 @@ def probe_accuracy(candidate: Blueprint, table: ImageTable, groups: Sequence[int
 
 
 def affordable(costs: Sequence[Cost], least: int, most: int, seconds: float) -> tuple[int, list[int]]:
-    """Decide how many images and which candidates can be measured in the given time.
+    """Decide how many images and which candidates can be measured in the available time.
 
     The slowest candidates are left out, until the time suffices to measure the others on at least `least` images.
-    Return the number of images, at most `most`, and the indices of the candidates.
+
+    Args:
+        costs: the cost of each candidate.
+        least: the minimum number of images.
+        most: the maximum number of images.
+        seconds: the available time.
+
+    Returns:
+        The number of images, which is the same for all candidates, and the indices of the candidates; 0 and an empty
+        list if the time suffices for no candidate.
     """
     kept = sorted(range(len(costs)), key=lambda i: costs[i].of(least))
     while kept and sum(costs[i].of(least) for i in kept) > seconds:
@@ -406,7 +424,7 @@ def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
 
 
 def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
-    """Estimate the cost of all fits of a cross-validation from two fits to random features of this width."""
+    """Estimate the cost of all fits of a cross-validation to features of a width, from two fits to random features."""
     K, seconds = len(judges.table.classes), []
     counts = [min(count, len(judges.table)) for count in _FITTED]
     for count in counts:
@@ -419,7 +437,7 @@ def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
 
 
 def _measure(candidate: Blueprint, judges: SelectionImages, count: int, seconds: float) -> CandidateFeatures:
-    """Compute the features of the first `count` images, or of fewer if the time is up earlier."""
+    """Compute the features of the first `count` images, or of fewer images if `seconds` have passed earlier."""
     recipe = candidate.recipe
     classifier = _frozen_encoder(candidate, judges.table)
     precision = choose_precision(recipe.precision, recipe.device)
@@ -444,7 +462,7 @@ class CrossValidation:
     """The result of cross-validating the probes of all candidates.
 
     Attributes:
-        right: by the index of the candidate, whether each image is classified correctly by the probe that was fitted
+        right: for each candidate, by its index: whether each image is classified correctly by the probe that was fitted
             without the fold of the image, (n,).
         tested: whether each image was tested, (n,).
         parts, done: the number of folds, and the number of folds that were tested in the available time.
@@ -476,7 +494,10 @@ def _cross_validate(
 
 
 def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: int) -> Tensor:
-    """Return whether each image of fold `part` is classified correctly by a probe fitted to the other folds."""
+    """Return whether each image is in fold `part` and classified correctly by a probe fitted to the other folds, (n,).
+
+    The penalty of the probe is chosen on one of the other folds, if there are at least three folds.
+    """
     tested = fold_of == part
     judging = fold_of == (part + 1) % int(fold_of.max() + 1)
     fitted = ~(tested | judging)
@@ -538,8 +559,8 @@ def choose_and_resolve(
 
     Args:
         fields: the requested fields; `data` must be set.
-        reserve: called with the table and the recipes of all candidates before the images are read, because reading may
-            take long.
+        reserve: called with the table and the recipes of all candidates before the images are read. It can lock the run
+            folder and refuse the run early, because reading may take long.
         runs: see `resolve`.
 
     Returns:
@@ -585,7 +606,7 @@ def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
 
 
 def _refuse_known(images: RunImages, candidate: Blueprint) -> None:
-    """Refuse a candidate whose weights have seen some of these images, because seen images cannot test it."""
+    """Refuse a candidate whose weights have seen some of these images, because such images cannot test the weights."""
     weights = candidate.recipe.weights
     record = ancestry_of(candidate.recipe.replace(teacher=None), candidate.pictures, None)
     report_step = partial(progress, f"comparing with {weights}")
@@ -621,13 +642,13 @@ def resolve_method(
     runs: Sequence[Path],
     named: Collection[str] = (),
 ) -> Start:
-    """Resolve a request whose method is `auto`, as `start.resolve` does, and test whether a linear probe is enough.
+    """Resolve a request whose method is `auto` (see `start.resolve`). Choose the method by testing a linear probe.
 
     Args:
         request: the requested fields; `data` must be set.
-        reserve: see `resolve`. It is called again if a recipe with another method replaces the first recipe.
+        reserve: see `resolve`. It is called again if a recipe with another method or split replaces the first recipe.
         runs: see `resolve`.
-        named: the fields that the user set for this training.
+        named: the fields that the user set for this training, as opposed to those of a recipe file.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
@@ -665,12 +686,12 @@ def _in_words(reached: ProbeAccuracy) -> str:
 
 
 def _can_train_on_all(request: Request, start: Start, named: Collection[str]) -> bool:
-    """Return whether all images can be training images, because each can test a head that is fitted without it.
+    """Return whether all images can be training images, and each can test a head that is fitted without it.
 
     The conditions are:
 
-    - `auto` has chosen a probe, and there are few images, of a single-label task.
-    - The user has requested nothing about the split, and the data is not split already.
+    - `auto` has chosen a probe, there are few images, and the task is single-label classification.
+    - The user has requested neither a split nor a cross-validation, and the data is not split already.
     - The weights have not seen any of the images, and no label was proposed by a model.
     - The head does not start from the class names, and the prior is that of the data.
     - Some class has images of at least `PARTS` groups.
@@ -691,8 +712,9 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
 def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
     """Return whether a linear probe may replace the fine-tuning that `auto` has chosen.
 
-    The result is False for a cross-validation, for multi-label data, for many images, and if the weights have seen some
-    of the images. It is also False if the user has set a field that has no effect on a probe.
+    The result is False if `auto` has not chosen fine-tuning, for a cross-validation, for multi-label data, for many
+    images, and if the weights have seen some of the images. It is also False if the user has set a field that has no
+    effect on a probe.
     """
     if start.recipe.method != "full" or start.recipe.folds is not None:
         return False

@@ -8,16 +8,16 @@ incidents:
   last good epoch, and the training continues with a lower learning rate.
 - A batch does not fit into memory. `Pieces` divides the batch into parts, whose gradients have the same sum.
 
-`RunningStatistics` maintains the running statistics of batch normalisation layers. Skipped steps and attempts that run
+`RunningStatistics` maintains the running statistics of batch normalisation layers. Skipped steps and passes that run
 out of memory do not change the statistics. Each process normalises its own share of a batch. After each step the
 processes average their statistics, weighted by the number of images, so that all processes have the same model. A
-single process, which normalises whole batches, gets different statistics.
+training with a single process normalises whole batches and therefore gets other statistics.
 
 New batch normalisation layers start with mean 0 and variance 1. In the usual exponential average, a fraction of 0.9^n
 of this initial variance remains after n steps. For about a hundred steps, this remainder exceeds the true variance of
 the activations. In evaluation, the network would therefore give almost the same output for all images, although it
 learns well. To avoid this, the statistics are at first the arithmetic mean over all batches. They become the
-exponential average as soon as this gives the newest batch more weight than the mean does.
+exponential average as soon as the latter gives the newest batch more weight.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ValidationOutcome:
         images: the number of images.
         correct: the number of images that were classified correctly.
         infinite: the number of images whose logits are not all finite.
-        losses: two sums of the cross-entropy, (2,): one for the logits with the fixed shift, one for those without it.
+        losses: two sums of the cross-entropy, (2,): for the logits with the fixed shift, and without it.
         predicted: the number of images for which each class was predicted, (K,).
         labelled: the number of images of each class, (K,).
         relative: the sum of the relative logits, (K,).
@@ -123,10 +123,10 @@ class ValidationOutcome:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """Return two standard deviations of the relative logits: over images and over classes.
+        """Return two standard deviations of the relative logits: over images, and over classes.
 
-        The first is the largest, over all classes, of the standard deviation over images. The second is the standard
-        deviation over classes of the mean over images.
+        The first is computed over the images for each class; the maximum over the classes is returned. The second is
+        the standard deviation, over the classes, of the mean logit of each class.
         """
         means = self.relative / self.images
         variances = (self.squared - self.images * means.square()).clamp(min=0) / (self.images - 1)
@@ -148,7 +148,7 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 
     - The loss exceeds both 1.5 times the entropy of the true classes and 1.05 times the loss of a uniform prediction.
     - The logits (almost) do not depend on the image.
-    - An earlier epoch had a better accuracy.
+    - In an earlier epoch, the accuracy exceeded that of always predicting the most frequent class by more than 0.1.
 
     Args:
         outcome: the outcome of the validation images.
@@ -179,8 +179,13 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 class StabilityGuard:
     """Count incidents, report them, and end a training that does not recover.
 
+    Args:
+        say: called with a line about each incident.
+        folder: the folder in which bad batches are saved; None to save none.
+
     Attributes:
         lowered: how many times the learning rate was lowered.
+        best_accuracy: the best validation accuracy so far.
     """
 
     def __init__(self, say: Say, folder: Path | None = None) -> None:
@@ -235,7 +240,7 @@ class StabilityGuard:
         return path
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
-        """Return whether the model has not collapsed in this epoch. Without an outcome, return True."""
+        """Return False if the model has collapsed (`has_collapsed`), else True. Without an outcome, return True."""
         if outcome is None:
             return True
         if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
@@ -244,7 +249,7 @@ class StabilityGuard:
         return True
 
     def lower(self, epoch: int, what: str) -> None:
-        """Lower the learning rate, and report why.
+        """Lower the learning rate to a tenth, and report why.
 
         Args:
             epoch: the epoch with the problem, from 0.
@@ -286,7 +291,7 @@ class FiniteCheck:
 
     Args:
         guard: counts the skipped steps.
-        describe: returns the data that is saved about a bad batch.
+        describe: a function that returns the data to save about a bad batch.
         team: the processes that train together; they skip the same steps.
         scaler: the gradient scaler. A gradient that overflows does not count as an incident as long as the scale can
             still be lowered.
@@ -311,15 +316,20 @@ class FiniteCheck:
             self._bad, self._is_bad = self._describe(batch, index), True
 
     def note_team(self, bad_losses: Tensor) -> None:
-        """Record whether the losses of all processes are finite, so that their number of bad losses, (), is 0."""
+        """Record whether any loss of this step is not finite in any process.
+
+        `bad_losses`, (), is the number of such losses in all processes together.
+        """
         self._is_bad = bool(bad_losses)
 
     def is_finite(self, norm: Tensor) -> Tensor:
-        """Return whether the losses of this step and the norm of the gradient are finite, as a tensor, ()."""
+        """Return whether the losses of this step and the norm of the gradient are all finite, as a tensor, ()."""
         return norm.isfinite() & torch.tensor(not self._is_bad, device=norm.device)
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:  # the optimizer is unused
         """Return whether the optimiser may take the step: its losses and the norm of the gradient must be finite.
+
+        If not, the step is reported to the guard, except for an overflow that is not an incident.
 
         Raises:
             DivergedError: this is the third skipped step in a row.
@@ -351,14 +361,14 @@ _DEFERRED = 50  # steps after which the device reports which of them it skipped
 
 
 class DeferredFiniteCheck:
-    """Let a fused optimiser skip steps whose loss or gradient is not finite, and find out later which it skipped.
+    """Let a fused optimiser skip steps whose loss or gradient is not finite, and find out later which steps it skipped.
 
-    Asking the GPU after every step would make it wait, so it is asked only occasionally. The optimiser can skip steps
-    because it supports gradient scalers.
+    Asking the GPU after every step would delay the training, so the GPU is asked only occasionally. A fused optimiser
+    can skip steps by itself because it supports gradient scalers.
 
     Args:
         guard: counts the skipped steps.
-        describe_again: loads an earlier batch by its index, and returns the data that is saved about it.
+        describe_again: a function that loads an earlier batch by its index, and returns the data to save about it.
         team: the processes that train together; they skip the same steps.
         scaler: the gradient scaler. A gradient that overflows does not count as an incident as long as the scale can
             still be lowered.
@@ -383,11 +393,14 @@ class DeferredFiniteCheck:
         self._losses = self._local = finite if self._losses is None else self._losses & finite
 
     def note_team(self, bad_losses: Tensor) -> None:
-        """Record whether the losses of all processes are finite, so that their number of bad losses, (), is 0."""
+        """Record whether any loss of this step is not finite in any process.
+
+        `bad_losses`, (), is the number of such losses in all processes together.
+        """
         self._losses = bad_losses == 0
 
     def is_finite(self, norm: Tensor) -> Tensor:
-        """Return whether the losses of this step and the norm of the gradient are finite, as a tensor, ().
+        """Return whether the losses of this step and the norm of the gradient are all finite, as a tensor, ().
 
         The tensor stays on the device, so that the CPU need not wait for it.
         """
@@ -440,15 +453,15 @@ Weights = dict[str, Tensor]
 
 
 class SafePoint:
-    """The stored weights of the last good epoch, or of the start of the training before there is a good epoch.
+    """The stored weights of the last good epoch. Before there is a good epoch, they are the initial weights.
 
     Args:
         model: the model in training. Frozen parameters are not stored.
-        average: the average of the model's weights, if there is one.
+        average: the average of the model's weights; None if there is none.
 
     Attributes:
-        is_doubtful: whether the weights of the last epoch may be bad, so that they were not stored.
-        weights: the stored weights of the model and of the average; empty before the first call of `remember`.
+        is_doubtful: whether the weights of the latest epoch were not stored because they may be bad.
+        weights: the stored weights, with the keys `model` and `average`; empty before the first call of `remember`.
     """
 
     def __init__(self, model: nn.Module, average: nn.Module | None = None) -> None:
@@ -479,13 +492,13 @@ class SafePoint:
         self.is_doubtful = False
 
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
-        """Store the current weights if they are good, or restore the stored weights if they are unusable.
+        """Store the current weights if they are good, or restore the stored weights if the current ones are unusable.
 
-        During the warm-up, if the model predicts one class for all images, its weights are kept in the model, but not
-        stored.
+        Weights are unusable if they are not finite, or if the model has collapsed. During the warm-up, a collapsed
+        model goes on with its current weights, which are not stored.
 
         Args:
-            guard: detects collapse, and lowers the learning rate.
+            guard: detects a collapse, and lowers the learning rate.
             outcome: the outcome of the validation images; None if there are none.
             epoch: the epoch, from 0.
             is_warm: whether the warm-up is over.
@@ -494,7 +507,7 @@ class SafePoint:
             Whether the stored weights were restored.
 
         Raises:
-            DivergedError: the model was unusable even after the learning rate had been lowered several times.
+            DivergedError: the weights are unusable although the learning rate has been lowered twice.
         """
         parts = (self._model,) if self._average is None else (self._model, self._average)
         is_finite, is_good = all(all_finite(part.state_dict()) for part in parts), guard.judge(outcome)
@@ -514,11 +527,11 @@ class SafePoint:
         return self.weights if self.is_doubtful else None
 
     def load_state_dict(self, state: dict[str, Any] | None, *, is_doubtful: bool | None = None) -> None:
-        """Load the result of `state_dict`, or other stored weights.
+        """Load the result of `state_dict`, or the content of `weights` from a checkpoint within an epoch.
 
         Args:
             state: the stored weights; None if there are none.
-            is_doubtful: the value of the attribute; by default, it is True if `state` is not None.
+            is_doubtful: the value of the attribute `is_doubtful`. For None, it is True if `state` is not None.
         """
         self.is_doubtful = state is not None if is_doubtful is None else is_doubtful
         self.weights = state or {}
@@ -533,7 +546,10 @@ def _copied(module: nn.Module, names: set[str] | None = None) -> Weights:
 
 
 class Pieces:
-    """The division of batches into pieces that fit into memory. When memory runs out, the size is halved.
+    """The division of batches into pieces that fit into memory. When memory runs out, the pieces become half as large.
+
+    Args:
+        say: called with a line when memory has run out.
 
     Attributes:
         size: the maximum number of images in a piece; None as long as whole batches fit.
@@ -548,7 +564,7 @@ class Pieces:
 
         Args:
             images: the number of images in the batch.
-            compute: computes a slice of the batch. If it runs out of memory, it must not have had any effect.
+            compute: a function that computes a slice of the batch. If it runs out of memory, it must have no effect.
 
         Raises:
             VitkitError: memory is too small for a single image.
@@ -585,9 +601,9 @@ class Pieces:
 
 @contextmanager
 def optimizer_in_memory() -> Iterator[None]:
-    """Add advice to the error if a step of the optimiser runs out of memory.
+    """If a step of the optimiser in this context runs out of memory, raise an error with advice.
 
-    This can happen in the first step, which allocates the moments.
+    This can happen in the first step, which allocates the moments of the gradients.
     """
     try:
         yield
@@ -622,10 +638,10 @@ class RunningStatistics:
         self._steps_to_correct = _MARGIN * memory  # after these steps the initial values no longer matter
 
     def start(self) -> None:
-        """Prepare for the first step, so that the training updates the running statistics of pretrained weights.
+        """Prepare for the first step.
 
-        A weights file may lack the counter of batches. If the counter were 0, the first steps would replace the
-        statistics instead of updating them. In this case, the counter is therefore set here.
+        A file of pretrained weights may lack the counter of batches, which is then 0. With this counter, the first
+        steps would replace the pretrained statistics instead of updating them. A higher counter is therefore set.
         """
         for norm in self._norms:
             mean, variance, counter = norm.buffers()
@@ -638,12 +654,12 @@ class RunningStatistics:
         self._before = [buffer.clone() for buffer in self._buffers]
 
     def finish(self, images: int, is_finite: Callable[[], Tensor]) -> None:
-        """End a step: make the statistics equal in all processes, and undo their change if the step is not finite.
+        """End a step: average the statistics over all processes, and undo their change if the step is not finite.
 
         Args:
-            images: the number of images of the step that this process has seen.
-            is_finite: returns whether loss and gradient are finite, as a tensor (). The tensor stays on the device, so
-                that the CPU need not wait for it.
+            images: the number of images of the step in this process.
+            is_finite: a function that returns whether loss and gradient are finite, as a tensor (). The tensor stays on
+                the device, so that the CPU need not wait for it.
         """
         if not self._buffers:
             return
@@ -665,7 +681,7 @@ class RunningStatistics:
             buffer.copy_(total / count)
 
     def _forget_initial_values(self) -> None:
-        """Use the mean over all batches in place of the exponential average, while it gives this step more weight."""
+        """Replace the exponential average by the mean over all batches, as long as the mean weights this step more."""
         old = {id(buffer): before for buffer, before in zip(self._buffers, self._before, strict=True)}
         for norm in self._norms:
             if norm.momentum is None:  # the layer itself computes the plain mean
@@ -680,9 +696,11 @@ class RunningStatistics:
 
     @contextmanager
     def attempt(self, images: int) -> Iterator[None]:
-        """Carry out a pass over this number of images in the context, and restore the statistics if the pass fails.
+        """Restore the statistics if the pass through the model in this context fails.
 
-        A batch of one image is normalised by the running statistics, as in evaluation.
+        Args:
+            images: the number of images in the pass. A single image is normalised by the running statistics, as in
+                evaluation.
         """
         before = [buffer.clone() for buffer in self._buffers]
         switched = [norm for norm in self._norms if norm.training] if images == 1 else []

@@ -93,13 +93,15 @@ from vitkit.weights.loading import LoadPlan, WeightsSource
 def choose_head_start(
     recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, weights: WeightsSource | None
 ) -> tuple[Recipe, list[str]]:
-    """Choose whether the head starts from zeros or from the class names. Return the recipe and the reasons.
+    """Choose whether the head starts from zeros or from the class names.
+
+    Return the recipe with this choice, and lines for the user about it.
 
     Args:
         recipe: the complete recipe.
         fields: the fields that the user has set.
         table: the images, for their classes.
-        weights: the weights that the recipe starts from.
+        weights: the weights that the recipe starts from; None for random weights.
 
     Raises:
         VitkitError: class names are requested, but cannot be used with these weights.
@@ -141,10 +143,10 @@ def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, word
 
 
 class JudgeStart:
-    """A callback that evaluates the model before its first step.
+    """A callback that evaluates the model before the first step.
 
     Args:
-        validate: evaluates the model on validation images, and stores the figures in the state.
+        validate: a function that evaluates the model on validation images, and stores the figures in the state.
         writer: the writer of the run, which records the figures.
     """
 
@@ -166,11 +168,11 @@ class Blueprint:
     """The description of the model that a training starts from. No model is built, and no weight tensors are read.
 
     Attributes:
-        recipe: the recipe.
+        recipe: the complete recipe.
         config: the architecture.
         preprocess: the preprocessing of images.
-        weights: the file of the initial weights, of which only names and shapes of tensors have been read; None for
-            random weights.
+        weights: the file of the initial weights, of which only the names and the shapes of the tensors have been read;
+            None for random weights.
         plan: the plan for loading the initial weights without their head; None for random weights.
     """
 
@@ -210,7 +212,7 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
 
 @contextmanager
 def _offering_scratch(recipe: Recipe) -> Iterator[None]:
-    """If an error about published weights is raised in this context, add the advice to train from scratch."""
+    """Add the advice to train from scratch to an error in this context, if the weights are chosen automatically."""
     try:
         yield
     except VitkitError as error:
@@ -239,6 +241,11 @@ def new_classifier(blueprint: Blueprint, table: ImageTable, data_hash: str) -> C
     """Create the classifier for the classes of a table, with its initial weights. Equal seeds give equal weights.
 
     With pretrained weights, the new head consists of zeros (paper, app. B.1.1) or is made from the class names.
+
+    Args:
+        blueprint: the description of the model.
+        table: the images, for their classes and their task.
+        data_hash: the hash of the split images, which is recorded in the classifier.
     """
     recipe, config, plan = blueprint.recipe, blueprint.config, blueprint.plan
     torch.manual_seed(mix_seeds(recipe.seed))
@@ -286,10 +293,7 @@ def digest_of_backbone(model: Model) -> str:
 
 
 def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model, except into its heads.
-
-    The heads are set to `first_head`, or to zeros if `first_head` is empty.
-    """
+    """Copy weights into a model, except into its heads. Parameters of the heads that `first_head` lacks become 0."""
     target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
     head = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
     heads = {name for name in target.state_dict() if name.startswith(head)}
@@ -315,14 +319,14 @@ def _preprocess(recipe: Recipe, base: Preprocess) -> Preprocess:
 
 
 def augment_of(recipe: Recipe, change: ChangePicture | None = None) -> Augment:
-    """Return the random augmentation of a recipe. `change`, a function of the caller, is applied before it."""
+    """Return the random augmentation of a recipe. The caller's function `change` is applied before it, if not None."""
     strengths: dict[str, Any] = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(Augment)}
     strengths["crop_scale"] = None if recipe.crop_scale == (0.0, 0.0) else recipe.crop_scale
     return Augment(**strengths) if change is None else CustomAugment(**strengths, change=change)
 
 
 def choose_device(recipe: Recipe) -> str:
-    """Return the device of a run, as the name of a Lightning accelerator.
+    """Return the device of a run, as the name of a Lightning accelerator; `auto` lets Lightning choose.
 
     Raises:
         VitkitError: the machine has no such device.
@@ -340,7 +344,7 @@ _WORTH_COMPILING = 500_000
 
 
 def choose_compile(recipe: Recipe, images: int) -> bool:
-    """Return whether to use torch.compile. By default, it is used on GPUs for long trainings.
+    """Return whether to compile the training steps with torch.compile: by default, for long trainings on a GPU.
 
     Args:
         recipe: the recipe of the training.
@@ -355,7 +359,7 @@ def choose_compile(recipe: Recipe, images: int) -> bool:
 
 
 def normalises_on_gpu(recipe: Recipe) -> bool:
-    """Return whether the pixels are normalised on a GPU, so that workers send them as bytes instead of floats."""
+    """Return whether pixels are normalised on a GPU. The workers then send pixels as bytes instead of floats."""
     return devices.choose_device(recipe.device) == "cuda" and not recipe.random_erasing
 
 
@@ -364,9 +368,14 @@ def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: in
 
     This is the number in the recipe, or by default as many as the cores and the shared memory allow.
 
-    The training processes on this machine share its cores. If there are at most two cores for each, the default is 0
-    workers, because the training steps need both cores. Each worker holds two batches in /dev/shm, which often has 64
-    MiB in containers. The workers use at most half of the free space.
+    The training processes on this machine share its cores. If each has at most two cores, the default is 0 workers,
+    because the training steps need both cores. Each worker holds two batches in /dev/shm, which often has only 64 MiB
+    in containers. The workers use at most half of the free space.
+
+    Args:
+        recipe: the recipe.
+        size: height and width of the images in a batch.
+        bytes_per_pixel: the bytes per pixel in a batch, for all channels.
     """
     if recipe.workers is not None:
         return recipe.workers
@@ -394,10 +403,10 @@ def versions(config: Config | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Proposed:
-    """The label changes that models of earlier runs proposed for a run's images.
+    """The label changes that models of earlier runs proposed for the images of a run.
 
     Attributes:
-        proposals: the proposals, each to change the label of an image or to leave the image out.
+        proposals: the proposals. Each is to change the label of an image, or to leave the image out.
         facts: the digest and the fingerprints of each image that is left out, by its path.
         earlier: the earlier runs that may have made proposals.
         digests: the first bytes of the SHA-256 digest of each image in hexadecimal, including images that are left out.
@@ -444,9 +453,13 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
 
 
 def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
-    """Return whether a run proposed any of the labels in `followed`.
+    """Return whether a run proposed any label that an image now has.
 
-    This is the case if a proposal names the run, or if the run suggested the label that the image now has.
+    This is the case if a proposal names the run, or if the run suggested the label.
+
+    Args:
+        run: the run.
+        followed: the proposals for images of the data, each with the present label of its image.
     """
     return any(
         proposal.by == run.name or run.suggested.get(proposal.digest, ("", None))[1] == label
@@ -463,7 +476,7 @@ def _record_of(run: Earlier) -> PictureRecord | None:
 
 
 def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Recipe) -> list[SplitImages]:
-    """Add the proposals, and findings about them, to the split images of a run or of each fold."""
+    """Add the proposals, and findings about them, to the split images of a run, or to those of each fold."""
     return [
         replace(
             part,
@@ -475,7 +488,7 @@ def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Re
 
 
 def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[Finding]:
-    """Return findings about the runs that proposed labels, such as that they were trained on held-out images."""
+    """Return findings about the runs that proposed labels, such as a run that was trained on held-out images."""
     if proposed.taught is None:
         return []
     names, role_of = listed(proposed.teachers), proposed.taught.role_of()
@@ -496,9 +509,9 @@ def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[
 
 
 def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
-    """Report held-out images of earlier runs that were deleted after the run had suspected their labels.
+    """Report held-out images of an earlier run that are missing, and whose labels that run had suspected.
 
-    Deleting such images makes the figures too optimistic.
+    If such images are deleted, the figures are too optimistic.
     """
     held_out = held_out_split(part.images.table)
     for run in proposed.earlier:
@@ -508,9 +521,15 @@ def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
 
 
 def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
-    """Return the proposals with their splits.
+    """Return the proposals with the attribute `split` set.
 
-    The split is the held-out split if the image was left out but is still tested, otherwise None.
+    The attribute is the held-out split if the image is left out of the training but still tested, and otherwise None.
+
+    Args:
+        proposed: the proposals, with information about their images and their runs.
+        images: the split images of the run, or of the fold.
+        recipe: the complete recipe.
+        fold: the number of the fold, from 0; 0 without a cross-validation.
     """
     proposals, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
     held_out = held_out_split(images.table)
@@ -536,8 +555,10 @@ def _split(proposal: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold:
     """Return the split to which the image of a proposal would belong if the image were not left out.
 
     This is the split that the image has in an earlier run or in the data. If there is none, a random draw decides
-    whether the image is held out, with the probability that the split sizes give. The result is None if the image is
-    not held out, or if it is not tested in this fold.
+    whether the image is held out, with the fraction of held-out images as its probability. The result of the draw is
+    None if the image is not held out.
+
+    In a cross-validation, the draw always decides. The result is None if the image is not tested in this fold.
     """
     if recipe.folds is None:
         for run in earlier:
@@ -561,7 +582,7 @@ class Start:
 
     Attributes:
         blueprint: the description of the model.
-        reasons: the reasons for the values of fields that the user did not set, one line each.
+        reasons: the reasons for the values of fields that vitkit has chosen, one line each.
         table: all images of the data, including unreadable ones, after the changes of the label file.
         parts: the split images. There is one item, or one item for each fold of a cross-validation.
         whole: for a cross-validation, the images of the final model, all of them as training images; otherwise None.
@@ -595,7 +616,7 @@ class Start:
         return replace(self, blueprint=replace(self.blueprint, weights=None, plan=None))
 
     def findings_of(self, part: SplitImages) -> list[Finding]:
-        """Return all findings about the run or the fold that has these split images."""
+        """Return all findings about a run or a fold, given its split images."""
         return [
             *ancestry_findings(part, self.recipe),
             *self.torn,
@@ -614,7 +635,8 @@ def resolve(
 
     Args:
         fields: the requested fields; `data` must be set.
-        reserve: called with the table and the recipe before the images are read, because reading may take long.
+        reserve: called with the table and the recipe before the images are read. It can lock the run folder and refuse
+            the run early, because reading may take long.
         runs: folders that contain earlier runs, whose models may have proposed label changes for these images.
 
     Raises:
@@ -656,9 +678,9 @@ def resolve(
 
 
 def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) -> tuple[Blueprint, list[str]]:
-    """Return the blueprint of a recipe's model, and the reasons for the choice of its initial head.
+    """Return the blueprint of a recipe's model, and lines for the user about the choice of its initial head.
 
-    The recipe in the blueprint has values for the fields that depend on the model.
+    In the recipe of the blueprint, the fields that depend on the model are set: `head_from`, `lp_ft`, `patch_dropout`.
 
     Args:
         recipe: the complete recipe.
@@ -681,7 +703,7 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
 
 
 def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed) -> list[SplitImages]:
-    """Split the images. With `folds`, return one split for each fold, in which the images of the fold are tested."""
+    """Split the images. For a cross-validation, return a split for each fold, with the fold's images as test images."""
     if recipe.folds is None:
         proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
         return [divide(images, recipe, before, proposers)]
@@ -716,7 +738,7 @@ def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
 
 
 def limit(part: SplitImages, most: int, seed: int) -> SplitImages:
-    """Limit the number of training images. Validation and test images are not limited."""
+    """Keep at most `most` of the training images, chosen by `seed`, and all validation and test images."""
     limited = limit_training(part.images.table, most, seed)
     place = {path: i for i, path in enumerate(part.images.table.paths)}
     kept = [place[path] for path in limited.paths]

@@ -7,14 +7,14 @@ used:
   There are several sorts of patterns, and the reported interval is for a sort that was not tried.
 - *Left-out classes* are classes of the data set that are treated as unknown, one class at a time. The trained weights
   have learned to distinguish these classes, which would make the task too easy. The features are therefore computed
-  with the initial weights of the training, and the logits with a head that is fitted without the class. Without
-  features of suitable initial weights, no figure for left-out classes is reported.
+  with the initial weights of the training, and the logits with a head that is fitted without the class. If these
+  features are not available, no figure for left-out classes is reported.
 
 An unknown image *passes* if the score accepts it as known. Half of the unknown images are used to choose the method
 (`inference.unknown.METHODS`) by the fraction that passes, averaged over made pictures and left-out classes. The default
 method combines two scores. Another method is chosen only if it is better by more than two standard errors. The other
-half is used to measure the fraction that passes, with a threshold that accepts 95 % of the known images (fewer if there
-are few known images).
+half of the unknown images is used to measure the fraction that passes, with a threshold that accepts 95 % of the known
+images (fewer if there are few known images).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class LabelledImages:
     Attributes:
         read: a function that reads an image by its index, (C, height, width).
         labels: the classes, (n,).
-        rows: for each image, the index of its row in the features from the initial weights, (n,); -1 for an image
-            without a row. None if there are no such features.
+        rows: for each image, the index of its row in the features that were computed with the initial weights, (n,);
+            -1 for an image without a row. None if there are no such features.
     """
 
     read: Callable[[int], Pixels]
@@ -85,7 +85,7 @@ def fit_to_images(
         frozen: the features of m images, computed with initial weights that had not seen the images, (m, D); None if
             there are none.
         seed: the seed for sampling from many images, and for the made pictures.
-        progress: receives the number of computed images and their total.
+        progress: called with the number of computed images and their total; None for no reports.
 
     Returns:
         The fitted score; None if no training image or no held-out image can be read.
@@ -130,7 +130,7 @@ def fit_out_of_fold(
         logits: the out-of-fold logits of the images, before the temperature, (n, K).
         fold: the fold of each image, (n,).
         seed: the seed for sampling from many images, and for the made pictures.
-        progress: receives the number of computed images and their total.
+        progress: called with the number of computed images and their total; None for no reports.
 
     Returns:
         The fitted score; None if no image can be read.
@@ -158,7 +158,7 @@ def _see_readable(
 ) -> tuple[Seen, Ints]:
     """Return the features and logits of the readable images, and the indices of these images.
 
-    `report` receives the number of finished images.
+    `report` is called with the number of finished images.
     """
     rows = list[tuple[int, Pixels]]()
     for done, (i, row) in enumerate(_outcomes(classifier, images), start=1):
@@ -211,7 +211,7 @@ class _Detection:
     Attributes:
         kind: the kind of made pictures, or `LEFT_OUT`.
         choosing: whether each image passes, for the half of the images that are used to choose the method.
-        measuring: the same for the other half, which is used to measure the fraction that passes.
+        measuring: whether each image passes, for the other half, which is used to measure the fraction that passes.
     """
 
     kind: str
@@ -242,8 +242,9 @@ def fit_unknown(
             the fold with their out-of-fold logits.
         made: the model's output for pictures that belong to no class, by kind (see `make_strangers`). If a kind has
             several sorts, each has a key of its own, such as `patterns: rings`.
-        before: the features of training and held-out images from the initial weights; logits are not used. If it is
-            None, `train` and `held_out` are used instead, and no figure for left-out classes is reported.
+        before: the same as `train` and `held_out`, but with features from the initial weights, for the left-out
+            classes; its logits are not used. If it is None, `train` and `held_out` are used, and no figure for left-out
+            classes is reported.
         seed: the seed for sampling the training images that are stored, and the unknown images that are used to choose
             the method.
 
@@ -280,6 +281,13 @@ def _without_each_class(
 
     For each left-out class, yield the training images of the other classes, the held-out images of the other classes,
     and images of the left-out class.
+
+    Args:
+        train: the output for the training images.
+        held_out: the output for the held-out images.
+        seed: the seed that determines the classes if there are more than `_CLASSES`.
+        has_logits: whether to use the logits of `train` and `held_out`. Otherwise, logits are computed by a head that
+            is fitted without the class.
     """
     labels = held_out.labels if isinstance(held_out, Seen) else np.concatenate([fold.labels for _, fold in held_out])
     for k in np.sort(np.random.default_rng(seed).permutation(np.unique(labels))[:_CLASSES]).tolist():
@@ -303,9 +311,9 @@ def _without_each_class(
 def _folds_without(
     train: Seen, folds: Sequence[tuple[Seen, Seen]], k: int
 ) -> tuple[Seen, list[tuple[Seen, Seen]], Seen]:
-    """Return the training images and the folds without class `k`, and the images of class `k`.
+    """Return the training images without class `k`, the folds without class `k`, and the images of class `k`.
 
-    The logits are those of new heads, none of which is fitted to class `k`. The head for a fold is fitted to the other
+    The logits are those of new heads that are fitted without class `k`. The head for a fold is fitted to the other
     folds. The head for the training images and for the images of class `k` is fitted to all folds.
     """
     rest = train.at(train.labels != k)
@@ -339,10 +347,10 @@ def _head_of(train: Seen) -> Callable[[Floats], Floats]:
 
 
 def _best(trials: Mapping[Method, list[_Detection]]) -> Method:
-    """Return the method with the fewest passing images if it is clearly better than `joint`, else `joint`.
+    """Return the method with the fewest passing images among those that are clearly better than `joint`, else `joint`.
 
-    A method is clearly better if the mean of its paired differences from `joint`, over kinds of made pictures and
-    left-out classes, exceeds two standard errors.
+    The passing fractions of a method and of `joint` are compared for each kind of made pictures and each left-out
+    class. A method is clearly better if the mean of its differences is below zero by more than two standard errors.
     """
     clear: dict[Method, float] = {}
     for method in trials:
@@ -392,10 +400,14 @@ def _limits(trials: list[_Detection], *, has_classes: bool) -> Iterator[Limit]:
 
 
 def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 95 % prediction interval for the fraction of images that passes in one more class or sort of pictures.
+    """Return the 95 % prediction interval for the fraction that passes of a further class or sort of pictures.
 
     arcsin sqrt(fraction) is assumed to be normally distributed over classes or sorts. Its variance is taken to be at
     least the sampling variance, which is 1 / 4n for a fraction of n images.
+
+    Args:
+        shares: the fraction that passes, for each class or sort that was measured.
+        sizes: the number of images of each class or sort that was measured.
     """
     from scipy.special import stdtrit
 
@@ -407,7 +419,10 @@ def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
 
 
 def in_words(unknown: Unknown, kind: str = "validation images") -> str:
-    """Describe in a line which images the score misses. `kind` names the images that the score was fitted to."""
+    """Describe in a line the fractions of unknown images that pass.
+
+    `kind` is the term, in the plural, for the images that the score was fitted to.
+    """
     exact, wide = ([limit for limit in unknown.limits if limit.is_for_another == is_wide] for is_wide in (False, True))
     shares = [f"{limit.kind} {limit.share:.0%}" for limit in exact]
     shares += [

@@ -1,7 +1,8 @@
 """The teacher of a distillation: a classifier of vitkit, or a CNN of torchvision.
 
-A teacher receives the same pictures as the student: the student's normalisation is undone, the pictures are resized for
-the teacher, and the teacher's normalisation is applied. The teacher's logits are in the student's order of classes.
+A teacher receives the same pictures as the student: the student's normalisation is undone, the pictures are resized to
+the teacher's image size, and the teacher's normalisation is applied. The teacher's logits are in the student's order of
+classes.
 """
 
 from __future__ import annotations
@@ -194,9 +195,12 @@ def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Ten
 
 
 def _try(teacher: Teacher, size: tuple[int, int]) -> None:
-    """Check that the teacher's output for a grey picture is finite.
+    """Check that the teacher can process an image of the student's `size`, and that its output is finite.
 
-    Hard distillation would treat NaN as a class.
+    The output must be finite because hard distillation would treat NaN as a class.
+
+    Raises:
+        VitkitError: the teacher fails the check.
     """
     height, width = size
     try:

@@ -1,4 +1,4 @@
-"""Pre-training without labels: a network learns to predict hidden parts of images, and its encoder is saved.
+"""Pre-training without labels: a network learns to predict hidden patches of images, and its encoder is saved.
 
 This file defines the options that a pre-training has in addition to the fields of a training recipe. Importing it does
 not import torch. Open `pretrain.py` first: it carries out a pre-training from reading the data to writing the report.
@@ -25,7 +25,7 @@ class ObjectiveDefaults:
     Attributes:
         mask: the fraction of the patches that are hidden.
         targets: what the objective can predict for a hidden patch. The first one is the default.
-        recipe: the fields of the training recipe for which the objective has other defaults.
+        recipe: the defaults of recipe fields that differ from those of a training with labels.
     """
 
     mask: float
@@ -52,7 +52,7 @@ OBJECTIVES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """The options of a pre-training. For fields that are None, the default of the objective is used."""
+    """The options of a pre-training. If an option is None, the default of the objective is used."""
 
     objective: Annotated[
         Literal["mae", "masked-patch"],
@@ -119,7 +119,7 @@ class OtherDefaults:
 
 
 def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split fields into the fields of `Pretraining` and the fields of a recipe."""
+    """Split fields into two mappings: the fields of `Pretraining`, and all others, which are fields of a recipe."""
     options = {name: value for name, value in fields.items() if name in hints_of(Pretraining)}
     return options, {name: value for name, value in fields.items() if name not in options}
 

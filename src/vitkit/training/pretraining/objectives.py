@@ -3,8 +3,8 @@
 `SelfSupervised` consists of the encoder and a task, which hides patches and predicts them. There are two tasks:
 
 - `MaskedAutoencoding` (arXiv 2111.06377): the encoder sees only some patches, and a light decoder predicts the others.
-- `MaskedPatchPrediction` (arXiv 2010.11929, sec. 4.6 and app. B.1.2): half of the patch embeddings are corrupted, and
-  the outputs of the last layer predict the colours or pixels of these patches.
+- `MaskedPatchPrediction` (arXiv 2010.11929, sec. 4.6 and app. B.1.2): a fraction of the patch embeddings (by default
+  half) is corrupted, and the outputs of the last layer predict the colours or pixels of these patches.
 
 Every image has a key, a random number. The key alone determines which patches are hidden, so they do not depend on the
 device or on the batch. `shuffled` and `corrupt` derive the hidden patches from the key. `patchify`, `unpatchify`,
@@ -56,7 +56,7 @@ class PretrainingTask(Protocol):
     has_hits: bool
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss of each image, (B,), and if `has_hits` is true the fraction of right predictions, (B,)."""
+        """Return the loss of each image, (B,). If `has_hits`, also return its fraction of right predictions, (B,)."""
 
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
         """Return the images with their hidden patches replaced by the predictions."""
@@ -78,7 +78,7 @@ class SelfSupervised(nn.Module):
         self.encoder, self.task = encoder, task
 
     def forward_heads(self, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss of each image, (B,), and if the task has hits the fraction of right predictions, (B,).
+        """Return the figures of the task for each image (see `PretrainingTask.figures`), (B,) each.
 
         Args:
             images: (B, C, height, width).
@@ -112,7 +112,7 @@ class Corruption(NamedTuple):
     Attributes:
         corrupted: (B, N) bool, the patches whose content is predicted.
         masked: (B, N) bool, the corrupted patches whose embedding is replaced by the [mask] embedding.
-        source: (B, N), the index of the patch whose embedding takes this place. It is another patch if the patch was
+        source: (B, N), for each patch, the index of the patch whose embedding is used: another patch if the patch is
             replaced, else the patch itself.
     """
 
@@ -122,7 +122,7 @@ class Corruption(NamedTuple):
 
 
 def corrupt(keys: Tensor, patches: int, number: int) -> Corruption:
-    """Corrupt patches as in app. B.1.2: 80 % are masked, 10 % are replaced by another patch, 10 % stay.
+    """Choose the patches to corrupt as in app. B.1.2: of these, 80 % are masked, 10 % replaced, and 10 % stay.
 
     Args:
         keys: (B,), the keys of the images.
@@ -186,7 +186,7 @@ def colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
 
 
 def _colour_count(channels: int) -> int:
-    """Return the number of different colours for this number of channels: 512 for RGB."""
+    """Return the number of different colours for images with `channels` channels: 512 for RGB."""
     return int(_LEVELS**channels)
 
 
@@ -252,14 +252,22 @@ class MaskedAutoencoding(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def encode(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """Encode the prefix tokens and the visible patches, the first n in `order` (B, N): (B, P + n, D)."""
+        """Encode the prefix tokens and the visible patches: (B, P + n, D).
+
+        `order`, (B, N), is the order of the patches of each image, in which the n visible patches are first.
+        """
         x, P = encoder.embed(images), self.config.prefix_tokens  # (B, P + N, D), with positions
         visible = order[:, : self.visible, None].expand(-1, -1, x.shape[2]) + P
         x = torch.cat([x[:, :P], x.gather(1, visible)], dim=1)  # (B, P + n, D)
         return encoder.norm(encoder.encode(x))
 
     def decode(self, encoded: Tensor, order: Tensor) -> Tensor:
-        """Predict the content of every patch from the encoded visible patches: (B, N, p * q * C)."""
+        """Predict the content of every patch from the encoded visible patches: (B, N, p * q * C).
+
+        Args:
+            encoded: the result of `encode`, (B, P + n, D).
+            order: the order of the patches, as for `encode`, (B, N).
+        """
         P, (B, N) = self.config.prefix_tokens, order.shape
         x = self.embed(encoded)  # (B, P + n, W)
         hidden = self.mask_token.to(x.dtype).expand(B, N - self.visible, -1)
@@ -377,7 +385,7 @@ class MaskedPatchPrediction(nn.Module):
             self.register_buffer(name, values, persistent=False)
 
     def predict(self, encoder: VisionTransformer, images: Tensor, corruption: Corruption) -> Tensor:
-        """Return the predictions for every patch: (B, N, outputs)."""
+        """Return the outputs of the prediction layer for every patch: (B, N, outputs)."""
         x = encoder.patches_of(images)  # (B, N, D)
         x = x.gather(1, corruption.source[:, :, None].expand_as(x))
         x = torch.where(corruption.masked[:, :, None], self.mask_token.to(x.dtype), x)

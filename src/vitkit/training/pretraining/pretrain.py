@@ -1,7 +1,7 @@
 """Run a pre-training: read and split the images, train the network, and write the report.
 
-`pretrain` starts a pre-training, and `resume` continues a pre-training. Both call `fit_and_report`. The run folder is
-also the model folder of the encoder, which has no head.
+`pretrain` starts a pre-training, and `resume` continues it after an interruption. Both call `fit_and_report`. The run
+folder is also the model folder of the encoder, which has no head.
 
 Images in class folders are split as `vitkit train` splits them. The test images are not used. A later fine-tuning of
 the encoder keeps this split, so that it can be tested on images that the encoder has not seen
@@ -90,7 +90,8 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     """Check that a model supports the objective, and return its configuration.
 
     Raises:
-        VitkitError: the model could see the hidden patches, or the objective would not train a part of the model.
+        VitkitError: the model has no patches, it could see the hidden ones, or the objective would not train a part of
+            it.
     """
     flag = f"--objective {choices.objective}"
     if not isinstance(config, ViTConfig):
@@ -159,7 +160,7 @@ class Reconstruction:
         return self
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Raise an error, because keys cannot be mixed as labels can be."""
+        """Raise an error, because keys cannot be mixed."""
         raise NotImplementedError
 
     def ask(self, network: Callable[..., _T], images: Tensor, labels: Tensor) -> _T:
@@ -167,7 +168,7 @@ class Reconstruction:
         return network(images, labels)
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of some images, ()."""
+        """Return the mean loss of the images, ()."""
         return heads[0].mean()
 
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
@@ -182,9 +183,9 @@ class Reconstruction:
         labels: Tensor,  # of the protocol
         team: ProcessGroup = ALONE,
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Return the mean figures of the validation images, and None.
+        """Return the mean figures of the validation images by name, and None.
 
-        The None takes the place of the sums by which other objectives recognise a collapsed model.
+        None replaces the sums by which other objectives recognise a collapsed model.
         """
         means = [team.mean_of(mean, len(answers)) for mean in answers.double().mean(dim=0).tolist()]
         return dict(zip(("val_loss", "val_acc"), means, strict=False)), None
@@ -193,13 +194,13 @@ class Reconstruction:
 class KeyedImages(Images):
     """Images with keys instead of labels.
 
-    A key is a function of the seed and the index. A training image has a different key in every epoch. A validation
-    image always has the same key.
+    A key is a function of the seed and the index of the image. The index of a training image includes the epoch, so the
+    image has another key in every epoch. A validation image always has the same key.
 
     Args:
         images: the images.
         seed: the seed of the run.
-        kind: a number that makes the keys of training images and validation images different.
+        kind: `_OF_TRAINING` or `_OF_VALIDATION`, so that training and validation images have different keys.
     """
 
     def __init__(self, images: Images, seed: int, kind: int) -> None:
@@ -217,7 +218,7 @@ class KeyedImages(Images):
 
     @property
     def shards(self) -> Sequence[int] | None:
-        """Return the shard number of each image if shards are read remotely; otherwise None."""
+        """Return the number of each image's shard if the images are in remote shards; otherwise None."""
         return self.images.shards
 
     def __len__(self) -> int:
@@ -234,7 +235,7 @@ def mask_key(*seeds: int) -> int:
 
 
 def with_keys(data: BatchedImages, seed: int) -> BatchedImages:
-    """Replace the labels of training and validation images by keys."""
+    """Replace the labels of training and validation images by keys, in place, and return `data`."""
     data.train, data.val = KeyedImages(data.train, seed, _OF_TRAINING), KeyedImages(data.val, seed, _OF_VALIDATION)
     return data
 
@@ -306,7 +307,7 @@ def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -
 
 
 def _strips(run: Run, recipe: Recipe, choices: Pretraining, encoder: Classifier, table: ImageTable) -> list[_Strip]:
-    """Return some images for the report, each with its visible patches and the predictions for the hidden ones."""
+    """Return some images for the report, each complete, with only its visible patches, and with the predictions."""
     preprocess, model = encoder.preprocess, vit_of(encoder.model, "pre-training")
     config, network = model.config, network_of(model, preprocess, choices, recipe.seed)
     try:
@@ -450,7 +451,7 @@ def _prepare(
 
 
 def _blueprint(recipe: Recipe, choices: Pretraining) -> Blueprint:
-    """Return the description of the encoder. Check that the network can be built, before images are read."""
+    """Return the description of the encoder, and check that its network can be built. No image needs to be read."""
     import torch
 
     from vitkit.model.vit import VisionTransformer
