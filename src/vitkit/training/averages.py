@@ -101,7 +101,7 @@ def check_kept(folder: Path) -> None:
 def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
     """Return (1 - alpha) start + alpha end for each floating-point tensor; integer tensors are taken from `end`.
 
-    Rounding has no effect at the ends: the result for alpha = 0 is exactly `start`, and for alpha = 1 exactly `end`.
+    For alpha 0 and alpha 1, the floating-point tensors are exactly those of `start` and of `end`.
     """
     return {
         name: torch.lerp(start[name].to(tensor), tensor, alpha) if tensor.is_floating_point() else tensor
@@ -116,7 +116,7 @@ def mix_with_start(
 
     The averages for all `ALPHAS` are compared with the fine-tuned weights, and all results are recorded in the
     provenance of the classifier. A classifier that already has this record is not changed, so that a resumed run does
-    not average twice. A zero-shot model, and a model without suitable validation images, is not changed either.
+    not average twice. Neither is a zero-shot model, nor a model without suitable validation images.
 
     Args:
         folder: the run folder, whose model folder is changed.

@@ -553,12 +553,12 @@ def check_effects(
         table: the images, if they are known.
 
     Returns:
-        Messages about the other fields without effect, one for each reason. A time limit in `named` is also described
-        in a message and not refused if `auto` chose the method, which may have no use for the limit.
+        Messages about the other fields without effect, one for each reason. If `auto` chose the method, a time limit in
+        `named` that has no effect is described in a message, too, and not refused.
 
     Raises:
-        VitkitError: a field in `named` has no effect, or it splits images that are already split. The message names the
-            field and the reason.
+        VitkitError: a field in `named` has no effect, or would split images that are already split. The message names
+            the field and the reason.
     """
     if table is not None and recipe.folds is None and "val" in table.splits:
         for name in ("split", "split_seed"):

@@ -3,8 +3,8 @@
 The final model has no validation images, so its settings come from the folds. The number of epochs is the median of the
 best epochs of the folds, with the same schedule. The learning rate of `--find-lr` is the median as well. The
 temperature, the thresholds and the rules for prediction sets and for withheld labels are based on the predictions of
-the folds' models (`finalize.OutOfFold`). A head on frozen features does not need the folds, because a
-separate cross-validation chooses its penalty and calibrates it (`probe`).
+the folds' models (`finalize.OutOfFold`). A head on frozen features does not need the folds, because a separate
+cross-validation chooses its penalty and calibrates it (`probe`).
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ _SECONDS_APART = 1.0  # approximate maximum of the seconds between two agreement
 class Interruption:
     """Let the processes agree after a step whether to stop or to save a checkpoint.
 
-    A single process decides after every step. Several processes agree by one reduction of a few numbers. They agree at
-    least every 16 steps or about every second, whichever is more often, and no process stops in between.
+    A single process decides after every step. Several processes agree by one reduction of a few numbers. They do so
+    after at most 16 steps or about a second, whichever is sooner, and no process stops in between.
 
     Args:
         stop: records whether this process has received a signal.

@@ -2,9 +2,8 @@
 
 In a trial, a linear probe on the frozen features of candidate weights is cross-validated on the training images. The
 validation and test images are not used, so they still give an unbiased result for the chosen weights. All candidates
-are evaluated on the same images, whose number depends on the available time. The penalty of
-each probe is chosen on images other than those that test the probe. Copies of a picture and images of one scene stay in
-one fold.
+are evaluated on the same images, whose number depends on the available time. The penalty of each probe is chosen on
+images other than those that test the probe. Copies of a picture and images of one scene stay in one fold.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ New batch normalisation layers start with mean 0 and variance 1. In the usual ex
 of this initial variance remains after n steps. For about a hundred steps, this remainder exceeds the true variance of
 the activations. In evaluation, the network would therefore give almost the same output for all images, although it
 learns well. To avoid this, the statistics are at first the arithmetic mean over all batches. They become the
-exponential average as soon as the latter gives the newest batch more weight.
+exponential average as soon as the exponential average gives the newest batch more weight than the mean.
 """
 
 from __future__ import annotations
