@@ -25,6 +25,7 @@ from timm.models import get_pretrained_cfg
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitkit.weights import CATALOG, COLUMNS, FILE, Entry
+from vitkit.weights.formats.timm import pixels_of_pretrained
 
 HERE = Path(__file__).parent
 RESULTS = {  # what sources/ keeps of each
@@ -161,7 +162,7 @@ def gated(hub: str) -> str:
 def row_of_tag(name: str) -> dict[str, Any]:
     own = get_pretrained_cfg(name)
     parameters, gmacs = counted().get(name) or cost_of(name.partition(".")[0])
-    fit = {"center": "crop", "squash": "squash", "border": "pad"}[own.crop_mode]
+    pixels = pixels_of_pretrained(own.to_dict())
     _, height, width = own.input_size
     data = data_of(name.partition(".")[2])
     top1, source = results().get(name, ("", ""))
@@ -175,9 +176,9 @@ def row_of_tag(name: str) -> dict[str, Any]:
         "gated": gated(own.hf_hub_id or ""),
         "height": height,
         "width": width,
-        "fit": "squash" if fit == "squash" and own.crop_pct == 1 else fit if fit != "squash" else "crop",
+        "fit": pixels["fit"],
         "crop_pct": own.crop_pct,
-        "interpolation": {"random": "bicubic"}.get(own.interpolation, own.interpolation),
+        "interpolation": pixels["interpolation"],
         "mean": " ".join(map(str, own.mean)),
         "std": " ".join(map(str, own.std)),
         "classes": own.num_classes,

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def test_versions_are_of_the_content(client: httpx.Client, folder: Path) -> None
     other = classifier(0)
     other.temperature = 1.5
     assert version_of(other) != first["version"]
+    assert version_of(replace(classifier(0), trust=b"a record")) != first["version"]
     own = files(folder, "0.png")
 
     def version(query: str) -> str:

@@ -288,6 +288,14 @@ def test_a_team_of_one_talks_to_nobody() -> None:
     assert ALONE.broadcast_from_main(lambda: 4) == ALONE.main_first(lambda: 4) == 4
 
 
+def test_the_others_are_told_if_the_first_process_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[Any]] = []
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda outcome, **_: sent.append(list(outcome)))
+    with pytest.raises(ZeroDivisionError):
+        ProcessGroup(rank=0, size=2).main_first(lambda: 1 / 0)
+    assert sent == [[False, None]]
+
+
 def test_other_numbers_than_were_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "x", "RANK": 0}.items():
         monkeypatch.setenv(name, str(value))

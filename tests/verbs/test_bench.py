@@ -52,7 +52,7 @@ def test_a_classifier_in_memory_is_timed_and_its_table_written(tmp_path: Path) -
     assert found.model == "classifier"
     assert {path.name for path in (tmp_path / "speed").iterdir()} >= {"bench.csv", "bench.png"}
     assert found.lines()[-1] == f"{tmp_path / 'speed' / 'bench.csv'}, {tmp_path / 'speed' / 'bench.png'}"
-    with pytest.raises(vitkit.VitkitError, match="contains a table"):
+    with pytest.raises(vitkit.VitkitError, match="contains bench"):
         vitkit.bench(classifier, rounds=1, out=str(tmp_path / "speed"))
 
 

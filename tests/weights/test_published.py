@@ -71,7 +71,8 @@ def test_an_entry_says_what_timm_says(entries: dict[str, Any]) -> None:
         theirs, own = get_pretrained_cfg(name), entry.preprocess
         assert (own.size, own.mean, own.std) == (theirs.input_size[1:], theirs.mean, theirs.std), name
         assert own.crop_pct == theirs.crop_pct and own.interpolation == theirs.interpolation, name
-        assert own.fit == ("squash" if theirs.crop_mode == "squash" and theirs.crop_pct == 1 else "crop"), name
+        stretched = "squash" if theirs.crop_pct == 1 else "squash_crop"
+        assert own.fit == {"center": "crop", "squash": stretched}[theirs.crop_mode], name
         assert entry.licence == licences.get(theirs.license, theirs.license), name
         assert entry.hub == theirs.hf_hub_id and bool(entry.hub) != bool(entry.url), name
         kinds = {0: "none", 1000: "imagenet1k", 21843: "imagenet21k"}

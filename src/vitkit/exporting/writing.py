@@ -143,6 +143,7 @@ def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
 
 
 def _in_turn(out: Path, form: Format, folder: Path) -> Iterator[Path]:
+    shutil.rmtree(folder, ignore_errors=True)  # of a process with this number that was killed, as in containers
     folder.mkdir()
     try:
         yield folder / out.name

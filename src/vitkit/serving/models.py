@@ -337,8 +337,8 @@ def _watched(model: Model, is_abandoned: Event) -> Model:
 def version_of(classifier: Classifier) -> str:
     """Return the first digits of a SHA-256 over a model. Copies of a model have the same hash.
 
-    The hash covers weights, configuration, classes, preprocessing, temperature and thresholds. It does not cover the
-    record of held-out predictions. For an exported file, the hash covers the whole content of the file.
+    The hash covers weights, configuration, classes, preprocessing, temperature, thresholds and the record of held-out
+    predictions. For an exported file, the hash covers the whole content of the file.
     """
     if isinstance(classifier, Exported):
         from vitkit.exporting.formats import format_of
@@ -368,4 +368,4 @@ def _content_of(classifier: Classifier) -> list[bytes]:
     for name, tensor in weights:
         values = tensor.detach().cpu().contiguous()
         parts += [f"{name} {values.dtype}".encode(), values.view(-1).numpy().tobytes()]
-    return parts
+    return parts if classifier.trust is None else [*parts, classifier.trust]

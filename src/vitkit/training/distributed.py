@@ -160,9 +160,9 @@ class ProcessGroup:
         The other processes wait, because the main process may download files that all processes need. Each process gets
         the result of its own call.
         """
-        result = work() if self.is_main else None
-        self.broadcast_from_main(lambda: None)
-        return work() if result is None else result
+        results = list[T]()
+        self.broadcast_from_main(lambda: results.append(work()))
+        return results[0] if results else work()
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""

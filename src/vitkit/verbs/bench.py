@@ -222,8 +222,11 @@ def _exclusive_out(out: Path | None, *, force: bool) -> Iterator[None]:
     if out.exists() and not out.is_dir():
         raise VitkitError(f"--out {out} is a file; choose a folder")
     with exclusive_in(out):
-        if not force and any((out / name).exists() for name in (TABLE, PICTURE)):
-            raise VitkitError(f"--out {out} contains a table: choose another folder, or use --force to overwrite it")
+        written = [name for name in (TABLE, PICTURE) if (out / name).exists()]
+        if written and not force:
+            raise VitkitError(
+                f"--out {out} contains {written[0]}: choose another folder, or use --force to overwrite it"
+            )
         yield
 
 

@@ -32,7 +32,7 @@ from vitkit.weights import download
 from vitkit.weights.catalog import Entry, class_names, names_beside, unique
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint, readers
 from vitkit.weights.formats import CHECKPOINT_FORMATS, pixels_of, readable
-from vitkit.weights.formats.timm import TUTORIALS
+from vitkit.weights.formats.timm import TUTORIALS, pixels_of_pretrained
 from vitkit.weights.infer import Inferred, Known, infer, namesakes
 from vitkit.weights.layout import Layout, account_for
 
@@ -457,15 +457,7 @@ def _pixels_of_timm(config: NetworkConfig) -> dict[str, Any] | None:
     published = network.published_by_timm(config)
     if published is None:
         return None
-    fit = {"center": "crop", "squash": "squash", "border": "pad"}[published.crop_mode]
-    filters = {"random": "bicubic"}
-    return {
-        "fit": fit,
-        **({"crop_pct": published.crop_pct} if fit == "crop" else {}),
-        "interpolation": filters.get(published.interpolation, published.interpolation),
-        "mean": tuple(published.mean),
-        "std": tuple(published.std),
-    }
+    return pixels_of_pretrained(published.to_dict())
 
 
 def published_size(config: NetworkConfig) -> Pair | None:

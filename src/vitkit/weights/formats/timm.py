@@ -211,14 +211,24 @@ def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
     pretrained = config.get("pretrained_cfg")
     if not isinstance(pretrained, Mapping) or "mean" not in pretrained or "std" not in pretrained:
         return None
-    is_squashed = pretrained.get("crop_mode") == "squash" and pretrained.get("crop_pct") == 1.0
-    return {
-        "fit": "squash" if is_squashed else "crop",
-        "interpolation": pretrained.get("interpolation", "bicubic"),
-        "crop_pct": pretrained.get("crop_pct", 0.875),
+    return pixels_of_pretrained(pretrained)
+
+
+def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the transform that timm creates from a `pretrained_cfg` as fields of `Preprocess`."""
+    mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct") or 0.875
+    fit = {"center": "crop", "squash": "squash" if share == 1 else "squash_crop", "border": "pad"}.get(mode)
+    interpolation = pretrained.get("interpolation") or "bicubic"
+    fields = {
+        "fit": fit or "crop",
+        "interpolation": "bicubic" if interpolation == "random" else interpolation,
+        "crop_pct": share,
         "mean": tuple(pretrained["mean"]),
         "std": tuple(pretrained["std"]),
     }
+    if fit is None or (fit == "pad" and share != 1):
+        fields["unknown"] = f"timm's crop_mode {mode!r} with crop_pct {share} is not supported"
+    return fields
 
 
 def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:
@@ -345,17 +355,12 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
 def _pretrained(classifier: Classifier) -> dict[str, Any]:
     config, preprocess = ours_of(classifier).config, classifier.preprocess
     preprocess.check_known()
-    if preprocess.fit == "pad" or preprocess.fit == "squash_crop":
-        raise VitkitError(
-            f"the timm layout cannot express preprocess.fit {preprocess.fit!r}: the model is not written; "
-            "use --to folder"
-        )
     return {
         "input_size": [config.in_channels, *config.image_size],
         "num_classes": config.num_classes,
         "interpolation": preprocess.interpolation,
-        "crop_pct": 1.0 if preprocess.fit == "squash" else preprocess.crop_pct,
-        "crop_mode": "squash" if preprocess.fit == "squash" else "center",
+        "crop_pct": preprocess.crop_pct if preprocess.fit.endswith("crop") else 1.0,
+        "crop_mode": {"crop": "center", "pad": "border"}.get(preprocess.fit, "squash"),
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
         "first_conv": "patch_embed.backbone.stem.conv" if config.stem else "patch_embed.proj",
