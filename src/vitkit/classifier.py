@@ -18,6 +18,7 @@ from vitkit import model_folder
 from vitkit.data.decode import picture_of, warn_of_doubt
 from vitkit.data.in_memory import Held, Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess, Views
+from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
 from vitkit.inference.features import Features, read_features, with_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Among, Images, flow, try_read, unless_short
@@ -27,7 +28,7 @@ from vitkit.inference.unknown import Seen, Unknown
 from vitkit.system.environment import check_precision, choose_device
 from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, is_number, type_of
-from vitkit.text.cells import check_names, listed
+from vitkit.text.cells import listed
 
 if TYPE_CHECKING:
     import torch

@@ -22,11 +22,11 @@ from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, read_label
 from vitkit.data.layout import LayoutName
 from vitkit.data.sources import check_classes, has_no_folders, read_table, read_unlabelled
 from vitkit.data.split_file import by_content, digest_of, read_contents, split_from_file
-from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, UNLABELLED, ImageTable, Proposal, Row, Task
+from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, UNLABELLED, ImageTable, Proposal, Row, Task, bare, look
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, read_text, without_place
 from vitkit.system.run_files import LABEL_ERRORS, PROPOSALS, SPLIT, folds_in
-from vitkit.text.cells import bare, listed, look, plural
+from vitkit.text.cells import listed, plural
 
 _MOST_RUNS = 10  # the newest runs of a folder are searched
 _SAME = 0.75  # two runs have the same purpose if at least this share of their labels is equal

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Literal
 
 from vitkit.data.storage import Branch, Overlooked, look_through, why_ignored
-from vitkit.data.table import ImageTable, Row, table_of
+from vitkit.data.table import ImageTable, Row, look, table_of
 from vitkit.errors import VitkitError
-from vitkit.text.cells import listed, look
+from vitkit.text.cells import listed
 
 _WORDS = {  # as people write them; `eval` is test, or val if there is another test folder
     **dict.fromkeys(("train", "training", "trainval"), "train"),

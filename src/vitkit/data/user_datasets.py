@@ -27,11 +27,10 @@ from vitkit.data.doctor.keypoints import find_keypoints, working_copy
 from vitkit.data.file_facts import LEAST_SIDE, THUMBNAIL, Facts
 from vitkit.data.loading import Images, apply_seeded
 from vitkit.data.preprocess import Interpolation, Preprocess
-from vitkit.data.table import ImageTable
+from vitkit.data.table import ImageTable, alike, check_names
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.progress import progress
 from vitkit.text.arguments import is_number
-from vitkit.text.cells import alike, check_names
 
 _LIBRARIES = ("torchvision", "timm")
 _TO_FLOAT = ("ToTensor", "MaybeToTensor", "ConvertImageDtype")  # from 0 to 255 -> from 0 to 1

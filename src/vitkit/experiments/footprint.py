@@ -28,10 +28,10 @@ from vitkit.model.names import Config
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.progress import ignore
-from vitkit.training.adapters import Draws, add_low_rank, drop_patches, freeze_backbone
+from vitkit.training.adapters import add_low_rank, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import TrainingState
 from vitkit.training.distributed import fabric_of
-from vitkit.training.loop import Loop
+from vitkit.training.loop import Draws, Loop
 from vitkit.training.losses import Objective
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.stability import FiniteCheck, StabilityGuard

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import vitkit
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.seen import from_text, to_text
+from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json, to_json
 from vitkit.text.arguments import is_number
-from vitkit.text.cells import check_names
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier

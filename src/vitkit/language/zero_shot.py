@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
+from vitkit.data.table import alike, bare, unseen_in
 from vitkit.errors import VitkitError
 from vitkit.language.text_files import TextEncoder, TextEncoderInfo, inspect_text_encoder, read_text_encoder, unit
 from vitkit.language.tokenizer import Tokenizer, read_tokenizer
@@ -28,7 +29,6 @@ from vitkit.model.build import Model, filled, stored_weights, vit_of
 from vitkit.model_folder import is_model_folder
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
-from vitkit.text.cells import alike, bare, unseen_in
 from vitkit.weights.catalog import imagenet_synsets, split_timm
 from vitkit.weights.checkpoint import read_checkpoint
 from vitkit.weights.loading import LoadPlan, WeightsSource, locate, look
@@ -284,8 +284,7 @@ def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
         VitkitError: the weights are the image encoder of CLIP or SigLIP without its text encoder.
     """
     path, checkpoint = weights.path, weights.checkpoint
-    is_image_encoder = weights.meaning is not None or weights.description is not None
-    if is_image_encoder or path is None or checkpoint is None or is_model_folder(path.parent):
+    if weights.is_image_encoder or path is None or checkpoint is None or is_model_folder(path.parent):
         return None
     info = inspect_text_encoder(checkpoint)
     name = split_timm(weights.source)[0]

@@ -1,6 +1,6 @@
-"""Format text and check values: sentences, table cells, arguments, class names, figures and HTML pages.
+"""Format text and check values: sentences, table cells, arguments, figures and HTML pages.
 
-Open `cells.py` first, which formats text for terminals, CSV files and sentences, and compares class names. `arguments`
+Open `cells.py` first, which formats text for terminals, CSV files and sentences. `arguments`
 checks the arguments of functions and the fields of dataclasses against type annotations. `pages` writes figures and
 HTML pages, and `workbook` writes Excel files.
 """

@@ -13,7 +13,7 @@ from vitkit.system import public
 __all__, __getattr__ = public(
     __name__,
     {
-        "adapters": "Draws PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
+        "adapters": "PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
         "checkpoint": "BackgroundSave MAY_CHANGE RunWriter TrainingState identity save seal",
         "defaults": (
             "ACTS PRESETS SPARED check_effects choose complete config_of spare_patches without_effect "
@@ -28,7 +28,7 @@ __all__, __getattr__ = public(
         "lightning_module": "LightningClassifier PytorchLightningClassifier",
         "lineage": "RunImages SplitImages divide",
         "loggers": "loggers_of",
-        "loop": "Interruption Loop MicroBatch",
+        "loop": "Draws Interruption Loop MicroBatch",
         "losses": "Objective binary_loss distillation_loss label_loss",
         "optim": "WeightAverage build_optimizer ema_decay lr_factor parameter_groups swa_factor swa_start",
         "pretraining.objectives": (

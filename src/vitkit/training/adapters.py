@@ -1,18 +1,14 @@
-"""Changes to a model before its training: low-rank adaptation, a frozen backbone, patch dropout, reproducible dropout.
+"""Changes to a model before its training: low-rank adaptation, a frozen backbone, and patch dropout.
 
 `--method lora` freezes the weight matrices of the blocks and learns a low-rank change of each (arXiv 2106.09685).
 `--method probe-sgd` freezes the backbone and trains the head by gradient descent. Patch dropout trains on a random part
-of every image's patches, which reduces the cost by about the same fraction (arXiv 2208.07220). `Draws` makes the random
-numbers of dropout independent of the number of processes and of the division of a batch into smaller pieces.
+of every image's patches, which reduces the cost by about the same fraction (arXiv 2208.07220).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -20,7 +16,7 @@ from torch.nn.utils import parametrize
 from vitkit.errors import VitkitError
 from vitkit.model.build import Model, vit_of
 from vitkit.model.config import ViTConfig
-from vitkit.model.layers import Dropout, DropPath, draw_keys, random_bits
+from vitkit.model.layers import draw_keys, random_bits
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
 
@@ -175,55 +171,3 @@ def needs_every_patch(config: ViTConfig) -> str | None:
     if config.attention in ("axial", "window"):
         return f"attention {config.attention!r} of this model needs all patches of its grid"
     return None
-
-
-Keys = Tensor  # (layers, B) int32
-
-
-class Draws:
-    """Random numbers for the dropout layers of a model, one number for each layer and each image of a batch.
-
-    For a network of another library, the layers share one number for each image.
-
-    Args:
-        model: the model. Dropout layers with a rate of 0 get no numbers.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._is_network = isinstance(model, Network)
-        kinds = (Dropout, DropPath, PatchDropout)
-        self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]
-
-    def of(self, seed: int, places: range, device: torch.device) -> Keys:
-        """Return the numbers for B images of a batch, (layers, B); (1, B) for a network of another library.
-
-        Args:
-            seed: the seed of the batch.
-            places: the indices of the B images in the whole batch, that is, in the batch of all processes together.
-            device: the model's device.
-        """
-        generator = np.random.default_rng(seed)
-        layers = 1 if self._is_network else len(self._layers)
-        drawn = generator.integers(-(2**31), 2**31, (max(places, default=-1) + 1, layers), dtype=np.int32)
-        return torch.from_numpy(drawn[places.start : places.stop : places.step].T.copy()).to(device, non_blocking=True)
-
-    @contextmanager
-    def using(self, keys: Keys) -> Iterator[None]:
-        """Make the dropout layers use these numbers inside the context.
-
-        The layers use the same numbers when activation checkpointing computes a block a second time in the backward
-        pass. The layers of a network of another library draw from torch's generator, which is seeded with the number of
-        the first image.
-        """
-        if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
-            with torch.random.fork_rng():
-                torch.manual_seed(int(keys[0, 0]) & 0xFFFFFFFF)
-                yield
-            return
-        for layer, layer_keys in zip(self._layers, keys, strict=True):
-            layer.keys = layer_keys
-        try:
-            yield
-        finally:
-            for layer in self._layers:
-                layer.keys = None

@@ -12,21 +12,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.data.augment import Mixing
 from vitkit.data.loading import Batch, BatchedImages, mix_seeds
 from vitkit.errors import Interrupted
+from vitkit.model.layers import Dropout, DropPath
+from vitkit.model.network import Network
 from vitkit.system.processes import Deferral
 from vitkit.system.progress import progress
-from vitkit.training.adapters import Draws, heads_of
+from vitkit.training.adapters import PatchDropout, heads_of
 from vitkit.training.checkpoint import Clock, TrainingState, in_evaluation
 from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup
 from vitkit.training.losses import EpochSums, Learning
@@ -495,3 +498,55 @@ class Loop:
 
     def _describe_again(self, index: StepIndex) -> dict[str, Any]:
         return self._describe(self.data.batch_again(index.epoch, index.batch), index)
+
+
+# --- Random numbers of dropout -----------------------------------------------------------------------------------
+
+
+class Draws:
+    """Random numbers for the dropout layers of a model, one number for each layer and each image of a batch.
+
+    For a network of another library, the layers share one number for each image.
+
+    Args:
+        model: the model. Dropout layers with a rate of 0 get no numbers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._is_network = isinstance(model, Network)
+        kinds = (Dropout, DropPath, PatchDropout)
+        self._layers = [module for module in model.modules() if isinstance(module, kinds) and module.rate > 0]
+
+    def of(self, seed: int, places: range, device: torch.device) -> Tensor:
+        """Return the numbers for B images of a batch, (layers, B); (1, B) for a network of another library.
+
+        Args:
+            seed: the seed of the batch.
+            places: the indices of the B images in the whole batch, that is, in the batch of all processes together.
+            device: the model's device.
+        """
+        generator = np.random.default_rng(seed)
+        layers = 1 if self._is_network else len(self._layers)
+        drawn = generator.integers(-(2**31), 2**31, (max(places, default=-1) + 1, layers), dtype=np.int32)
+        return torch.from_numpy(drawn[places.start : places.stop : places.step].T.copy()).to(device, non_blocking=True)
+
+    @contextmanager
+    def using(self, keys: Tensor) -> Iterator[None]:
+        """Make the dropout layers use these numbers inside the context.
+
+        The layers use the same numbers when activation checkpointing computes a block a second time in the backward
+        pass. The layers of a network of another library draw from torch's generator, which is seeded with the number of
+        the first image.
+        """
+        if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
+            with torch.random.fork_rng():
+                torch.manual_seed(int(keys[0, 0]) & 0xFFFFFFFF)
+                yield
+            return
+        for layer, layer_keys in zip(self._layers, keys, strict=True):
+            layer.keys = layer_keys
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.keys = None

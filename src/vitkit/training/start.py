@@ -106,8 +106,10 @@ def choose_head_start(
     Raises:
         VitkitError: class names are requested, but cannot be used with these weights.
     """
-    if recipe.head_from == "zero" or weights is None:
-        return recipe if recipe.head_from == "zero" else recipe.replace(head_from="zero"), []
+    if recipe.head_from == "zero":
+        return recipe, []
+    if weights is None or (recipe.head_from == "auto" and weights.is_image_encoder):
+        return recipe.replace(head_from="zero"), []
     try:
         words = look_for_words(weights)
         if words is not None:

@@ -574,8 +574,8 @@ def _names_in_table(text: str, what: str) -> list[str]:
 
 
 def _names_in_json(text: str, what: str) -> list[str]:
+    from vitkit.model_folder import numbered_names
     from vitkit.system.files import from_json
-    from vitkit.weights.catalog import numbered_names
 
     try:
         value = from_json(text)

@@ -23,9 +23,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from vitkit.data.storage import STORAGES, SUFFIXES
+from vitkit.data.table import bare
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import RECIPE
-from vitkit.text.cells import bare
 
 UPLOADS = "uploads"  # a folder next to the folder of runs
 _DEEPEST = 3  # levels of folders below the start that are offered

@@ -26,12 +26,12 @@ from vitkit.data.decode import UnreadableImageError, picture_of
 from vitkit.data.labels import EXCLUDED, Edit, LabelFile, Suspect, renaming
 from vitkit.data.sources import has_no_folders, read_table, read_unlabelled
 from vitkit.data.storage import Place, is_there, version_of
-from vitkit.data.table import SINGLE_LABEL, UNLABELLED, ImageTable, Task
+from vitkit.data.table import SINGLE_LABEL, UNLABELLED, ImageTable, Task, bare
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import cores
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, read_text, write_bytes, write_json
-from vitkit.text.cells import JOINT, bare
+from vitkit.text.cells import JOINT
 from vitkit.webapp.workspace import Workspace
 
 

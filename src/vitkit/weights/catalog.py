@@ -31,8 +31,6 @@ from vitkit.errors import VitkitError
 from vitkit.model import config
 from vitkit.model.config import Pair
 from vitkit.model.names import IMAGENET_21K, config_for, is_model_name
-from vitkit.system.files import from_json
-from vitkit.system.run_files import CLASS_INDICES
 
 Classes = Literal["imagenet1k", "imagenet21k", "other", "none"]
 
@@ -551,40 +549,6 @@ def imagenet_synsets() -> dict[str, str]:
         for what in ("synsets", "classes")
     )
     return dict(zip(ids, names, strict=True))
-
-
-def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the class names in the `class_indices.json` next to weights, and a note about them.
-
-    The file may contain {"0": "daisy"} or {"daisy": 0}. If there is no such file, names and note are None. If the file
-    does not have a name for each of the `count` classes, the names are None and the note gives the reason.
-    """
-    path = (weights if weights.is_dir() else weights.parent) / CLASS_INDICES
-    if not path.is_file():
-        return None, None
-    try:
-        numbered = numbered_names(from_json(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, AttributeError, OSError) as error:
-        return None, f"{CLASS_INDICES} next to the weights was ignored: it has no name for each class number ({error})"
-    if len(numbered) != count:
-        return (
-            None,
-            f"{CLASS_INDICES} next to the weights was ignored: it has {len(numbered)} names for {count} classes",
-        )
-    return numbered, f"the class names are those of {CLASS_INDICES} next to the weights"
-
-
-def numbered_names(mapping: dict[str, str | int]) -> tuple[str, ...]:
-    """Return the class names of a class_indices.json in the order of their numbers.
-
-    Raises:
-        ValueError: the numbers are not 0, 1, 2, ... without gaps or repetitions.
-    """
-    by_number = {int(key): name for key, name in mapping.items() if isinstance(name, str)}
-    by_number = by_number or {number: name for name, number in mapping.items() if type(number) is int}
-    if sorted(by_number) != list(range(len(mapping))):
-        raise ValueError("expected each number from 0 on exactly once")
-    return tuple(by_number[number] for number in range(len(mapping)))
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:

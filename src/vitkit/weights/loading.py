@@ -419,6 +419,11 @@ class WeightsSource:
     meaning: Meaning | None = None
     is_timms: bool = False
 
+    @property
+    def is_image_encoder(self) -> bool:
+        """Return whether the source is known to have no text encoder: it is a model folder or a model name."""
+        return self.meaning is not None or self.description is not None
+
     def plan(
         self,
         num_classes: int | None = None,
@@ -479,9 +484,11 @@ def look(source: str | Path, *, use: Use = "answers", network: str | None = None
     if name is not None:
         path = None if network is None else Path(source)
         return WeightsSource(source=str(source), path=path, network=name)
-    bare, is_timms = split_timm(str(source))
-    meaning = meaning_of(bare, use)
-    path, entry = locate(bare if meaning is None else meaning.entry.name)
+    path, entry, meaning, is_timms = Path(source), None, None, False
+    if not path.exists():
+        bare, is_timms = split_timm(str(source))
+        meaning = meaning_of(bare, use)
+        path, entry = locate(bare if meaning is None else meaning.entry.name)
     if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
         path = path.parent  # the weights file has neither classes nor preprocessing
     if model_folder.is_model_folder(path):
@@ -520,9 +527,9 @@ def _network_of(source: str, network: str | None) -> str | None:
     """Return the name of another library's network that a source stands for; None for any other source."""
     name = source if network is None else network
     path = Path(source)
-    if split_network(name) is None or find(name.removeprefix(TIMM)) is not None:
-        return None
     if network is None and path.exists():
+        return None
+    if split_network(name) is None or find(name.removeprefix(TIMM)) is not None:
         return None
     if network is not None and any(map(model_folder.is_model_folder, (path, path.parent))):
         return None  # a model folder names its network itself

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitkit import model_folder
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess, describe
+from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
 from vitkit.model import network
 from vitkit.model.config import Pair, ViTConfig
@@ -27,9 +28,9 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
 from vitkit.system.run_files import CLASS_INDICES
 from vitkit.text.arguments import is_number
-from vitkit.text.cells import check_names, listed
+from vitkit.text.cells import listed
 from vitkit.weights import download
-from vitkit.weights.catalog import Entry, class_names, names_beside, unique
+from vitkit.weights.catalog import Entry, class_names, unique
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint, readers
 from vitkit.weights.formats import CHECKPOINT_FORMATS, pixels_of, readable
 from vitkit.weights.formats.timm import TUTORIALS, pixels_of_pretrained
@@ -170,7 +171,7 @@ def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
     Raises:
         VitkitError: the file has the same names in another order.
     """
-    beside, _ = names_beside(folder, len(classes))
+    beside, _ = model_folder.names_beside(folder, len(classes))
     if beside is None or beside == classes:
         return ()
     if set(beside) == set(classes):
@@ -317,7 +318,7 @@ def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, 
         return _ClassNames()
     if layout.classes is not None:
         return _ClassNames(layout.classes)
-    beside, source = (None, None) if is_published else names_beside(checkpoint.path, config.num_classes)
+    beside, source = (None, None) if is_published else model_folder.names_beside(checkpoint.path, config.num_classes)
     notes = () if source is None else (source,)
     if beside is not None:
         return _ClassNames(beside, notes=notes, is_beside=True)

@@ -82,7 +82,7 @@ def open_runner(
 
 def _check(backend: str, precision: str, plan: str, merge: int) -> None:
     """Raise a `VitkitError` if a backend, precision or plan is unknown, or if they cannot be combined."""
-    if backend not in backend_names():
+    if backend != "auto" and backend not in BACKENDS:
         raise VitkitError(f"backend must be one of {', '.join(backend_names())}, not {backend!r}")
     if precision not in PRECISIONS:
         raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
