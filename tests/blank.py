@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from sklearn.manifold import TSNE
 
-from vitkit.evaluation import embedding
-from vitkit.reporting import plots
+from vitkit.reporting import plots, report_data
 from vitkit.training import report
 
 Set = Callable[[Any, str, Any], None]  # setattr, or pytest's
@@ -30,7 +29,7 @@ _PLOTS = {
 def blank(put: Set) -> None:
     """Draw nothing from here on."""
     put(Figure, "savefig", _save_nothing)
-    put(embedding, "TSNE", partial(TSNE, max_iter=250))  # the fewest that it allows
+    put(report_data, "TSNE", partial(TSNE, max_iter=250))  # the fewest that it allows
     put(report, "_EXPLAINED", 2)
     for name in _PLOTS:
         put(plots, name, _put_nothing_together)
@@ -39,7 +38,7 @@ def blank(put: Set) -> None:
 def real(put: Set) -> None:
     """Draw what there is to draw."""
     put(Figure, "savefig", _savefig)
-    put(embedding, "TSNE", TSNE)
+    put(report_data, "TSNE", TSNE)
     put(report, "_EXPLAINED", _explained)
     for name, own in _PLOTS.items():
         put(plots, name, own)

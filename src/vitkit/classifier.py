@@ -20,7 +20,6 @@ from vitkit.data.in_memory import Held, Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess, Views
 from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
-from vitkit.inference.features import Features, read_features, with_features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Among, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.inference.trust import NOT_MERGED, PredictionRules, SetScore, Trust, parsed, rules_for
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from vitkit.explanation.explanation import Explanation
     from vitkit.inference.backends.registry import Runner
     from vitkit.model.build import LoadReport, Model
+    from vitkit.model.config import Features
 
     Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held | Stored]
 
@@ -254,6 +254,7 @@ class Classifier:
                 patches cannot be merged.
         """
         from vitkit.inference.backends import open_runner
+        from vitkit.model.build import with_features
 
         if features is None:
             features = not merge and self._by(None).unknown is not None
@@ -372,6 +373,8 @@ class Classifier:
         """Return a function that computes logits and features from preprocessed images (B, C, height, width)."""
         import torch
 
+        from vitkit.model.build import with_features
+
         K, none = len(self.classes), np.empty(0, np.int64)
         compute: Callable[[Tensor], Tensor]
         if self.runner is not None and self.runner_has_features:
@@ -439,7 +442,7 @@ class Classifier:
 
         Args:
             images: the preprocessed images.
-            what: the kind of features; `inference.features.read_features` lists the kinds.
+            what: the kind of features; `model.build.read_features` lists the kinds.
             precision: the precision of matrix products: `float32`, `bfloat16` or, on a GPU, `float16`.
 
         Raises:
@@ -448,6 +451,7 @@ class Classifier:
         """
         import torch
 
+        from vitkit.model.build import read_features
         from vitkit.model.layers import evaluating
 
         check_precision(precision, self.device.type)

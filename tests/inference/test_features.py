@@ -10,7 +10,7 @@ import torch
 from tiny import build, kinds
 from vitkit.errors import VitkitError
 from vitkit.inference.backends import open_runner, openvino
-from vitkit.inference.features import read_features, with_features
+from vitkit.model import read_features, with_features
 
 
 @pytest.mark.parametrize("fields", kinds())

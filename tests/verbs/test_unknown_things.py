@@ -183,7 +183,7 @@ def test_a_file_with_other_features_is_refused(made: tuple[Path, Path], tmp_path
     classifier = load(made[0])
     wrong = lambda model: replace_features(with_features(model))  # noqa: E731
     from vitkit.exporting import writing
-    from vitkit.inference import with_features
+    from vitkit.model import with_features
 
     def replace_features(model: Any) -> Any:
         model.head.weight[7:] = model.head.weight[7:].flip(0)

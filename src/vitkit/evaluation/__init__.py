@@ -13,7 +13,6 @@ __all__, __getattr__ = public(
     __name__,
     {
         "calibration": "Calibration Reliability calibrate fit_temperature log_odds most_rise to_probabilities",
-        "embedding": "lay_out",
         "evaluator": "evaluate",
         "figures": (
             "Gain all_figures at_temperature calibration_rise chosen_on counted_part describe for_prior gain is_right "

@@ -25,8 +25,7 @@ from vitkit.exporting import card as seal
 from vitkit.exporting.card import CARD
 from vitkit.exporting.writing import Refused
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
-from vitkit.inference.features import classes_and_features
-from vitkit.model.build import Model, build
+from vitkit.model.build import Model, build, classes_and_features
 from vitkit.model.layers import InParts
 from vitkit.model.network import Network
 from vitkit.system.files import from_json

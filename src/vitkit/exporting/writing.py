@@ -27,7 +27,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.exporting.formats import Format, format_of
 from vitkit.exporting.loading import load_exported
-from vitkit.inference.features import with_features
+from vitkit.model.build import with_features
 from vitkit.system.files import exclusive
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT

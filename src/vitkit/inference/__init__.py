@@ -27,7 +27,6 @@ __all__, __getattr__ = public(
             "Columns Csv ENCODING FORMATS JsonLines Prediction Ranking Row RowFormat Stock gathering partial_of "
             "read_rows take_stock"
         ),
-        "features": "classes_and_features read_features with_features",
         "unknown": (
             "ACCEPTED METHODS Limit Method Part Seen Strangeness Unknown check_level fit_score from_arrays p_values "
             "to_arrays"

@@ -12,7 +12,7 @@ from vitkit.system import public
 __all__, __getattr__ = public(
     __name__,
     {
-        "build": "config_of filled",
+        "build": "classes_and_features config_of filled read_features with_features",
         "config": "IMAGENET_1K Position PositionResize StemKind ViTConfig canonical stride_of",
         "hybrids": "ResNetStem StandardisedConv2d pad_same",
         "layers": "DropPath Dropout Head random_bits survives",

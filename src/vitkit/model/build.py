@@ -2,11 +2,12 @@
 
 `config_of` turns a name into a configuration. `build` creates a model with initial weights, and `filled` creates one
 with existing weights. A `LoadReport` lists what happened to every tensor of a checkpoint, so that no model is silently
-loaded in part.
+loaded in part. `read_features` and `with_features` compute features, vectors that describe images.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
+from vitkit.model.config import Features, ViTConfig
+from vitkit.model.layers import FeatureHead
 from vitkit.model.names import Config, NetworkConfig, config_for, split_network
 from vitkit.model.network import Network, anatomy_of, check_rates, native_size
 from vitkit.model.vit import VisionTransformer
@@ -227,3 +229,68 @@ def _grouped(verb: str, reasons: Mapping[str, str]) -> list[str]:
         names = [name for name in reasons if reasons[name] == reason]
         lines.append(f"{verb} {listed(names)}: {reason}")
     return lines
+
+
+# --- Features -----------------------------------------------------------------------------------------------------
+
+
+def read_features(model: Model, images: Tensor, what: Features) -> Tensor:
+    """Compute features of preprocessed images (B, C, height, width).
+
+    Args:
+        model: the model, on the device of the images.
+        images: the preprocessed images.
+        what: `head` for the input of the head (B, D), `class` for the class token (B, D), `mean` for the mean of the
+            patches (B, D), or `patches` for every patch (B, h * w, D), row by row, in a grid of h x w patches.
+
+    Raises:
+        VitkitError: the model does not have the tokens that `what` requires.
+    """
+    if isinstance(model, Network):
+        return _of_network(model, images, what)
+    if what == "class" and not model.config.class_token:
+        raise VitkitError("the model has no class token: use mean, patches or head")
+    with torch.inference_mode():
+        tokens = model.forward_features(images)  # (B, N, D)
+        if what == "head":
+            return model.forward_head(tokens, pre_logits=True).clone()  # it may be a view of all tokens
+        patches = tokens[:, model.config.prefix_tokens :]
+        if what == "mean":
+            return patches.mean(dim=1)
+        return patches if what == "patches" else tokens[:, 0].clone()
+
+
+def with_features(model: Model) -> Model:
+    """Return a model that outputs its logits followed by the input of its head: (B, K + D) instead of (B, K).
+
+    A `FeatureHead` replaces the head. The result is an ordinary model, so every backend and export format supports it.
+    It shares its weights with `model`.
+
+    Raises:
+        VitkitError: the model has no head.
+    """
+    if model.head is None:
+        raise VitkitError("the model has no head, so there are no logits: train one, or load with num_classes")
+    wide = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    holder, names = (wide.network, [wide.anatomy.head]) if isinstance(wide, Network) else (wide, ["head", "head_dist"])
+    for parent, _, name in (each.rpartition(".") for each in names):
+        if (head := getattr(holder.get_submodule(parent), name)) is not None:
+            holder.get_submodule(parent)._modules[name] = FeatureHead(head)
+    wide.config = model.config.replace(num_classes=model.config.num_classes + model.head.in_features)
+    return wide.eval()
+
+
+def classes_and_features(model: Model) -> tuple[int, int]:
+    """Return the number of logits K and the number of features D that a model outputs.
+
+    D is 0 unless the model has a `FeatureHead` (`with_features`).
+    """
+    head = model.head
+    return (head.classes, head.in_features) if isinstance(head, FeatureHead) else (model.config.num_classes, 0)
+
+
+def _of_network(model: Network, images: Tensor, what: Features) -> Tensor:
+    if what != "head":
+        raise VitkitError(f"{model.config.full_name} has no tokens, which {what} requires: use head")
+    with torch.inference_mode():
+        return model.forward_features(images).clone()

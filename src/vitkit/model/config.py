@@ -337,6 +337,7 @@ def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
     )
 
 
+Features = Literal["head", "class", "mean", "patches"]  # what `build.read_features` returns
 Position = Literal[
     "learned_1d", "learned_2d", "sincos_1d", "sincos_2d", "relative", "relative_bias", "relative_mlp", "none"
 ]

@@ -17,6 +17,6 @@ __all__, __getattr__ = public(
         "evaluation_report": "confidence headline multi_class_table write_evaluation write_predictions write_report",
         "model_card": "model_card",
         "plots": "Album SIDE save_figure",
-        "report_data": "Explained data_of_report",
+        "report_data": "Explained data_of_report lay_out",
     },
 )

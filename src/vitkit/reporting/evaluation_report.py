@@ -27,7 +27,6 @@ from matplotlib.figure import Figure
 from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
-from vitkit.evaluation.embedding import LaidOut, embed
 from vitkit.evaluation.figures import SHARES, by_name_in_words, calibration_rise, counted_part, tta_lines
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.label_errors import LabelError
@@ -37,7 +36,7 @@ from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import NAMES
 from vitkit.reporting import plots, report_data
 from vitkit.reporting.plots import gallery
-from vitkit.reporting.report_data import FIRST, Explained, ReportPhotographs, threshold_data
+from vitkit.reporting.report_data import FIRST, Explained, LaidOut, ReportPhotographs, embed, threshold_data
 from vitkit.system.files import without_place, write_json, write_text
 from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
 from vitkit.text.cells import JOINT, by_chance, harmless, interval_text, plural
@@ -178,7 +177,7 @@ def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, C
 
     Args:
         evaluation: the evaluation of a classifier.
-        laid_out: some images as points in the plane (`evaluation.embedding`); None omits the figure of these points.
+        laid_out: some images as points in the plane (`report_data.embed`); None omits the figure of these points.
     """
     if isinstance(evaluation, MultiEvaluation):
         return {}

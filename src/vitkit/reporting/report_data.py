@@ -6,18 +6,21 @@ The JavaScript file of each view documents the format of its data, and one funct
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
 
+from vitkit.classifier import Classifier
 from vitkit.data.storage import Place
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Reliability
-from vitkit.evaluation.embedding import LaidOut
 from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.reporting.plots import Thumbnail, embedded_size, thumbnails
@@ -26,6 +29,7 @@ from vitkit.text.cells import JOINT
 from vitkit.text.pages import DATA
 
 Numbers = npt.NDArray[np.int64]
+LaidOut: TypeAlias = tuple[Numbers, npt.NDArray[np.float32]]  # indices of m images, and points (m, 2)
 
 MOST_IMAGES = 50_000  # maximum number of images listed in a page
 _MOST_PAIRS = 20_000  # of classes
@@ -38,6 +42,8 @@ _BYTES = 10_000_000  # of photographs, so that the page stays below 20 MB
 _OF_A_PAIR, _OF_PAIRS = 3, 150  # mistakes that come first, for each pair of classes and in total
 _PATHS = 4_000_000  # characters of all paths in a page
 _STEPS = 200  # steps of the threshold from 0 to 1
+_MOST_POINTS = 500  # images laid out in the plane; more are neither legible nor quick
+_FEWEST_POINTS, _COMPONENTS = 20, 50
 _SINGLE = (
     ("precision", "precision", "the fraction of the images predicted to be of the class that are of the class", 3),
     ("recall", "recall", "the fraction of the images of the class that are predicted to be", 3),
@@ -328,3 +334,55 @@ def wanted(evaluation: Evaluation, laid_out: LaidOut | None) -> list[int]:
     points = [] if laid_out is None else laid_out[0].tolist()
     others = np.random.default_rng(0).permutation(n).tolist()
     return list(dict.fromkeys([*mistakes[:FIRST], *of_pairs[:_OF_PAIRS], *points, *mistakes, *others]))
+
+
+# --- Images as points in the plane: images with similar features are close together ---------------------------
+
+
+def embed(
+    classifier: Classifier, evaluation: Evaluation, root: Place, progress: Callable[[int, int], None], seed: int = 0
+) -> LaidOut | None:
+    """Compute features of at most 500 images and lay them out as points in the plane.
+
+    Args:
+        classifier: classifier whose features determine the layout.
+        evaluation: evaluation of the images.
+        root: folder or storage that the paths of the evaluation are relative to.
+        progress: called with the number of images done and the total.
+        seed: seed of the choice of images and of t-SNE.
+
+    Returns:
+        Indices of m <= 500 images, (m,), and their points, (m, 2). None if there are too few images, or if images may
+        have several classes.
+    """
+    if isinstance(evaluation, MultiEvaluation):
+        return None
+    n = len(evaluation.paths)
+    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:_MOST_POINTS])
+    kept, features = [], []
+    paths = (root / evaluation.paths[i] for i in chosen)
+    stream = classifier.embed(paths, precision=classifier.precision)  # as for predictions
+    for done, (i, (_, outcome)) in enumerate(zip(chosen.tolist(), stream, strict=True), start=1):
+        if not isinstance(outcome, str):  # a string is the reason why the file has become unreadable
+            kept.append(i)
+            features.append(outcome)
+        progress(done, len(chosen))
+    points = lay_out(np.stack(features), seed) if features else None
+    return None if points is None else (np.array(kept), points)
+
+
+def lay_out(features: npt.NDArray[np.float32], seed: int = 0) -> npt.NDArray[np.float32] | None:
+    """Map features (n, D) to points (n, 2) by PCA to 50 components and t-SNE (van der Maaten & Hinton 2008).
+
+    Returns:
+        Points (n, 2), or None if there are fewer than 20 images or all features are alike.
+    """
+    n = len(features)
+    if n < _FEWEST_POINTS or not np.isfinite(features).all() or np.allclose(features, features[0]):
+        return None
+    reduced = PCA(min(_COMPONENTS, n - 1, features.shape[1]), random_state=seed).fit_transform(features)
+    perplexity = min(30.0, (n - 1) / 3)
+    tsne = TSNE(init="pca", perplexity=perplexity, random_state=seed)
+    with threadpool_limits(1):  # with so few points, more threads only wait for each other
+        points: npt.NDArray[np.float32] = tsne.fit_transform(reduced)
+    return points.astype(np.float32)

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from vitkit.data.decode import UnreadableImageError, picture_of
 from vitkit.errors import VitkitError
 from vitkit.exporting.loading import Exported
-from vitkit.inference.features import Features
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, cores, join, set_threads, threads
 from vitkit.inference.prediction import Columns
+from vitkit.model.config import Features
 from vitkit.serving.batching import ClosedError, Work
 from vitkit.serving.questions import Upload
 from vitkit.system.files import to_json

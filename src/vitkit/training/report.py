@@ -30,7 +30,6 @@ from vitkit.data.table import ImageTable, Proposal
 from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors
-from vitkit.evaluation.embedding import embed
 from vitkit.evaluation.evaluator import (
     ProposalEvaluation,
     align,
@@ -62,7 +61,7 @@ from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import Unknown
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import Tried, pictures_of, write_predictions, write_report
-from vitkit.reporting.report_data import Explained
+from vitkit.reporting.report_data import Explained, embed
 from vitkit.system.files import from_json, without_place, write_json
 from vitkit.system.progress import Say, progress
 from vitkit.system.run_files import (

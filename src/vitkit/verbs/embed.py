@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.features import Features
 from vitkit.inference.prediction import ENCODING
+from vitkit.model.config import Features
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import empty_array, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent

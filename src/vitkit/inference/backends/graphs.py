@@ -4,7 +4,7 @@ PyTorch's exporter traces the networks of other libraries. Its result contains m
 location of each operation. The graph is therefore written again with only its operations, constants, inputs and
 outputs. Thus a file reveals nothing about the machine that made it, and code that reads the file can be strict.
 
-A model that computes features together with its logits (`inference.features.with_features`) has a second output,
+A model that computes features together with its logits (`model.build.with_features`) has a second output,
 `features` (batch, D).
 """
 
@@ -26,7 +26,7 @@ import vitkit
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.backends.graph_builder import Activation, Pads, emit
 from vitkit.inference.backends.graph_runner import import_openvino
-from vitkit.inference.features import classes_and_features
+from vitkit.model.build import classes_and_features
 from vitkit.model.layers import InParts
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer

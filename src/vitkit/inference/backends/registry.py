@@ -150,6 +150,6 @@ class Runner(Protocol):
     def __call__(self, images: Tensor) -> Tensor:
         """Compute float32 logits (B, K) of images (B, C, height, width), for any B; both tensors are on the CPU.
 
-        If the model also computes features (`inference.features.with_features`), the result is (B, K + D).
+        If the model also computes features (`model.build.with_features`), the result is (B, K + D).
         """
         ...

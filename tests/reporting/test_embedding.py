@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitkit.evaluation import lay_out
+from vitkit.reporting import lay_out
 
 pytestmark = pytest.mark.usefixtures("drawn_pictures")  # by all steps
 
