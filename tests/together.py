@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from vitkit.training import Pieces, Reported, train
-from vitkit.training import run as fit
+from vitkit.training import fine_tune as fit
 
 Job = tuple[str, int, dict[str, Any], int | None]
 

@@ -28,7 +28,7 @@ from vitkit.evaluation import Evaluation, MultiEvaluation, evaluate, fold_interv
 from vitkit.system import reporting_to
 from vitkit.text import interval_text
 from vitkit.training import Recipe, build, load_fields, run
-from vitkit.training import run as folds
+from vitkit.training import cross_validation as folds
 from vitkit.weights import load
 
 MEASURES = ("accuracy", "balanced_accuracy", "loss")

@@ -65,7 +65,7 @@ def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
 ) -> None:
     lines: list[str] = []
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("vitkit.training.run.new_classifier", raising(Interrupted(signal.SIGTERM)))
+        patch.setattr("vitkit.training.fine_tune.new_classifier", raising(Interrupted(signal.SIGTERM)))
         run.train(runs.quick(data), tmp_path / "run", say=lines.append)
     assert lines[-2:] == [
         "stopped before there was a model",
@@ -81,7 +81,7 @@ def test_a_signal_during_the_report_leaves_the_model_and_says_so(
     folder = runs.copy_of(finished, tmp_path / "run")
     lines: list[str] = []
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("vitkit.training.run.report", raising(Interrupted(signal.SIGTERM)))
+        patch.setattr("vitkit.training.fine_tune.report", raising(Interrupted(signal.SIGTERM)))
         run.resume(folder, say=lines.append)
     assert lines[-2:] == [
         f"stopped; the model is in {folder}, but its report is not finished",

@@ -1,7 +1,7 @@
 """Train a classifier from a recipe, and report on it.
 
 Open `start.py` first: it resolves a recipe and its data into everything that a run needs. `run.py` carries out the run,
-`fine_tune.py` combines the model, the data and the objective (`losses.py`), and `loop.py` takes the optimiser steps.
+`fine_tune.py` trains one model and `cross_validation.py` several, and `loop.py` takes the optimiser steps.
 `recipe.py` defines the settings. `checkpoint.py` defines the state that a run resumes from. `finalize.py` calibrates
 the trained model, and `report.py` evaluates it. `pretraining/` trains without labels.
 """
@@ -24,7 +24,7 @@ __all__, __getattr__ = public(
             "Balance OutOfFold PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "
             "resolve_balance shift_head_bias with_correction"
         ),
-        "final_model": "FinalPlan",
+        "cross_validation": "FinalPlan figures_of_folds",
         "lightning_module": "LightningClassifier PytorchLightningClassifier",
         "lineage": "RunImages SplitImages divide",
         "loggers": "loggers_of",

@@ -1,4 +1,7 @@
-"""Train by gradient descent, as every method does except fitting a head to frozen features (`probe`).
+"""Train and evaluate one model, from the files in its run folder to its report.
+
+`fit_and_report` comes first. `learn` trains by gradient descent, as every method does except fitting a head to frozen
+features (`probe`).
 
 With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. The rate with the
 lowest loss on a sample of validation images is chosen. A short run takes the same steps as the run itself (`loop`),
@@ -21,16 +24,29 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment
-from vitkit.data.loading import BatchedImages, ImageData, is_worker_lost, mix_seeds, quiet_workers, worker_lost
-from vitkit.data.split_file import read_contents
+from vitkit.data.loading import (
+    BatchedImages,
+    ImageData,
+    TrainingImages,
+    is_worker_lost,
+    mix_seeds,
+    quiet_workers,
+    worker_lost,
+)
+from vitkit.data.seen import PictureRecord
+from vitkit.data.split_file import images_of_run, read_contents, roles_in_run
+from vitkit.data.splits import SPLITS
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
+from vitkit.evaluation.headline import headline_of
+from vitkit.evaluation.metrics import Evaluation
 from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
-from vitkit.system.files import write_text
+from vitkit.model_folder import RECORD, WEIGHTS
+from vitkit.system.files import from_json, write_text
 from vitkit.system.processes import Deferral
 from vitkit.system.progress import ignore, progress
-from vitkit.system.run_files import BEFORE, LAST, RECIPE, SPLIT
+from vitkit.system.run_files import BEFORE, LAST, RECIPE, REPORT, SPLIT
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
 from vitkit.training.averages import check_kept, check_start, keep_start
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
@@ -47,24 +63,143 @@ from vitkit.training.finalize import (
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Interruption, Loop
 from vitkit.training.losses import Learning, Objective, objective_of
-from vitkit.training.probe import UNBEATEN, HeadImages, head_images, start_head
-from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.probe import UNBEATEN, Features, HeadImages, fit_head, head_images, start_head
+from vitkit.training.recipe import Recipe, checkpoint_every, without_places
+from vitkit.training.report import doubt_labels, draw_data, report
 from vitkit.training.request import MakeOptimizer
-from vitkit.training.run_folder import Run
+from vitkit.training.run_folder import ZERO_SHOT, Run, reporting
 from vitkit.training.stability import DivergedError, StabilityGuard, all_finite
 from vitkit.training.start import (
+    Blueprint,
     JudgeStart,
     augment_of,
+    blueprint_of,
     choose_compile,
     choose_device,
     choose_precision,
     choose_workers,
+    digest_of_backbone,
+    new_classifier,
     normalises_on_gpu,
 )
-from vitkit.training.teacher import Teacher
+from vitkit.training.teacher import Teacher, teacher_of_run
+from vitkit.weights.loading import WeightsSource
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> Evaluation | None:
+    """Train and evaluate one classifier, starting from the files in the run folder.
+
+    Args:
+        run: the run, whose folder contains the recipe and the split.
+        recipe: the complete recipe.
+        blueprint: the description of the model (`start.Blueprint`); None if this process has not created it yet.
+
+    Returns:
+        The evaluation of the held-out images that the initial weights had not seen; None if the weights had seen all of
+        them.
+    """
+    table, known, weights = fit(run, recipe, blueprint)
+    with reporting(run):
+        return _conclude(run, recipe, table, known, weights)
+
+
+def fit(
+    run: Run, recipe: Recipe, blueprint: Blueprint | None
+) -> tuple[ImageTable, Features | None, WeightsSource | None]:
+    """Train a model, and return the images of the run, their frozen features, and the initial weights.
+
+    The features are None unless this process has fitted a head to frozen features. The weights are None if the training
+    starts from random weights.
+    """
+    table = images_of_run(run.folder / SPLIT)
+    data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
+    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes))
+    classifier, teacher = before_training(run, model, table, data_hash)
+    record = run.folder / RECORD
+    classifier.pictures = record.read_bytes() if record.is_file() else None
+    if run.team.is_main:
+        augment = augment_of(recipe, run.extensions.augment)
+        images = TrainingImages(table.of_split("train"), classifier.preprocess, augment, recipe.seed)
+        draw_data(run.folder, table, images, recipe.seed)
+    counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
+    run.say(f"{len(table.classes)} classes; images: {counts}")
+    known: Features | None = None
+    if run.until == 0:
+        _keep_zero_shot(run, classifier)
+    elif recipe.method == "probe":
+        if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
+            images_of_head = head_images(recipe, table, classifier, run.extensions.augment)
+            known = fit_head(run, recipe, table, classifier, images_of_head, _seen_before(run, model))
+    else:
+        learn(run, recipe, table, classifier, teacher)
+    return table, known, model.weights
+
+
+def _seen_before(run: Run, blueprint: Blueprint) -> frozenset[str]:
+    """Return the paths of the images on which the initial weights had been trained or selected."""
+    if blueprint.pictures is None:
+        return frozenset()
+    roles = roles_in_run(run.folder / SPLIT, PictureRecord.from_bytes(blueprint.pictures, run.folder))
+    return frozenset(path for path, role in roles.items() if role in ("train", "val"))
+
+
+def before_training(
+    run: Run, blueprint: Blueprint, table: ImageTable, data_hash: str
+) -> tuple[Classifier, Teacher | None]:
+    """Create the classifier to train and its teacher, and print notes about both.
+
+    The teacher is None if the recipe names none.
+    """
+    recipe = blueprint.recipe
+    classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
+    if recipe.weights != "none":
+        classifier.provenance["weights"]["sha256"] = digest_of_backbone(classifier.model)
+    if run.extensions.names():
+        classifier.provenance["extensions"] = run.extensions.names()
+        run.say("; ".join(f"{part}: {name}" for part, name in run.extensions.names().items()))
+    for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
+        run.say(f"note: {caveat}")
+    for resized in () if classifier.report is None else classifier.report.resized:
+        if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
+            was, now = ("x".join(map(str, shape)) for shape in (resized.old, resized.new))
+            size = "x".join(map(str, classifier.preprocess.size))
+            run.say(f"note: patch embedding resized from {was} to {now} pixels ({resized.convention}) at {size} pixels")
+    if recipe.teacher is None:
+        return classifier, None
+    teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
+    classifier.provenance["teacher"] = {"name": without_places(recipe).teacher, "sha256": teacher.sha256}
+    for note in teacher.notes:
+        run.say(f"note: {note}")
+    return classifier, teacher
+
+
+def _conclude(
+    run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: WeightsSource | None
+) -> Evaluation | None:
+    """Calibrate and evaluate the trained model, and write the report."""
+
+    def evaluate() -> tuple[dict[str, Any], Evaluation | None]:
+        doubts, frozen = doubt_labels(run, recipe, table, known, weights)
+        return report(run.folder, recipe, table, run.say, doubts, frozen)
+
+    numbers, evaluation = run.team.broadcast_from_main(evaluate)
+    loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
+    run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
+    return evaluation
+
+
+def _keep_zero_shot(run: Run, classifier: Classifier) -> None:
+    """Save the zero-shot model as the final model, because it was the best one in most folds."""
+    if run.team.is_main:
+        classifier.provenance["metrics"] = {"epoch": ZERO_SHOT}
+        classifier.save(run.folder)
+        run.say("the final model is the zero-shot one, as in most folds no epoch was better")
+
+
+# --- Gradient descent ----------------------------------------------------------------------------------------------
 
 
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # multiples of the recipe's learning rate

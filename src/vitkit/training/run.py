@@ -1,8 +1,8 @@
 """Carry out a run from beginning to end: resolve the request, train and evaluate the model, and write the report.
 
-`drive` starts the processes, has the main process write the run folder, and has all processes train. It carries out
-every kind of run: `train` on image files, `train_on` on datasets of the user, and pre-training. `cross_validate` tests
-each image once, with a model that was not trained on the image.
+`drive` starts the processes, has the main process write the run folder, and has all processes train (`fine_tune`,
+`cross_validation`). It carries out every kind of run: `train` on image files, `train_on` on datasets of the user, and
+pre-training.
 
 A dataset of the user is a Python object that returns (image, label) by index. As it has no files, no files are checked
 and no images are split. All items are read once before the training to get the labels. Validation images that are also
@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +24,21 @@ from torch import Tensor
 
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.data.corrections import read_proposals
 from vitkit.data.doctor.examine import Finding, find_twins, of_splits
-from vitkit.data.loading import BatchedImages, TrainingImages
+from vitkit.data.loading import BatchedImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.preprocess import describe as described
 from vitkit.data.seen import PictureRecord, exposures, find_overlap, make_record
 from vitkit.data.split_file import (
-    groups_from_file,
     groups_to_list,
-    images_of_run,
     move_run,
     refuse_changed,
-    roles_in_run,
     split_to_dict,
 )
-from vitkit.data.splits import SPLITS, check_trainable, held_out_split
+from vitkit.data.splits import check_trainable
 from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
 from vitkit.errors import VitkitError
-from vitkit.evaluation import registry
-from vitkit.evaluation.evaluator import evaluate_before
 from vitkit.evaluation.figures import (
     DOUBTS,
     all_figures,
@@ -57,23 +50,19 @@ from vitkit.evaluation.figures import (
     unseen_part,
 )
 from vitkit.evaluation.headline import headline_of
-from vitkit.evaluation.intervals import Interval, fold_intervals
-from vitkit.evaluation.metrics import Evaluation, grouped, pooled
-from vitkit.evaluation.registry import read_figures
+from vitkit.evaluation.metrics import Evaluation
 from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import pictures_of, write_report
-from vitkit.system.files import from_json, read_appended, read_json, write_bytes, write_json, write_text
+from vitkit.system.files import read_appended, read_json, write_bytes, write_json, write_text
 from vitkit.system.progress import Say, progress, reporting_to, silent
 from vitkit.system.run_files import (
     CLASS_INDICES,
     EVALUATION,
     FINDINGS,
-    FOLDS,
     GROUPS,
     LABELS,
     METRICS,
-    OUT_OF_FOLD,
     PICTURES,
     PREPROCESS,
     PRETRAINING,
@@ -85,15 +74,12 @@ from vitkit.system.run_files import (
     check_run_folder,
     fold_folder,
 )
-from vitkit.text.arguments import is_number
-from vitkit.text.cells import interval_text, plural
-from vitkit.text.pages import table, write_page
 from vitkit.training.averages import mix_with_start
+from vitkit.training.cross_validation import cross_validate
 from vitkit.training.defaults import check_effects, complete, weights_of
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
-from vitkit.training.final_model import keep_zero_shot, plan_of_final, settle_final
 from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_by, correction_of
-from vitkit.training.fine_tune import learn
+from vitkit.training.fine_tune import before_training, fit_and_report, learn
 from vitkit.training.lineage import (
     SplitImages,
     ancestry_of,
@@ -102,9 +88,9 @@ from vitkit.training.lineage import (
     record_after,
 )
 from vitkit.training.loggers import check_watchers
-from vitkit.training.probe import Features, HeadImages, fit_head, head_images
+from vitkit.training.probe import HeadImages, fit_head
 from vitkit.training.recipe import Recipe, Request, name_of, without_places
-from vitkit.training.report import doubt_labels, draw_data, pictures_for_page, report
+from vitkit.training.report import draw_data, pictures_for_page
 from vitkit.training.request import NONE, Extensions, load_of_run
 from vitkit.training.run_folder import (
     PATIENCE,
@@ -121,7 +107,6 @@ from vitkit.training.run_folder import (
     new_run_folder,
     read_metrics,
     recipe_of_restart,
-    reporting,
     reserve_folder,
     start_over,
     write_request,
@@ -133,317 +118,12 @@ from vitkit.training.start import (
     blueprint_of,
     choose_device,
     choose_workers,
-    digest_of_backbone,
-    new_classifier,
     resolve,
     resolve_model,
 )
-from vitkit.training.teacher import Teacher, teacher_of_run
+from vitkit.training.teacher import Teacher
 from vitkit.weights import load
-from vitkit.weights.loading import WeightsSource
 from vitkit.weights.preprocessing import preprocess_of
-
-
-def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> Evaluation | None:
-    """Train and evaluate one classifier, starting from the files in the run folder.
-
-    Args:
-        run: the run, whose folder contains the recipe and the split.
-        recipe: the complete recipe.
-        blueprint: the description of the model (`start.Blueprint`); None if this process has not created it yet.
-
-    Returns:
-        The evaluation of the held-out images that the initial weights had not seen; None if the weights had seen all of
-        them.
-    """
-    table, known, weights = _fit(run, recipe, blueprint)
-    with reporting(run):
-        return _conclude(run, recipe, table, known, weights)
-
-
-def _fit(
-    run: Run, recipe: Recipe, blueprint: Blueprint | None
-) -> tuple[ImageTable, Features | None, WeightsSource | None]:
-    """Train a model, and return the images of the run, their frozen features, and the initial weights.
-
-    The features are None unless this process has fitted a head to frozen features. The weights are None if the training
-    starts from random weights.
-    """
-    table = images_of_run(run.folder / SPLIT)
-    data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes))
-    classifier, teacher = before_training(run, model, table, data_hash)
-    record = run.folder / RECORD
-    classifier.pictures = record.read_bytes() if record.is_file() else None
-    if run.team.is_main:
-        augment = augment_of(recipe, run.extensions.augment)
-        images = TrainingImages(table.of_split("train"), classifier.preprocess, augment, recipe.seed)
-        draw_data(run.folder, table, images, recipe.seed)
-    counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
-    run.say(f"{len(table.classes)} classes; images: {counts}")
-    known: Features | None = None
-    if run.until == 0:
-        keep_zero_shot(run, classifier)
-    elif recipe.method == "probe":
-        if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
-            images_of_head = head_images(recipe, table, classifier, run.extensions.augment)
-            known = fit_head(run, recipe, table, classifier, images_of_head, _seen_before(run, model))
-    else:
-        learn(run, recipe, table, classifier, teacher)
-    return table, known, model.weights
-
-
-def _seen_before(run: Run, blueprint: Blueprint) -> frozenset[str]:
-    """Return the paths of the images on which the initial weights had been trained or selected."""
-    if blueprint.pictures is None:
-        return frozenset()
-    roles = roles_in_run(run.folder / SPLIT, PictureRecord.from_bytes(blueprint.pictures, run.folder))
-    return frozenset(path for path, role in roles.items() if role in ("train", "val"))
-
-
-def before_training(
-    run: Run, blueprint: Blueprint, table: ImageTable, data_hash: str
-) -> tuple[Classifier, Teacher | None]:
-    """Create the classifier to train and its teacher, and print notes about both.
-
-    The teacher is None if the recipe names none.
-    """
-    recipe = blueprint.recipe
-    classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
-    if recipe.weights != "none":
-        classifier.provenance["weights"]["sha256"] = digest_of_backbone(classifier.model)
-    if run.extensions.names():
-        classifier.provenance["extensions"] = run.extensions.names()
-        run.say("; ".join(f"{part}: {name}" for part, name in run.extensions.names().items()))
-    for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
-        run.say(f"note: {caveat}")
-    for resized in () if classifier.report is None else classifier.report.resized:
-        if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
-            was, now = ("x".join(map(str, shape)) for shape in (resized.old, resized.new))
-            size = "x".join(map(str, classifier.preprocess.size))
-            run.say(f"note: patch embedding resized from {was} to {now} pixels ({resized.convention}) at {size} pixels")
-    if recipe.teacher is None:
-        return classifier, None
-    teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
-    classifier.provenance["teacher"] = {"name": without_places(recipe).teacher, "sha256": teacher.sha256}
-    for note in teacher.notes:
-        run.say(f"note: {note}")
-    return classifier, teacher
-
-
-def _conclude(
-    run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: WeightsSource | None
-) -> Evaluation | None:
-    """Calibrate and evaluate the trained model, and write the report."""
-
-    def evaluate() -> tuple[dict[str, Any], Evaluation | None]:
-        doubts, frozen = doubt_labels(run, recipe, table, known, weights)
-        return report(run.folder, recipe, table, run.say, doubts, frozen)
-
-    numbers, evaluation = run.team.broadcast_from_main(evaluate)
-    loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
-    run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
-    return evaluation
-
-
-_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")  # the figures that the report shows
-
-
-@dataclass(frozen=True)
-class FoldFigure:
-    """A figure of a cross-validation.
-
-    Attributes:
-        mean: the figure, computed over the test images of all folds together; None if there are no images.
-        interval: the 95 % confidence interval (see `fold_intervals`); None if the figure has no interval.
-    """
-
-    mean: float | None
-    interval: Interval | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figure as a dictionary for JSON."""
-        return {"mean": self.mean, "interval_95": None if self.interval is None else list(self.interval)}
-
-    def __str__(self) -> str:
-        if self.mean is None:
-            return "-"
-        if self.interval is None:
-            return f"{self.mean:.4f}"
-        return f"{self.mean:.4f} (95 %: {interval_text(self.interval, 4)})"
-
-
-def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]:
-    """Compute the figures of a cross-validation, by name, from the evaluations of its folds.
-
-    Without evaluations, the result is only an accuracy whose value is None.
-    """
-    if not evaluations:
-        return {"accuracy": FoldFigure(None, None)}
-    whole, bounds = pooled(evaluations), fold_intervals(evaluations)
-    numbers = registry.summary(whole, whole.task.name)
-    return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
-
-
-def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> None:
-    """Train and test all folds that are not finished yet, and train the final model on all images.
-
-    The results of all folds are written to folds.json, and to report.html when the final model is finished.
-
-    Args:
-        run: the run, whose folder contains the folders of the folds.
-        recipe: the complete recipe.
-        blueprint: the description of the model (`start.Blueprint`), which all folds share; None if this process has not
-            created it yet.
-
-    Raises:
-        VitkitError: the folder of a fold or the images of a finished fold are missing.
-    """
-    assert recipe.folds is not None
-    folders = [fold_folder(run.folder, number) for number in range(recipe.folds)]
-    trained: dict[Path, Evaluation | None] = {}
-    for number, folder in enumerate(folders, start=1):
-        if not (folder / RECIPE).is_file():
-            raise VitkitError(f"{folder} contains no run; start the cross-validation again with --force")
-        if not (folder / REPORT).is_file():
-            run.say(f"fold {number} of {recipe.folds}")
-            recipe_of_fold = recipe.replace(folds=None)
-            model = None if blueprint is None else replace(blueprint, recipe=recipe_of_fold)
-            trained[folder] = fit_and_report(replace(run, folder=folder, whole=run.folder), recipe_of_fold, model)
-    results = [read_figures(folder / EVALUATION) for folder in folders]
-    has_final = (run.folder / SPLIT).is_file()  # cross-validations of earlier versions have none
-    figures: dict[str, FoldFigure] = {}
-    if run.team.is_main:
-        needs_predictions = has_final and recipe.method != "probe" and not (run.folder / OUT_OF_FOLD).is_file()
-        figures = {} if trained or needs_predictions else _known(run.folder / FOLDS)
-        if not figures:
-            evaluations = [
-                trained[folder] if folder in trained else _evaluated_again(folder, figure, recipe)
-                for folder, figure in zip(folders, results, strict=True)
-            ]
-            figures = figures_of_folds([figure for figure in evaluations if figure is not None])
-            if has_final and recipe.method != "probe":
-                _write_predictions(run, folders, evaluations)
-        numbers = {name: figure.to_dict() for name, figure in figures.items()}
-        write_json(run.folder / FOLDS, {**numbers, "folds": results})
-        if (unlearned := sum("zero_shot" in figure for figure in results)) > 0:
-            run.say(f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
-        run.say(headline_of({**numbers, "folds": results}).words)
-    final = _fit_final(run, recipe, folders, blueprint) if has_final else None
-    if run.team.is_main:
-        stored: dict[str, Any] = {name: figure.to_dict() for name, figure in figures.items()}
-        stored |= {"folds": results} if final is None else {"folds": results, "final": final}
-        write_json(run.folder / FOLDS, stored)
-        _write_report(run.folder / REPORT, recipe, results, figures, final)
-        run.say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
-
-
-def _write_predictions(run: Run, folders: Sequence[Path], evaluations: Sequence[Evaluation | None]) -> None:
-    """Write the predictions of the folds' models for their test images, which will calibrate the final model."""
-    pairs = [(item, folder) for item, folder in zip(evaluations, folders, strict=True) if item is not None]
-    if pairs:
-        model = load(folders[0]).model
-        OutOfFold.of_folds([item for item, _ in pairs], [folder for _, folder in pairs], model).write(run.folder)
-
-
-def _fit_final(run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blueprint | None) -> dict[str, Any] | None:
-    """Train the final model on all images, and return its entry in folds.json."""
-    plan = plan_of_final(recipe, folders)
-    images = images_of_run(run.folder / SPLIT)
-    run.say(plan.words(len(images)))
-    model = None if blueprint is None else replace(blueprint, recipe=plan.recipe)
-    table, _, _ = _fit(replace(run, until=plan.epochs), plan.recipe, model)
-
-    def settle() -> dict[str, Any]:
-        about = settle_final(run, plan, table)
-        return about if plan.epochs is None else {**about, "epochs": plan.epochs, "best_epochs": list(plan.best)}
-
-    with reporting(run):
-        return run.team.broadcast_from_main(settle)
-
-
-def _known(file: Path) -> dict[str, FoldFigure]:
-    """Read the figures in folds.json. The result is empty if the file is missing, damaged, or in an older format."""
-    known = {}
-    try:
-        for name, row in from_json(file.read_text(encoding="utf-8")).items():
-            if name not in ("folds", "final"):
-                mean, ends = row["mean"], row["interval_95"]
-                known[name] = FoldFigure(mean, None if ends is None else (ends[0], ends[1]))
-                if not all(value is None or is_number(value) for value in (mean, *(known[name].interval or ()))):
-                    return {}
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return {}
-    return known
-
-
-def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
-    """Repeat the evaluation of a finished fold, on the test images that the weights had not seen."""
-    images = images_of_run(folder / SPLIT)
-    split = held_out_split(images)
-    classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
-    judged = evaluate_before(classifier, images, split, read_proposals(folder), partial(progress, "evaluating"))
-    seen = (numbers.get("seen") or {"paths": ()})["paths"]
-    return unseen_part(grouped(judged.before, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
-
-
-def _unseen(folder: Path) -> str:
-    """Describe, as part of a sentence, whether the model of each fold had seen the test images of the fold."""
-    record = fold_folder(folder, 0) / RECORD
-    if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
-        return "had not seen it"
-    return "was not trained on it; it is not recorded whether its pretrained weights had seen it"
-
-
-def _write_report(
-    path: Path,
-    recipe: Recipe,
-    results: Sequence[dict[str, Any]],
-    figures: dict[str, FoldFigure],
-    final: dict[str, Any] | None,
-) -> None:
-    shown = {name: item for name, item in figures.items() if name in _SHOWN}
-    rows = [
-        [
-            f'<a href="fold-{number}/{REPORT}">fold {number}</a>{", zero-shot" if "zero_shot" in item else ""}',
-            *("-" if item[name] is None else f"{item[name]:.4f}" for name in shown),
-            str(item["images"]),
-        ]
-        for number, item in enumerate(results, start=1)
-    ]
-    rows.append(["all", *map(str, shown.values()), str(sum(item["images"] for item in results))])
-    accuracy = figures["accuracy"]
-    numbers = {**{name: item.to_dict() for name, item in figures.items()}, "folds": results}
-    headline = headline_of(numbers if final is None else {**numbers, "final": final})
-    caveats = [f"<p>{escape(caveat.text[0].upper() + caveat.text[1:])}.</p>" for caveat in headline.caveats]
-    first = "<p>No accuracy can be given.</p>"
-    if accuracy.mean is not None and accuracy.interval is not None:
-        interval = f'<span class="soft">(95 %: {interval_text([100 * end for end in accuracy.interval], 1)})</span>'
-        first = f'<p><span class="figure">{100 * accuracy.mean:.1f} %</span> {headline.figure} {interval}</p>'
-    title = f"{name_of(recipe)} on {without_places(recipe).data}, {recipe.folds} folds"
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        first,
-        *caveats,
-        f"<p>Every image was tested once, by a model that {_unseen(path.parent)}.</p>",
-        *([] if final is None else [f"<p>{escape(_about_final(final))}</p>"]),
-        table(rows, ["", *(name.replace("_", " ") for name in shown), "images"]),
-    ]
-    write_page(path, title, body)
-
-
-def _about_final(final: Mapping[str, Any]) -> str:
-    """Describe the final model of a cross-validation in sentences, from its entry in folds.json."""
-    epochs = final.get("epochs")
-    length = "" if epochs is None else f" for {plural(epochs, 'epoch', 'epochs')}, the median of the folds' best,"
-    calibrated = (
-        "It is not calibrated."
-        if final["temperature"] is None
-        else f"Its temperature is {final['temperature']:.3f}, fitted on predictions of models without the image."
-    )
-    every = plural(final["images"], "image", "images")
-    return f"The model in this folder was trained{length} on all {every}. {calibrated}"
-
 
 Work = Callable[[Run, Recipe, Blueprint | None], Any]
 Prepared = tuple[Path, Recipe, Blueprint | None]  # the run's folder, its recipe and the blueprint of its model
