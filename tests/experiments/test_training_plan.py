@@ -215,7 +215,7 @@ def test_a_recipe_among_several_that_is_unknown_is_named_before_a_step_is_rehear
 
 
 def test_a_run_is_planned_by_its_recipe(tmp_path: Path) -> None:
-    with pytest.raises(vitkit.VitkitError, match=r"is a folder: plan a recipe, such as .*recipe\.toml of a run"):
+    with pytest.raises(vitkit.VitkitError, match=r"is a folder: name a recipe, such as .*recipe\.toml"):
         vitkit.plan(tmp_path, images=10, classes=2)
 
 

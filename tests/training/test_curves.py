@@ -16,8 +16,8 @@ import pytest
 from PIL import Image
 
 import runs
-from vitkit.training import probe, train
 from vitkit.training import fine_tune as fit
+from vitkit.training import probe, train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "curves.json"
 CURVES = ("step", "lr", "train_loss", "val_loss", "val_map")

@@ -14,8 +14,8 @@ import runs
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.model import VisionTransformer, config_for
 from vitkit.training import Loop, MicroBatch, Objective, Recipe, fabric_of, freeze_backbone, train
-from vitkit.training import fine_tune as search
 from vitkit.training import fine_tune as fit
+from vitkit.training import fine_tune as search
 
 
 def grey(folder: Path, splits: dict[str, tuple[int, ...]], batch_size: int) -> ImageData:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import vitkit as package
+from vitkit.data import split_from_file
 from vitkit.errors import VitkitError
 from vitkit.system import exclusive_in, to_json
 from vitkit.weights import load
@@ -88,9 +89,21 @@ def test_figures_of_a_run_that_is_being_trained_say_so(trained: Path) -> None:
     with exclusive_in(trained):
         notes = package.evaluate(trained).notes
     assert [note for note in notes if "still being trained" in note] == [
-        f"{trained} is still being trained: these are figures of the model that it holds now"
+        f"{trained} is still being trained: this is the model that it holds now"
     ]
     assert not [note for note in package.evaluate(trained).notes if "still being trained" in note]
+
+
+def test_a_training_that_was_stopped_is_noted_wherever_its_model_is_used(trained: Path, tmp_path: Path) -> None:
+    stopped = shutil.copytree(trained, tmp_path / "stopped")
+    for name in ("evaluation.json", "report.html"):
+        (stopped / name).unlink()
+    expected = f"the training in {stopped} has not finished"
+    notes = package.evaluate(stopped).notes
+    assert [note.endswith(f"vitkit train --resume {stopped}") for note in notes if note.startswith(expected)] == [True]
+    picture = next(path for path in split_from_file(trained / "split.json").files())
+    assert [note for note in package.predict(stopped, picture).notes if note.startswith(expected)]
+    assert not [note for note in package.predict(trained, picture).notes if "has not finished" in note]
 
 
 def test_a_classifier_in_memory_has_no_data_of_its_own(trained: Path) -> None:

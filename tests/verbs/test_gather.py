@@ -209,7 +209,7 @@ def test_missing_parts_are_named(parts: Path) -> None:
     (parts / "1-of-3.part").unlink()
     assert refused(parts) == "parts 1, 2 of 3 are missing: write the rest with --shard first"
     (parts / "3-of-3.part").unlink()
-    assert refused(parts) == f"there is no part (*.part) in {parts}"
+    assert refused(parts) == f"no parts (*.part, written with --shard) in {parts}"
 
 
 def test_parts_without_a_readable_image_are_a_failure(vitkit: Any, model: Path, here: Path) -> None:

@@ -313,8 +313,8 @@ def _check_columns(name: str, table: CsvRows, *, has_suspects: bool) -> None:
     allowed = {*Edit._fields, *(_MAY_SUSPECTS if has_suspects else ())}
     if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
         raise VitkitError(
-            f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}: a label file has path, "
-            "label, previous, when and proposed_by; remove the others, or, if it lists images, pass it as the data"
+            f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}, but a label file has "
+            "only path, label, previous, when and proposed_by: remove the others, or pass a list of images as the data"
         )
 
 

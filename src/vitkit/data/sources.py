@@ -282,7 +282,7 @@ def read_unlabelled(data: str | Path) -> ImageTable:
         root = named.materialise(str(data))
     kind = kind_of(root)
     if kind is None or kind.read_unlabelled is None:
-        raise VitkitError(f"no such folder: {data}; pictures without labels must lie below a folder")
+        raise VitkitError(f"no such folder or archive of pictures: {data}")
     return kind.read_unlabelled(str(data), root)
 
 

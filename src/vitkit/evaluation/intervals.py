@@ -96,7 +96,8 @@ def intervals(evaluation: Evaluation) -> dict[str, Interval]:
 def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     """Return 95 % confidence intervals of the figures of a cross-validation, in which each image is tested once.
 
-    The intervals cover the average figure of such trainings on an unlimited number of such images. They include two
+    The intervals cover the average figure of many repetitions of the training, each tested on an unlimited number of
+    images of the same kind. They include two
     sources of variance in addition to the images. First, folds may differ by more than their images explain, because
     trainings differ. Second, folds are not independent, because they share training images. No unbiased estimator of
     the second variance exists (Bengio and Grandvalet 2004). Therefore every margin is increased by two fifths, which is
@@ -169,7 +170,8 @@ def top5_bounds(evaluation: Evaluation, units: Units) -> Interval:
 def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
     """Return the 95 % confidence interval of `loss`, the mean log loss.
 
-    The loss has no upper bound, so the loss of the imaginary image is the larger of two values. The first is the
+    The method adds an image with the worst possible value (see the top of this file). The loss has no upper bound, so
+    this value is the larger of two losses. The first is the
     largest loss of the evaluated images. The second is the loss of a very confident prediction if the second most
     probable class were the true one. The second value matters for a model without confident mistakes: its own losses
     would not show how much such a mistake costs.

@@ -41,8 +41,8 @@ def check_weights_name(start: Start) -> None:
     for field in ("layers", "hidden_size", "heads", "patch_size"):
         if field not in (recipe.model_fields or {}) and getattr(named, field) != getattr(config, field):
             raise VitkitError(
-                f"{recipe.model} has {field} {getattr(named, field)}, and {weights_of(recipe)} "
-                f"{getattr(config, field)}: use the name of the model that these weights belong to"
+                f"{recipe.model} has {field} {getattr(named, field)}, but the weights {weights_of(recipe)} "
+                f"have {field} {getattr(config, field)}: use the name of the model that these weights belong to"
             )
 
 

@@ -494,7 +494,7 @@ def _fields_of(recipe: str | Path) -> tuple[dict[str, Any], list[str]]:
             "weights none: with only the name of a model, a training from scratch is planned"
         ]
     if Path(name).is_dir():
-        raise VitkitError(f"{name} is a folder: plan a recipe, such as {Path(name) / RECIPE} of a run")
+        raise VitkitError(f"{name} is a folder: name a recipe, such as {Path(name) / RECIPE}")
     if name.endswith(".toml") or "/" in name:
         return load_fields(name), []  # raises an error if there is no such file
     config_for(name)  # raises an error that suggests similar names

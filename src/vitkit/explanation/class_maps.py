@@ -336,7 +336,7 @@ def _grid(config: Config) -> tuple[int, int]:
 
 
 def _probabilities(model: Model, image: Tensor, places: Tensor, fill: float, batch_size: int) -> Tensor:
-    """Return the class probabilities (S, K) of an image (C, height, width) with the square at each position."""
+    """Return the class probabilities (S, K) of an image (C, height, width) that is covered at each of S places."""
     batches = [
         model(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
     ]

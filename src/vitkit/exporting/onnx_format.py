@@ -80,9 +80,9 @@ def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview
         if isinstance(kind, dict):
             _screen(value, kind, cards)
         elif kind == "operation" and bytes(value) not in _OPERATIONS:
-            raise VitkitError(f"it has the operation {bytes(value)[:40]!r}")
+            raise VitkitError(f"it has the operation {str(bytes(value)[:40])[1:]}, which vitkit does not write")
         elif kind == "domain" and len(value):
-            raise VitkitError(f"it has operations of the domain {bytes(value)[:40]!r}")
+            raise VitkitError(f"it has operations of the domain {str(bytes(value)[:40])[1:]}, not of ONNX alone")
         elif kind == "metadata":
             entry = dict(fields_of(value))
             name, card = entry.get(1), entry.get(2)

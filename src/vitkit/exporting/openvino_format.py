@@ -95,7 +95,7 @@ def _screen(content: bytes, weights: int) -> str:
     if not content.startswith(_BEGINNING):
         raise VitkitError("it does not start like a model that vitkit wrote")
     if b"<!" in content or b"<?" in content[2:]:
-        raise VitkitError("it has a document type, a comment or an instruction")
+        raise VitkitError("its XML contains a document type, a comment or a processing instruction")
     root = ET.fromstring(content.decode())  # noqa: S314  # see above
     _check_places(root, root.tag)
     layers = root.findall("layers/layer")
@@ -105,7 +105,7 @@ def _screen(content: bytes, weights: int) -> str:
     if len(set(ids)) < len(ids) or not {
         edge.get(end) for edge in root.findall("edges/edge") for end in ("from-layer", "to-layer")
     } <= set(ids):
-        raise VitkitError("its operations are not connected correctly")
+        raise VitkitError("it connects operations that it does not contain")
     cards = root.findall(f"rt_info/{CARD}")
     if len(cards) != 1:
         raise VitkitError("it does not state its classes and preprocessing")

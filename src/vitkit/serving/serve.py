@@ -85,7 +85,7 @@ def serve(
             GPUs without bfloat16.
         device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, otherwise the CPU.
         batch: the largest number of pictures in a batch; the default suits the backend.
-        max_wait: the longest time in milliseconds that a picture waits for others to form a batch while a core is free.
+        max_wait: the longest time in milliseconds that an idle core waits for further pictures to form a batch.
         queue: the maximum number of waiting pictures; requests beyond it are refused (503).
         explain_queue: the maximum number of pictures that wait for an explanation, which separate threads compute.
         max_values: the maximum number of values in an answer with features (pictures x patches x width); larger

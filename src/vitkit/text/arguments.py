@@ -261,7 +261,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         if len(value) == len(kinds):
             return tuple(as_typed(name, part_kind, part) for part_kind, part in zip(kinds, value, strict=True))
     if type(value) is int and abs(value) > _LARGEST_WHOLE:
-        raise VitkitError(f"{name} is far too large a number")
+        raise VitkitError(f"{name} must be between -2^63 and 2^63, and the number is larger")
     if kind is float and is_number(value):
         return float(value)
     if kind in (int, str, bool) and type(value) is kind:

@@ -332,7 +332,7 @@ def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray
 
 
 def record_tests(folder: Path, classifier: Classifier, tests: Evaluation, seen: Mapping[str, Any] | None) -> None:
-    """Add the predictions for the test images to the record on which promises are based, and save the classifier.
+    """Add the predictions for the test images to the classifier's record of held-out predictions, and save it.
 
     Nothing is done if the classifier has no such record, or if the tests have other classes.
 
@@ -354,8 +354,8 @@ def record_tests(folder: Path, classifier: Classifier, tests: Evaluation, seen: 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:
     """Return two shifts of the logits that correct the class prior, (K,) each; zeros without a correction.
 
-    The first is the shift that the classifier's logits include at present. The second is the shift of calibrated logits
-    at strength 1.
+    The first is the shift that the classifier's logits already contain. The second is the shift that the full
+    correction, of strength 1, would add to calibrated logits.
     """
     if correction is None:
         return np.zeros(len(classifier.classes)), np.zeros(len(classifier.classes))

@@ -206,7 +206,7 @@ def _see(classifier: Classifier, pictures: Pixels) -> Seen:
 
 @dataclass(frozen=True)
 class _Detection:
-    """Whether each image passes, for one sort of made pictures or one left-out class.
+    """Whether each unknown image passes as known, for one sort of made pictures or one left-out class.
 
     Attributes:
         kind: the kind of made pictures, or `LEFT_OUT`.
@@ -366,13 +366,19 @@ def _best(trials: Mapping[Method, list[_Detection]]) -> Method:
 
 
 def _passing(trials: list[_Detection]) -> float:
-    """Return the fraction of the `choosing` images that passes, averaged over made pictures and left-out classes."""
+    """Return the fraction of unknown images that pass as known, averaged over the kinds of unknown images.
+
+    Only the images for choosing the method count (`_Detection.choosing`).
+    """
     means = [float(values.mean()) for values in _shares(trials) if len(values)]
     return float(np.mean(means)) if means else 1.0
 
 
 def _shares(trials: list[_Detection]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the fraction of the `choosing` images that passes, per kind of made pictures and per left-out class."""
+    """Return the fractions of unknown images that pass as known, by kind of made picture and by left-out class.
+
+    Only the images for choosing the method count (`_Detection.choosing`).
+    """
     made = {trial.kind: list[npt.NDArray[np.bool_]]() for trial in trials if trial.kind != LEFT_OUT}
     classes = list[np.floating[Any]]()
     for trial in trials:

@@ -119,7 +119,7 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
         hint = f" (of torchvision's models, did you mean {' or '.join(close)}?)" if close else ""
         raise VitkitError(f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
-        raise VitkitError(f"teacher {name} requires grey pictures, but the student's have three channels")
+        raise VitkitError(f"teacher {name} requires grey pictures: choose a teacher of colour pictures")
     assert classifier.report is not None
     notes = tuple(f"teacher: {caveat}" for caveat in classifier.report.caveats())
     columns = _columns(name, classifier.classes, classes)

@@ -21,7 +21,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
 from vitkit.inference.trust import SetScore
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import empty_array, from_json, is_held, place_text, to_json
+from vitkit.system.files import empty_array, from_json, place_text, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import REPORT, SPLIT
 from vitkit.text.arguments import Between, check_arguments
@@ -372,8 +372,6 @@ class _EvaluationRequest:
         classifier.preprocess.check_known()
         if run_table is not None and self.classes is None:
             _check_order(classifier, run_table)
-        if self.folder is not None and is_held(self.folder):
-            note(f"{self.folder} is still being trained: these are figures of the model that it holds now")
         return classifier, table, run_table
 
     def job(self, note: Say = ignore) -> DividedJob:

@@ -30,8 +30,18 @@ from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
 from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
-from vitkit.system.files import address_of, check_here, exclusive, exclusive_in, is_empty, place_text, read_bytes
+from vitkit.system.files import (
+    address_of,
+    check_here,
+    exclusive,
+    exclusive_in,
+    is_empty,
+    is_held,
+    place_text,
+    read_bytes,
+)
 from vitkit.system.progress import Say
+from vitkit.system.run_files import EVALUATION, PRETRAINING, RECIPE, REPORT
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import JOINT, listed, one_of
 from vitkit.weights.formats import pixel_owners
@@ -115,14 +125,29 @@ def _copy_on(classifier: Classifier, device: str) -> Classifier:
 def load_noting(
     source: str | Path, note: Say, image_size: tuple[int, int] | None = None, preprocess: PreprocessLike | None = None
 ) -> Classifier:
-    """Load a classifier with `weights.load`, and note each assumption about it."""
+    """Load a classifier with `weights.load`. Note each assumption about it, and whether its training is unfinished."""
     from vitkit.weights import load
 
     classifier = load(source, image_size=image_size, preprocess=preprocess)
+    _note_unfinished(Path(source), note)
     assert classifier.report is not None
     for caveat in classifier.report.caveats():
         note(caveat)
     return classifier
+
+
+def _note_unfinished(folder: Path, note: Say) -> None:
+    """Note that the training in a run folder is still running, or was stopped; the report is written at its end."""
+    if not (folder / RECIPE).is_file():
+        return
+    if is_held(folder):
+        note(f"{folder} is still being trained: this is the model that it holds now")
+    elif not any((folder / name).is_file() for name in (EVALUATION, REPORT)):
+        command = "pretrain" if (folder / PRETRAINING).is_file() else "train"
+        note(
+            f"the training in {folder} has not finished: this is the model that it saved last, without a report; "
+            f"continue it with vitkit {command} --resume {folder}"
+        )
 
 
 def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:

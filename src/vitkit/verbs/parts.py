@@ -511,7 +511,9 @@ def find_parts(sources: Sequence[str | Path]) -> Parts:
     """
     paths = [path for source in sources for path in _parts_in(Path(source))]
     if not paths:
-        raise VitkitError(f"there is no part (*{SUFFIX}) in {listed([str(source) for source in sources])}")
+        raise VitkitError(
+            f"no parts (*{SUFFIX}, written with --shard) in {listed([str(source) for source in sources])}"
+        )
     files = sorted((open_part(path) for path in dict.fromkeys(paths)), key=lambda file: file.part.number)
     first = files[0]
     for file in files[1:]:

@@ -140,7 +140,7 @@ def latex_text(text: str) -> str:
 
 
 def latex_table(rows: Sequence[Mapping[str, Any]], caption: str | None = None, label: str | None = None) -> str:
-    """Return rows with the same keys as a LaTeX table, with text aligned to the left and numbers to the right."""
+    """Format rows, which all have the same keys, as a LaTeX table. Numbers are aligned to the right."""
     keys = list(rows[0]) if rows else []
     numbers = {key: all(isinstance(row[key], (int, float, type(None))) for row in rows) for key in keys}
     lines = [_latex_row([latex_text(_latex_cell(row[key])) for key in keys]) for row in rows]
@@ -161,7 +161,7 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as CSV text, escaped so that spreadsheets do not treat cells as formulas."""
+    """Format rows, which all have the same keys, as CSV. Cells are escaped: no spreadsheet treats one as a formula."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else [])
     writer.writeheader()

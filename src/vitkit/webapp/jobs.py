@@ -252,8 +252,8 @@ class Jobs:
         job = self.last().get(run)
         if job is None or self.state(run, job) != "failed" or (self.runs / run / RECIPE).is_file():
             raise VitkitError(
-                f"{run} cannot be removed from the list: only a run that failed before it began can; "
-                f"its folder is in {self.runs}"
+                f"{run} cannot be removed from the list: only a run that failed before it began can be; "
+                f"delete its folder {self.runs / run} instead"
             )
         for failed in self.all():
             if failed.run == run:

@@ -138,7 +138,7 @@ class TrainingRequest(BaseModel):
     """A request for a training.
 
     Attributes:
-        weights: the source of one of the offers, or `none`.
+        weights: the source of one of the pretrained weights on the page; `none` to train from scratch.
         method: the training method.
         time: a time budget such as 10m; empty for none.
         split_from: the run whose split is kept; empty for none.

@@ -56,13 +56,14 @@ class Layout:
 
     Attributes:
         format: the name of the format in reports.
-        pieces: the piece of each tensor that the format may contain, by our name.
+        pieces: where the checkpoint stores each tensor that the format may contain, by vitkit's name of the tensor.
         fields: fields of the configuration that the format, or a file next to the weights, determines.
         preprocess: fields of `Preprocess`, except the size.
         is_preprocess_known: whether `preprocess` was stored with the weights; otherwise it is the format's usual one.
         classes: the class names, if the checkpoint contains them.
         image_size: (height, width), if a file next to the weights states it.
-        pixel_size: the (height, width) of input images, if the publisher's code resizes the positions to this size.
+        pixel_size: the (height, width) of the input images for which the publisher's code resizes the position
+            embeddings; None if it does not resize them.
         assumed: fields that nothing determines, each with a description of the assumed value.
         dropped: tensors that are not part of the classifier, each with the reason.
     """
@@ -79,7 +80,7 @@ class Layout:
     dropped: Mapping[str, str] = field(default_factory=dict)
 
     def theirs(self, name: str) -> tuple[str, ...]:
-        """Return the names under which the checkpoint stores one of our tensors."""
+        """Return the names under which the checkpoint stores a tensor of vitkit's model."""
         return self.pieces[name].theirs if name in self.pieces else (name,)
 
     def shapes(self, tensors: Mapping[str, StoredTensor]) -> dict[str, torch.Size]:
@@ -244,5 +245,7 @@ def depth_of(digits: Iterable[str]) -> int:
     numbers = {numbered(text) for text in digits}
     depth = max(numbers, default=-1) + 1
     if depth > 2 * len(numbers) + _GAP:
-        raise VitkitError(f"a tensor belongs to block {depth - 1}, but there are only {len(numbers)} blocks")
+        raise VitkitError(
+            f"the tensors of {depth - len(numbers)} blocks of {depth} are missing: the checkpoint is incomplete"
+        )
     return depth

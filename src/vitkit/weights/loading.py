@@ -179,7 +179,7 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
     if has_logits is False or (has_logits is None and is_new_head):
         fields["representation_size"] = None
     elif has_logits and source.representation_size is None:
-        raise VitkitError("has_logits requires a representation layer, which the weights lack: leave it out")
+        raise VitkitError("has_logits requires a representation layer, which these weights lack: leave has_logits out")
     return source.replace(**fields)
 
 

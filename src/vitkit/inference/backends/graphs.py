@@ -1,8 +1,9 @@
 """Write the graph of a model in the operations of ONNX or OpenVINO.
 
-PyTorch's exporter traces the networks of other libraries. Its result contains more than the graph, such as the source
-location of each operation. The graph is therefore written again with only its operations, constants, inputs and
-outputs. Thus a file reveals nothing about the machine that made it, and code that reads the file can be strict.
+Networks of other libraries are first traced by PyTorch's exporter. A traced file contains more than the graph, such as
+the source location of each operation. This module therefore writes the graph again, with only its operations,
+constants, inputs and outputs. Thus a file reveals nothing about the machine that made it, and code that reads the file
+can be strict.
 
 A model that computes features together with its logits (`model.build.with_features`) has a second output,
 `features` (batch, D).

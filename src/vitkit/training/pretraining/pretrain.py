@@ -97,7 +97,9 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     if not isinstance(config, ViTConfig):
         raise VitkitError(f"{flag}: {config.full_name} has no patches to hide; use a Vision Transformer")
     if config.stem is not None:
-        raise VitkitError(f"{flag}: the stem of a hybrid sees beyond each patch, so nothing is hidden; use a plain ViT")
+        raise VitkitError(
+            f"{flag}: hides patches, but the stem of a hybrid sees them from their neighbours; use a plain ViT"
+        )
     if config.distill_token or config.distill_head:
         raise VitkitError(f"{flag}: nothing trains the distillation token; pre-train the model without it")
     if config.representation_size is not None:

@@ -96,7 +96,7 @@ def of_channels(written: Any, name: str, file: str = "preprocessor_config.json")
         VitkitError: the value is not a non-empty list of numbers.
     """
     if not isinstance(written, (list, tuple)) or not written or not all(map(is_number, written)):
-        raise VitkitError(f"{file}: {name} must be a number for each channel, not {written!r:.60}")
+        raise VitkitError(f"{file}: {name} must be a list with one number for each channel, not {written!r:.60}")
     return tuple(written)
 
 
