@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import save_file
+from timm.data import create_transform
 from timm.models import get_pretrained_cfg
 
 import vitkit
@@ -78,6 +81,19 @@ def test_an_entry_says_what_timm_says(entries: dict[str, Any]) -> None:
         kinds = {0: "none", 1000: "imagenet1k", 21843: "imagenet21k"}
         assert entry.classes == kinds.get(theirs.num_classes, "other"), name
         assert entry.timm == own
+
+
+def test_pictures_are_those_of_timms_transforms_to_the_bit() -> None:
+    rng = np.random.default_rng(0)
+    picture = Image.fromarray(rng.integers(0, 256, (180, 333, 3), dtype=np.uint8))
+    every = {name: tagged(name) or CATALOG[name] for name in names()}
+    kinds = {str(entry.timm): (name, entry.timm) for name, entry in every.items() if entry.timm is not None}
+    assert len(kinds) > 50
+    for name, preprocess in kinds.values():
+        theirs = get_pretrained_cfg(name)
+        fields = ("interpolation", "mean", "std", "crop_pct", "crop_mode")
+        transform = create_transform(theirs.input_size, False, **{field: getattr(theirs, field) for field in fields})
+        assert np.array_equal(preprocess(picture), transform(picture).numpy()), name
 
 
 @pytest.mark.parametrize("name", ["vit_base_patch16_224.augreg_in21k_ft_in1k", "deit_tiny_patch16_224.fb_in1k"])
