@@ -405,7 +405,7 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
 
 
 def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) -> dict[str, Any] | None:
-    """Return the standard deviation of each model's accuracy between seeds in numbers and words; None for one seed."""
+    """Return the standard deviation of accuracy between seeds, by model and as a sentence; None for one seed."""
     family = models.family
     if family.seeds == 1:
         return None
@@ -625,8 +625,17 @@ def _ask(
 ) -> dict[str, str]:
     """Classify every image, both unchanged and under each stress.
 
+    Args:
+        run: the run folder.
+        paths: the paths of the images.
+        names: the names of the stresses.
+        keys: a key for the unchanged pictures, and one for each stress and strength, in the order of `variants`.
+        side: the length in pixels to which the shorter side of each picture is resized.
+        seed: the seed of the random changes.
+        device: the device to compute on: auto, cpu, cuda or mps.
+
     Returns:
-        A string for each key, with one character per image: `1` for a correct prediction, otherwise `0`.
+        For each key, a string with one character per image: `1` for a correct prediction, otherwise `0`.
     """
     from vitkit.data.split_file import images_of_run, refuse_changed
     from vitkit.system.run_files import SPLIT

@@ -52,7 +52,8 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
     """Split a budget such as `epochs=10` into its kind and its amount; None if there is no budget.
 
     Raises:
-        VitkitError: the budget is invalid, or a field limits the training as well.
+        VitkitError: the budget is invalid, or the user has also set the recipe field with the same effect: `epochs` for
+            a budget of epochs or FLOPs, or `time` for a budget of time.
     """
     if budget is None:
         return None

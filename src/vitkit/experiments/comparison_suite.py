@@ -333,9 +333,9 @@ def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the mean accuracy over the data sets, with a 95 % interval for the uncertainty from images and seeds.
 
-    The distances between each accuracy and the ends of its interval are combined by the square root of the sum of
-    squares. This is done separately for the lower and the upper ends (Zou and Donner 2008), because the intervals are
-    asymmetric.
+    The interval is derived from the intervals of the N data sets (Zou and Donner 2008). The distance from the mean to
+    the lower end is the square root of the sum of squares of the data sets' distances to their lower ends, divided by
+    N. The distance to the upper end is computed separately in the same way, because the intervals are asymmetric.
     """
     mean = statistics.mean(cell["accuracy"] for cell in cells)
     below, above = (

@@ -360,7 +360,7 @@ class _Rehearsal(Loop):
             yield _images(self.config, data.images), torch.zeros(data.images, dtype=torch.int64)
 
     def draw_nothing(self) -> None:
-        """Disable the seeding of the random generators, because the number of the fake step has no numeric value."""
+        """Disable the seeding of torch's generator in each step, because the seed is a fake tensor without a value."""
         self._draws = _Undrawn(self.state.model)
 
     def loss_of(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

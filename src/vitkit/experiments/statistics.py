@@ -249,7 +249,7 @@ class Family:
 
     @cached_property
     def _image_factors(self) -> Floats:
-        """Random draws of the ratio between the true variance between images and its estimate, (draws,)."""
+        """Random draws of the true variance between images, divided by its estimate, (draws,)."""
         freedom = max(self.units.count - 1, 1)
         return freedom / np.random.default_rng(1).chisquare(freedom, DRAWS)
 
@@ -306,8 +306,10 @@ class Family:
         """Return the 95 % interval of a model's accuracy on other images and with other seeds.
 
         With one seed, the interval includes only the uncertainty from the images (Clopper and Pearson). With several
-        seeds, the variance between seeds moves each end outwards. This variance is taken at an accuracy equal to the
-        end (`SeedSpread.scale`). Therefore the interval of a high accuracy is longer below the accuracy than above.
+        seeds, the variance between seeds moves each end outwards. This variance is proportional to p (1 - p) for an
+        accuracy p (`SeedSpread.scale`). Each end uses the larger of two variances: the one for the accuracy at this
+        end, and the one for the measured accuracy. Therefore the interval of a high accuracy is longer below the
+        accuracy than above.
 
         Args:
             model: index of the model.

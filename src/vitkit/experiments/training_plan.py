@@ -55,8 +55,8 @@ class DeviceMemory:
             weights of the current blocks (fsdp).
         peak: the largest total at any moment of a step.
         fits: whether the accelerator has enough memory.
-        images: the largest number of images that fit into memory at a time, up to the device's batch. Training splits
-            a batch that does not fit into pieces of this size.
+        images: the largest number of images of the device's batch that fit into memory together. If the whole batch
+            does not fit, training divides it into smaller pieces.
     """
 
     checkpointing: str

@@ -36,7 +36,8 @@ class AblationVariant:
 
     Attributes:
         label: the name of the variant in tables.
-        fields: the fields of the recipe that differ from the base; fields of the model are in `model_fields`.
+        fields: the fields of the recipe that differ from the base recipe. The entry `model_fields` contains the fields
+            of the model that differ.
         paper: the paper's number for this variant, as printed; None if the paper has none.
         times: factors by which numeric fields of the recipe, such as lr and epochs, are multiplied.
         after: the label of an earlier variant, whose run with the same seed provides the initial weights; None if the
@@ -271,8 +272,8 @@ def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
 
     Args:
         pairs: the comparison of each variant with the reference variant; p-values are adjusted for all pairs.
-        seeds: the number of seeds. With one seed, only the trained models are compared. With several seeds, their
-            recipes are compared.
+        seeds: the number of seeds. With several seeds, the sentence is also about trainings with other seeds. With one
+            seed, it is only about these trained models.
     """
     tested = [(pair, pair if seeds > 1 else pair["trained"]) for pair in pairs]
     better = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] > 0]
