@@ -205,9 +205,10 @@ def _pictures(models: Sequence[Model]) -> list[str]:
 
 
 def _reached(models: Sequence[Model]) -> list[str]:
-    """Return a sentence for each model except the best: how many epochs it and the best model need for an accuracy.
+    """Compare how fast each model and the best model learn; return a sentence for each model except the best.
 
-    This accuracy is the highest validation accuracy of the model that is not the best. Accuracies are means over seeds.
+    The sentence states how many epochs the two models need to reach the highest validation accuracy of the weaker one.
+    Accuracies are means over seeds.
     """
     means = {}
     for model in models:
@@ -323,7 +324,7 @@ def draw_suite(figures: Mapping[str, Any]) -> Figure:
 
 
 def _whole(model: Model) -> list[Mapping[str, Any]]:
-    """Return a model's runs on the largest fraction of the data, as far as they have learning curves."""
+    """Return a model's runs on the largest fraction of the data, without runs that have no learning curve."""
     last = model["by_fraction"][-1]["fraction"]
     return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
 

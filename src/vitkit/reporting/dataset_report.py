@@ -170,8 +170,8 @@ def write_watch(
         path: the HTML file.
         verdict: the result in a sentence.
         tests: the rows of `vitkit.verbs.watch.Watch`.
-        shares: for each class, the fraction of the earlier images for which it is predicted, and the same fraction of
-            the photographs.
+        shares: for each class, the fraction of the earlier images and the fraction of the photographs for which the
+            class is predicted.
         strangers: the paths of the photographs that differ most from the earlier images, with the lines of their
             captions.
         notes: remarks on the comparison.

@@ -288,8 +288,8 @@ def write_evaluation(
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
     """Write a CSV file with the columns path, label, predicted and confidence; several classes are joined by `;`.
 
-    If labels were changed because a model proposed it, the column `label` contains the labels before these changes, and
-    an additional column `label_now` contains the current labels.
+    If labels were changed on the proposal of a model, the column `label` contains the labels before these changes, and
+    an additional column `label_now` contains the current labels. An excluded image has an empty `label_now`.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -332,7 +332,10 @@ def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequenc
 
 
 def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a section that compares the results for two class priors; empty if the evaluation has no such results."""
+    """Return a section that compares the results for the class frequencies in training and for equal frequencies.
+
+    It is empty if the evaluation has no such results.
+    """
     points = numbers.get("operating_points")
     if points is None:
         return []
@@ -405,7 +408,7 @@ def _promised(validation: Mapping[str, Any]) -> str:
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
-    """Return the name for the images on which a model was calibrated."""
+    """Return the kind of images that the values in `entry` are based on, such as `validation images`."""
     return CROSS_VALIDATED if entry.get("folds") else VALIDATION
 
 
@@ -414,7 +417,10 @@ def _of_class_set(row: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a section about images of unknown things; empty if the model has no score for them."""
+    """Return a section on how well the model notices images that belong to none of its classes.
+
+    It is empty if the model has no score for unknown images.
+    """
     entry = numbers.get("unknown")
     if entry is None:
         return []
@@ -633,7 +639,10 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
 
 
 def _since(evaluation: Evaluation, i: int) -> list[str]:
-    """Return a caption line with an image's current label if a change that a model proposed was accepted."""
+    """Return a caption line with the current label of an image that was relabelled or excluded on a model's proposal.
+
+    The list is empty for other images.
+    """
     now = evaluation.since.get(evaluation.paths[i])
     return [] if now is None else [f"now: {now or 'left out'}, as a model proposed"]
 

@@ -133,7 +133,7 @@ def new_folder(runs: Path, name: str, photographs: Path | None = None) -> Path:
 def sent_folders(runs: Path) -> list[PhotoFolder]:
     """Return the folders with uploads, newest first.
 
-    Hidden folders are left out, because the module `predict` is still writing them.
+    Hidden folders are left out: they are unfinished folders that the module `predict` is still writing.
     """
     uploads = runs.parent / UPLOADS
     every = uploads.iterdir() if uploads.is_dir() else ()

@@ -109,7 +109,7 @@ def file_of(folder: Path, path: str) -> Place:
     """Return the file of a photograph that the run lists under this path.
 
     Raises:
-        VitkitError: the run lists no such path, or the file was deleted or changed since.
+        VitkitError: the run lists no such path, or the file was deleted or changed after the run recorded it.
     """
     files = _files(folder)
     place = files.places.get(path)
@@ -141,13 +141,14 @@ def _read_files(split: Path, changed: int) -> _RunPhotographs:  # noqa: ARG001
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
-    """Compare the predictions of two runs on the held-out images that both have.
+    """Compare the predictions of two runs on the held-out images that both reports contain.
 
     Images count as the same if both path and content are equal, since runs on other photographs may use the same paths.
     Images that the weights of either run had seen are left out.
 
     Returns:
-        The numbers of listed and shared images, how often each run is right, and how often only one of them is right.
+        `listed`, the number of images in each report; `shared`, the number of images in both reports; and, among the
+        shared images, the numbers that each run (`right`) and only this run (`only`) classifies correctly.
     """
     right = [_right(data_of(run), _contents(run), _seen(run)) for run in (first, second)]
     shared = right[0].keys() & right[1].keys()

@@ -48,7 +48,7 @@ class Offer:
     Attributes:
         source: the value for `--weights`.
         title: the name shown to users.
-        kind: `run`, `file`, `published` or `none`.
+        kind: `run`, `file` or `published`; `colours` for features that need no model (`likeness.COLOURS`).
         is_here: whether the model is on this machine, so that it need not be downloaded.
         megabytes: the size of the model in MiB if it is published; otherwise 0.
     """
@@ -138,7 +138,7 @@ class TrainingRequest(BaseModel):
     """A request for a training.
 
     Attributes:
-        weights: the source of one of the pretrained weights on the page; `none` to train from scratch.
+        weights: the `source` of an `Offer`, that is, of a model on the page; `none` to train from scratch.
         method: the training method.
         time: a time budget such as 10m; empty for none.
         split_from: the run whose split is kept; empty for none.

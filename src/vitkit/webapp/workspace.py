@@ -46,7 +46,7 @@ class Labels:
     Args:
         file: the label file, which need not exist yet.
         root: the folder of photographs.
-        seen: the file that lists the label files which the studio has already found.
+        seen: the file in which the studio records the label files that it has found, to notice if one is gone later.
     """
 
     def __init__(self, file: Path, root: Path, seen: Path) -> None:
@@ -163,7 +163,11 @@ class Labels:
         return last
 
     def _take(self, file: LabelFile) -> None:
-        """Accept new content of the file. Restore rows of this studio if somebody saved an edited older copy."""
+        """Accept new content of the file, and restore lost rows of this studio.
+
+        Rows are lost if somebody edits an older copy of the file and saves it over the current one. They are appended
+        again, except those of photographs that have a new label. If rows were only deleted, they stay deleted.
+        """
         before, self._known = self._known, file
         if before is None:
             return
