@@ -190,7 +190,10 @@ def to_probabilities(logits: Floats, labels: npt.NDArray[np.int64]) -> npt.NDArr
 
 
 def _losses(logits: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """Return the negative log-likelihood (n,) of each image's class, or the sum of its K binary decisions."""
+    """Return the negative log-likelihood (n,) of each image's label.
+
+    For class indicators (n, K), this is the sum over the K binary decisions.
+    """
     if labels.ndim == 1:
         return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
     return -log_expit(np.where(labels == 1, logits, -logits)).sum(axis=1)

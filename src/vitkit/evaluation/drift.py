@@ -227,8 +227,9 @@ def detectable_rise(before: Looks, images: int, classes: Sequence[str], level: f
 def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
     """Estimate the probability that the test of class shares rejects at `level`, if new images have these shares.
 
-    With many classes, a single permutation test, for the expected class counts of the new images, gives the critical
-    value of all simulated tests. If the level is too low to estimate this value, the result is 0.
+    New images are simulated and tested. With few classes, each simulated sample has a permutation test of its own. With
+    many classes, a single permutation test, with the expected class counts of the new images, gives the critical value
+    for all samples. If the level is too low to estimate this value, the result is 0.
     """
     rng = np.random.default_rng(0)
     if len(before) <= _FEW_CLASSES:

@@ -240,10 +240,10 @@ def operating_points(evaluation: Evaluation, balance: Mapping[str, Any] | None) 
 
 
 def for_prior(evaluation: Evaluation, counts: Sequence[int], prior: Literal["data", "uniform"]) -> Evaluation:
-    """Return the predictions of the same model for the other class prior (Saerens et al. 2002, eq. 2.4).
+    """Convert an evaluation from one of two class priors to the other one (Saerens et al. 2002, eq. 2.4).
 
     Args:
-        evaluation: evaluation for one of the two priors.
+        evaluation: evaluation for the other prior, which is not `prior`.
         counts: number of training images of each class.
         prior: the prior to convert to: class frequencies as in training (`data`) or equal ones (`uniform`).
     """

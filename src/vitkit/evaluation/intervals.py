@@ -66,7 +66,7 @@ class Units:
         Args:
             influence: influence of each image on the figure, (n,).
             imagined: influence of the imaginary unit.
-            least: lower bound of the variance without the imaginary unit.
+            least: lower bound of the contribution of all units except the imaginary one.
         """
         total = max(float((np.bincount(self.group, influence) ** 2).sum()), least) + imagined**2
         return total * (self.count + 1) / (self.count + 2)
@@ -97,11 +97,10 @@ def fold_intervals(folds: Sequence[Evaluation]) -> dict[str, Interval]:
     """Return 95 % confidence intervals of the figures of a cross-validation, in which each image is tested once.
 
     The intervals cover the average figure of many repetitions of the training, each tested on an unlimited number of
-    images of the same kind. They include two
-    sources of variance in addition to the images. First, folds may differ by more than their images explain, because
-    trainings differ. Second, folds are not independent, because they share training images. No unbiased estimator of
-    the second variance exists (Bengio and Grandvalet 2004). Therefore every margin is increased by two fifths, which is
-    enough according to simulations (benchmarks/coverage.py).
+    images of the same kind. They include two sources of variance in addition to the images. First, folds may differ by
+    more than their images explain, because trainings differ. Second, folds are not independent, because they share
+    training images. No unbiased estimator of the second variance exists (Bengio and Grandvalet 2004). Therefore every
+    margin is increased by two fifths, which is enough according to simulations (benchmarks/coverage.py).
 
     Args:
         folds: one evaluation per fold, of images that the model of the fold was not trained on.
@@ -171,10 +170,9 @@ def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
     """Return the 95 % confidence interval of `loss`, the mean log loss.
 
     The method adds an image with the worst possible value (see the top of this file). The loss has no upper bound, so
-    this value is the larger of two losses. The first is the
-    largest loss of the evaluated images. The second is the loss of a very confident prediction if the second most
-    probable class were the true one. The second value matters for a model without confident mistakes: its own losses
-    would not show how much such a mistake costs.
+    this value is the larger of two losses. The first is the largest loss of the evaluated images. The second is the
+    loss of a very confident prediction if the second most probable class were the true one. The second value matters
+    for a model without confident mistakes: its own losses would not show how much such a mistake costs.
     """
     probabilities, labels = evaluation.probabilities, evaluation.labels
     true = probabilities[np.arange(len(labels)), labels]
@@ -226,8 +224,8 @@ def balanced_accuracy_interval(labels: Ints, predicted: Ints, units: Units) -> I
 def macro_f1_interval(labels: Ints, predicted: Ints, units: Units) -> Interval:
     """Return the 95 % confidence interval of the mean F1 of the classes that occur or are predicted.
 
-    The images of the imaginary unit are divided equally among the classes. The upper end ignores classes that are
-    predicted but do not occur, because a larger sample might contain them.
+    The images of the imaginary unit are divided equally among the classes. A class that is predicted but does not occur
+    has an F1 of 0. It is ignored at the upper end, because its F1 may be higher in a larger sample, in which it occurs.
     """
     occurring = np.unique(labels)
     either = np.union1d(occurring, predicted)
@@ -265,9 +263,10 @@ def calibration_interval(confidence: Floats, is_right: npt.NDArray[np.bool_], un
     The interval covers the average error of samples of the same size, not the error on an unlimited number of images,
     because chance makes the error of small samples larger on average.
 
-    The variance is at least the variance of the numbers of correct images in the bins. For this lower bound, the
-    fraction of correct images in a bin is smoothed with one imaginary image at the bin's mean confidence. The variance
-    also includes one imaginary unit that changes from correct to wrong (`Units.imagined`).
+    The variance of the error has a lower bound, which assumes binomial numbers of correct images in the bins, and
+    includes the design effect (`Units.effect`). For this bound, the fraction of correct images in a bin is smoothed
+    with one imaginary image at the bin's mean confidence. The imaginary unit (`Units.imagined`) adds the effect of one
+    more unit whose images are all wrong instead of correct.
 
     Args:
         confidence: probability of the most probable class, (n,).

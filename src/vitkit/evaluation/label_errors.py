@@ -347,7 +347,8 @@ def probe_out_of_fold(
         classes: number of classes K.
         seed: seed of the folds.
         teaches: whether the label of each image may be used for training, (n,); None allows all. Labels of test images
-            must not be used, because they would leak into training labels through the suggestions.
+            must not be used. Otherwise suggestions that a user accepts would carry information about the test labels
+            into the training labels.
 
     Returns:
         Probabilities (n, K); None if there are too few images.
@@ -407,8 +408,8 @@ class LabelError(NamedTuple):
 def from_features(table: ImageTable, features: Tensor, labels: Tensor, seed: int = 0) -> list[LabelError]:
     """Find label errors by linear probes on features, the most doubtful first.
 
-    The list is empty if chance explains all disagreement. Probes are not trained on labels of test images, because
-    these labels would leak into training labels through the suggestions.
+    The list is empty if chance explains all disagreement. Probes are not trained on labels of test images. Otherwise
+    suggestions that a user accepts would carry information about the test labels into the training labels.
 
     Args:
         table: n images.

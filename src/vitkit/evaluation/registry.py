@@ -86,7 +86,7 @@ def register(metric: Metric) -> None:
 
 
 def register_metric(name: str, function: Callable[[Any, Any], float], *, several_classes: bool = False) -> None:
-    """Add a figure to evaluation.json, the output of `vitkit.evaluate` and the reports of this program.
+    """Add a figure to all evaluations by the current process: `vitkit.evaluate`, evaluation.json and reports.
 
         import vitkit
 

@@ -43,7 +43,10 @@ def plain(model: nn.Module) -> VisionTransformer:
 
 
 class ExactAttention(Attention):
-    """Attention that computes its usual output, and stores the exact matrix, (B, H, n, N) float32, in `seen`."""
+    """Attention that computes its usual output, and stores the exact attention matrix in `seen`.
+
+    The matrix is (B, H, n, N) float32; n is the number of queries, which are the first `queries` tokens or all tokens.
+    """
 
     seen: Tensor | None = None
 
@@ -62,7 +65,7 @@ class ExactAttention(Attention):
 
 
 def exact_matrix(attention: Attention, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute the attention matrix of eq. 6 in float32, regardless of the precision of q and k: (B, H, n, N)."""
+    """Compute the attention matrix (B, H, n, N) of eq. 6 for n queries in float32, even if q and k are less precise."""
     with torch.autocast(q.device.type, enabled=False):
         return Attention.matrix(attention, q.float(), k.float(), None if bias is None else bias.float())
 
