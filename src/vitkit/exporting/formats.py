@@ -118,7 +118,10 @@ def format_of(path: Path) -> Format:
 
 
 def wrong_suffix(path: Path, possible: tuple[str, ...] | None = None) -> str:
-    """Return an error message for a path whose suffix is not in `possible`; None means those of all export formats."""
+    """Return an error message for a path whose suffix is wrong.
+
+    It lists the allowed suffixes `possible`, by default the suffixes of all export formats.
+    """
     is_torchscript = path.suffix.lower() in (".pt", ".ts", ".torchscript")
     return f"{path} must end in {one_of(possible or suffixes())}" + (f": {TORCHSCRIPT}" if is_torchscript else "")
 

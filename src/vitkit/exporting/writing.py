@@ -277,13 +277,14 @@ class LogitComparison:
         images: the number of images.
         dtype: the dtype whose rounding errors are allowed.
         difference: the largest absolute difference between a logit of the model and the same logit of the file.
-        cosine: for each image, the cosine similarity of the two rows of logits; the lowest over all images.
+        cosine: the cosine similarity between the model's and the file's logits of an image, the lowest of all images.
         agreement: the fraction of images with the same most probable class; for a multi-label model, the fraction of
             equal decisions for or against a class. Near-ties that rounding to the dtype can decide are left out.
         drift: `difference` relative to the largest absolute logit.
         scale: the factor by which the file's logits differ from the model's, fitted by least squares.
-        noise: the root mean square of the differences, relative to that of the logits (`_centred`).
-        peak: `difference` relative to the root mean square of the logits (`_centred`).
+        noise: the root mean square of the differences, divided by the root mean square of the model's centred logits
+            (`_centred`).
+        peak: `difference` divided by the root mean square of the model's centred logits.
         shift: the average difference of the probabilities. This is the total variation distance, averaged over images;
             for a multi-label model, it is the mean absolute difference over classes and images.
         shift_by_noise: the `shift` that errors of the size `NOISE` would cause, to first order.
@@ -349,7 +350,7 @@ def _read(classifier: Classifier, picture: Place | Image.Image) -> Tensor | None
 def _answers(classifier: Classifier, images: list[Tensor], what: str) -> Tensor:
     """Compute the logits of all images, (B, K).
 
-    The first image is computed alone and the others in batches, so that both sizes are tested.
+    The first image is computed alone and the others in batches, so that single images and larger batches are tested.
     """
     batches = [images[:1], *(images[i : i + _BATCH] for i in range(1, len(images), _BATCH))]
     rows, done = [], 0

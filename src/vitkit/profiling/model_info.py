@@ -238,7 +238,7 @@ def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
 
 
 def _scale(left: Tensor, right: Tensor | float) -> Tensor:
-    """Multiply or divide. If the other factor is a constant, nothing is kept for the backward pass."""
+    """Multiply or divide `left` by `right`. If `right` is a number, nothing is kept for the backward pass."""
     return _CountedProduct.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
 
 

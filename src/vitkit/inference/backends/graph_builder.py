@@ -124,8 +124,9 @@ class RelativePositions(Generic[V]):
     def _by_offset(self, relative: RelativePosition, q: V, n: int) -> V:
         """Compute a logit for each offset from queries (B, H, n, D_h), and arrange the logits by key: (B, H, n, N).
 
-        In row i, the logits of the keys start at offset N - 1 - i. In the flattened rows, these starts are 2N - 2
-        apart. Cutting the flattened rows into rows of 2N - 2 therefore aligns the logits by key.
+        Each query has a row of 2N - 1 logits. In row i, the logits of the N keys start at position N - 1 - i. If the
+        rows are joined, these starts are 2N - 2 apart. The joined rows are therefore cut into rows of 2N - 2, beginning
+        with the first start, so that each new row begins with the logits of the keys.
         """
         writer, N, H = self.writer, relative.tokens, self.heads
         by_offset = writer.reshape(writer.linear(q, relative.table.flip(0)), 0, H, n * (2 * N - 1))
@@ -278,7 +279,10 @@ class _GraphBuilder(Generic[V]):
         return x if queries is None else self.writer.slice(x, 1, 0, queries)
 
     def mix(self, branch: Branch, x: V, norm: Norm | None, queries: int | None, relative: Relative | None) -> V:
-        """Emit attention, or the layer that replaces it; x is normalised by `norm` without its affine part."""
+        """Emit attention, or the layer that replaces it.
+
+        x was already normalised by `norm`, but without the affine part of `norm`, which is applied here.
+        """
         mix = branch.mix
         if isinstance(mix, Attention):
             return self.attention(mix, x, norm, queries, relative, branch.scale)
@@ -402,7 +406,10 @@ class _GraphBuilder(Generic[V]):
         return self.writer.reshape(self.writer.slice(x, 1, i, i + 1), 0, self.config.hidden_size)
 
     def _read(self, x: V, norm: Norm | None, layer: nn.Module | None) -> V:
-        """Apply a layer, or none if it is None, to the normalised pooled tokens: (B, D), or (B, 2D) for `token+gap`."""
+        """Apply the affine part of `norm`, and then `layer`, to normalised pooled tokens; None is skipped.
+
+        x is (B, D), or (B, 2D) for `token+gap`.
+        """
         twice = 2 if self.config.pool == "token+gap" else 1
         if isinstance(layer, nn.Linear):
             return self.linear(x, *after_norm(layer, norm, twice))

@@ -227,7 +227,7 @@ class KernelReplay:
     A GPU computes a few images faster than Python launches the kernels of a forward pass one by one. Therefore, when a
     batch of up to 32 images has a new shape, its kernels are recorded in a CUDA graph. Later batches of this shape
     replay the graph. All graphs share their memory, since they never run at the same time. A model whose kernels cannot
-    be recorded, for example because it waits for the GPU in between, is computed as usual.
+    be recorded, for example because its forward pass waits for results of the GPU, is computed as usual.
     """
 
     def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
