@@ -306,12 +306,12 @@ def sure_threshold(held_out: HeldOut, accuracy: float, risk: float = RISK) -> Su
 
 
 def answers_needed(accuracy: float, risk: float = RISK) -> int:
-    """Return the smallest number of answers that can show an accuracy, if all of them are right."""
+    """Return the smallest number of answered images that suffices to guarantee an accuracy if all answers are right."""
     return math.ceil(math.log(risk) / math.log(accuracy) - 1e-9)
 
 
 def _most_accuracy(images: int, risk: float = RISK) -> float:
-    """Return the highest accuracy that this number of answers can show, if all of them are right."""
+    """Return the highest accuracy that this number of answered images can guarantee if all answers are right."""
     return risk ** (1 / images) if images else 0.0
 
 
@@ -328,7 +328,11 @@ def binomial_tail(k: int, n: int, p: float) -> float:
 
 @lru_cache(maxsize=64)
 def _sequence(images: int, accuracy: float, risk: float) -> tuple[int, ...]:
-    """Return the numbers m of images to test: the smallest ones that allow 0, 1, 2, ... errors, then `images`."""
+    """Return the numbers m for which `sure_threshold` tests the errors among the m most confident images.
+
+    For each of 0, 1, 2, ... errors, m is the smallest number of images that shows the accuracy in spite of these
+    errors. The last m is `images`, the number of all images.
+    """
     tested, m, errors = list[int](), answers_needed(accuracy, risk), 0
     while m < images:
         if binomial_tail(errors, m, 1 - accuracy) <= risk:

@@ -303,14 +303,14 @@ def p_values(
 
 
 def images_needed(method: Method, level: float) -> int:
-    """Return the number of held-out images that p-values as low as `level` require.
+    """Return the number of held-out images that suffices for p-values as low as `level`.
 
-    With this number, an image that is more extreme than all known images in one of its scores has a p-value of at most
-    `level`. With several scores, some known images may count as equally extreme, because they are extreme in another
-    score. The ratio of the weights limits their number.
+    With this number, an image that is less familiar than all held-out images in one score has a p-value of at most
+    `level`. If the method combines several scores, held-out images with a high value of another score may count as
+    equally unfamiliar. The weights of the scores limit the number of these images (`_least`).
 
     Args:
-        method: the method.
+        method: the method, one of `METHODS`.
         level: the p-value.
     """
     return max(1, math.ceil(_least(method) / level - 1e-9) - 1)
@@ -358,7 +358,10 @@ def to_arrays(unknown: Unknown) -> tuple[dict[str, npt.NDArray[Any]], dict[str, 
 
 
 def _nearest_before(part: Part, points: int) -> int:
-    """Return `Strangeness.nearest` of a detector in a file of an earlier version, which did not store it."""
+    """Return `Strangeness.nearest` of a score with this number of points, for a file that does not contain it.
+
+    Earlier versions of vitkit wrote such files.
+    """
     return max(1, min(10, points // 10)) if part == "neighbours" else 1
 
 
