@@ -299,7 +299,8 @@ class Classifier:
     def _by(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
         """Return a copy of this classifier with another runner; None computes logits with the model itself.
 
-        The copy leaves the model in its current mode. Creating a new instance would switch it to evaluation mode.
+        Copying leaves the model in its current mode, whereas creating a new instance would switch the model to
+        evaluation mode.
         """
         other = copy.copy(self)
         other.runner, other.runner_has_features = runner, has_features
@@ -329,9 +330,9 @@ class Classifier:
     def probabilities(self, images: Tensor) -> Tensor:
         """Compute calibrated probabilities (B, K) from preprocessed images (B, C, height, width).
 
-        Each row sums to 1, unless the model is multi-label, so that its classes have independent probabilities. If any
-        logit of an image is not finite, its whole row is NaN, because a sigmoid would turn an infinite logit into a
-        probability of 1.
+        Each row sums to 1, except for a multi-label model, whose classes have independent probabilities. If any logit
+        of an image is not finite, the whole row of the image is NaN. Otherwise a sigmoid would turn an infinite logit
+        into a probability of 1.
         """
         return self._calibrated(self.logits(images))
 

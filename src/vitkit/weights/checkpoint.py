@@ -4,8 +4,9 @@ The format of a file is recognised by its content: safetensors, PyTorch (read wi
 An `.npz` file is refused before it is decompressed if the size of an array does not match its shape.
 
 vitkit embeds data in a zip file before the central directory, where readers of zip files skip it. (Signatures of
-Android packages are stored in the same way.) A zip member would be an extra array for programs that load all arrays of
-an `.npz` file, and the comment of a zip file is limited to 64 KiB.
+Android packages are stored in the same way.) The data are not stored as a zip member, because programs that load all
+arrays of an `.npz` file would read it as an extra array. They are not stored in the comment of the zip file either,
+because a comment is limited to 64 KiB.
 """
 
 from __future__ import annotations

@@ -268,9 +268,9 @@ _DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transform
 
 
 def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
-    """Return whether the model may have timm's and transformers' default number of heads instead of `heads`.
+    """Return whether the model may have 12 heads, the default of timm and transformers, instead of `heads`.
 
-    The tensors do not show the number of heads. `heads` is that of published models of the same size.
+    The tensors do not show the number of heads. `heads` is the number in published models of the same size.
     """
     others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
     has_others = any(fields[name] for name in others) or fields["stem"] is not None

@@ -421,7 +421,7 @@ class WeightsSource:
 
     @property
     def is_image_encoder(self) -> bool:
-        """Return whether the source is known to have no text encoder: it is a model folder or a model name."""
+        """Whether the source is known to have no text encoder: a model folder, or a model name without a tag."""
         return self.meaning is not None or self.description is not None
 
     def plan(

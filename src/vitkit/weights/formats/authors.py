@@ -80,9 +80,10 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
 
 
 def _base_of(checkpoint: Checkpoint) -> float:
-    """Compute the base of the rotary periods base ** (i / n), which the file stores rounded to bfloat16.
+    """Compute the base of the n rotary periods, which are base ** (i / n) for i = 0, ..., n - 1.
 
-    With fewer than two periods, the result is the usual base, because the first period is always 1.
+    The file stores the periods rounded to bfloat16. With fewer than two periods, the result is the usual base, because
+    the first period is 1 for any base.
 
     Raises:
         VitkitError: the periods are not powers of one base.
@@ -185,7 +186,7 @@ _POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
 
 
 def _unsplit(_ours: Tensor, _config: ViTConfig) -> tuple[None]:
-    """Return None instead of the stored tensor, which cannot be computed from only one part of it."""
+    """Return None for the stored tensor of q, k and v, which cannot be computed from only q, or only k and v."""
     return (None,)
 
 
@@ -226,9 +227,9 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
-    """Add the pieces that only some of the blocks have to all other blocks.
+    """If only some blocks have a piece, add the piece to the other blocks.
 
-    Errors about missing tensors then state the authors' names.
+    If the checkpoint lacks the tensors of an added piece, the error then states the authors' names of these tensors.
     """
     matches = {match: piece for name, piece in pieces.items() if (match := _BLOCK.fullmatch(name))}
     layers, completed = {match[1] for match in matches}, dict(pieces)

@@ -112,7 +112,7 @@ def save(tensors: dict[str, Tensor], path: Path, destination: Path, metadata: di
 
 
 def metadata(classifier: Classifier) -> dict[str, str]:
-    """Return the metadata of a safetensors file: the field for transformers, and the record of training pictures."""
+    """Return the metadata of a safetensors file: `format` for transformers, and the record of training pictures."""
     pictures = {} if classifier.pictures is None else {PICTURES: to_text(classifier.pictures)}
     return {"format": "pt", **pictures}
 
