@@ -1,10 +1,11 @@
 """Cross-validate: test each image once, with a model that was not trained on it, and train a final model on all images.
 
-Each fold is a run of its own. The final model has no validation images, so its settings come from the folds. The number
-of epochs is the median of the best epochs of the folds, with the same schedule. The learning rate of `--find-lr` is the
-median as well. The temperature, the thresholds and the rules for prediction sets and for withheld labels are based on
-the predictions of the folds' models (`finalize.OutOfFold`). A head on frozen features does not need the folds, because
-a separate cross-validation chooses its penalty and calibrates it (`probe`).
+Each fold is a run of its own. The final model has no validation images, so its settings come from the folds. Its
+training follows the same schedule as the folds, and ends after the median of the folds' best numbers of epochs. With
+`--find-lr`, its learning rate is the median of the rates that the folds have found. Its temperature, its thresholds and
+its rules for prediction sets and for withheld labels are based on the predictions of the folds' models
+(`finalize.OutOfFold`). A head on frozen features does not need the folds, because a separate cross-validation chooses
+its penalty and calibrates it (`probe`).
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
 
 
 def _write_predictions(run: Run, folders: Sequence[Path], evaluations: Sequence[Evaluation | None]) -> None:
-    """Write the predictions of the folds' models for their test images, which will calibrate the final model."""
+    """Write the predictions that will calibrate the final model: those of each fold's model for its test images."""
     pairs = [(item, folder) for item, folder in zip(evaluations, folders, strict=True) if item is not None]
     if pairs:
         model = load(folders[0]).model
@@ -179,7 +180,10 @@ def _known(file: Path) -> dict[str, FoldFigure]:
 
 
 def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -> Evaluation | None:
-    """Repeat the evaluation of a finished fold, on the test images that the weights had not seen."""
+    """Evaluate a finished fold again, on the test images that its initial weights had not seen.
+
+    Return None if the initial weights had seen all of them.
+    """
     images = images_of_run(folder / SPLIT)
     split = held_out_split(images)
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
@@ -189,7 +193,7 @@ def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -
 
 
 def _unseen(folder: Path) -> str:
-    """Describe, as part of a sentence, whether the model of each fold had seen the test images of the fold."""
+    """Return the end of the sentence "Every image was tested once, by a model that ..."."""
     record = fold_folder(folder, 0) / RECORD
     if record.is_file() and PictureRecord.from_bytes(record.read_bytes(), record).is_whole:
         return "had not seen it"

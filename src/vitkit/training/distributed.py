@@ -322,8 +322,9 @@ def _connect_again(backend: str) -> None:
 
     Processes publish their addresses in a store, which torchrun keeps after a restart. A process may therefore find the
     address of a process that has ended, and wait for it (https://github.com/pytorch/pytorch/issues/135712). To avoid
-    this, each attempt stores its addresses under a prefix of its own. With several machines, the numbers of attempts
-    may differ, so a restart needs a new store instead (docs/guide/scale.md).
+    this, each attempt stores its addresses under a prefix of its own. With several machines, this function does
+    nothing, because each machine may number the attempts differently. torchrun must then create a new store for each
+    attempt (docs/guide/scale.md).
     """
     attempt, machines = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"))
     if attempt == "0" or machines != "1" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -490,8 +491,8 @@ def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor 
 def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
     """Return the gradient with the same strides as its parameter.
 
-    The optimiser needs these strides, and `backward` would produce them. Convolutions return gradients in channels-last
-    order if the images have this order.
+    The optimiser needs the same strides. `Tensor.backward` would produce them, but `torch.autograd.grad` need not. For
+    example, it returns the gradient of a convolution in channels-last order if the images have this order.
     """
     if gradient.stride() == parameter.stride():
         return gradient
@@ -528,10 +529,11 @@ class GradientSums:
         """Add the gradient of a loss.
 
         If memory runs out, the error is raised and nothing is added, so that the images can be computed again. With
-        FSDP, this is not possible.
+        FSDP, the images cannot be computed again.
 
         Args:
-            loss: the loss of a piece, multiplied by the piece's fraction of the images of the step in all processes.
+            loss: the mean loss of a piece, multiplied by the number of its images, and divided by the number of images
+                of the whole step in all processes.
             is_last: whether this is the last piece of the step in this process.
         """
         if self._team.size > 1:
@@ -629,7 +631,8 @@ class _Bucket:
 
         Args:
             number: the index of the parameter in this bucket.
-            gradient: the gradient of the last piece. The gradients of earlier pieces are added.
+            gradient: the gradient of the last piece. The sum over the earlier pieces, which is in the parameter's
+                `grad`, is added to it.
         """
         earlier = self.parameters[number].grad
         self._parts[number].copy_(gradient if earlier is None else earlier + gradient)

@@ -300,10 +300,11 @@ def _calibrate(classifier: Classifier, plain: Evaluation) -> Evaluation | None:
 def _trust(
     classifier: Classifier, seen: Evaluation, facts: ValidationFacts, fit_unknown: FitUnknown | None
 ) -> bytes | None:
-    """Return the record on which promises about new images are based, as the bytes of a `Trust`.
+    """Return the record from which `vitkit predict` derives guarantees for new images, as the bytes of a `Trust`.
 
-    The record contains the predictions for independent validation images that the weights had not seen. The result is
-    None if there are no such images, or if images may have several classes.
+    The record contains those predictions in `seen` that are for independent images which the initial weights had not
+    seen. It also contains the score for unknown images, if `fit_unknown` is given. The result is None if there are no
+    such predictions, or if images may have several classes.
     """
     if isinstance(seen, MultiEvaluation):
         return None
@@ -365,9 +366,10 @@ def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple
 
 
 def _image_weights(correction: PriorCorrection | None, labels: Labels) -> Floats | None:
-    """Return weights (n,) of the images that give all classes the same total weight, if the prior is uniform.
+    """Return the weights (n,) of the images with these labels in the calibration; None if all weights are equal.
 
-    Return None for equal weights, which apply to any other prior and to multi-label data.
+    If the prior is uniform, the weight of an image is inversely proportional to the number of training images of its
+    class. Otherwise, and for multi-label data, all weights are equal.
     """
     if correction is None or correction.prior == "data" or labels.ndim > 1:
         return None
@@ -459,7 +461,9 @@ class OutOfFold:
         return MultiEvaluation(**{**vars(plain), "thresholds": classifier.thresholds})
 
     def tests(self, *, is_calibrated: bool = True) -> Evaluation | None:
-        """Return the evaluation of the predictions `tested`; None if there are none. No selection has biased it.
+        """Return the evaluation of the predictions `tested`; None if there are none.
+
+        The evaluation is not biased by a selection of models.
 
         Args:
             is_calibrated: whether each model's temperature is applied.

@@ -99,7 +99,7 @@ def _decode(pictures: bytes | None, source: str) -> PictureRecord:
 
 
 def record_of_run(run: str) -> PictureRecord:
-    """Read the record of the images of a run or a model whose split a new run keeps (`split_from`).
+    """Read the record of the images of an earlier run or of a model, given as the recipe field `split_from`.
 
     Raises:
         VitkitError: there is no such run, it is a cross-validation, or it has no record.
@@ -186,12 +186,14 @@ def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
 
 
 def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord) -> Overlap:
-    """Refuse a cross-validation if the initial weights were trained or selected on some of the images.
+    """Refuse a cross-validation if the initial weights or the teacher were trained or selected on some of the images.
 
-    Otherwise, return the overlap of the images with the record `before`. No image has the role train or val in it.
+    Returns:
+        The overlap of the images with the record `before`. The role of each image in the record is `test`, or None if
+        the image is not in the record.
 
     Raises:
-        VitkitError: the weights were trained or selected on some of the images.
+        VitkitError: the weights or the teacher were trained or selected on some of the images.
     """
     overlap = _compare(images, before, "weights")
     if seen := len(overlap.seen()):

@@ -41,9 +41,9 @@ def distillation_loss(
 
     - hard (eq. 3): 1/2 CE(class head, labels) + 1/2 CE(distillation head, the teacher's decision)
     - soft (eq. 2): (1 - alpha) CE(class head, labels) + alpha t^2 KL(teacher || distillation head, at temperature t)
-    - soft-deit: as soft, with KL / K. DeiT's published code (losses.py) divides by the number of logits, B K, so this
-      kind gives the alpha of its scripts the same meaning. The formulas of the paper and of Hinton (arXiv 1503.02531)
-      have no K.
+    - soft-deit: as soft, with KL / K. DeiT's published code (losses.py) does this, because it divides by the number of
+      logits, B K. Choose this kind for values of alpha from DeiT's scripts. The formulas of the paper and of Hinton
+      (arXiv 1503.02531) do not divide by K.
 
     Args:
         heads: the logits (B, K) of the class head and, if the model has one, of the distillation head.

@@ -89,9 +89,10 @@ _BEGAN_FROM = (
 
 
 def frozen(recipe: Recipe) -> Recipe:
-    """Return the recipe of a model that computes frozen features with the initial weights of a run.
+    """Return a recipe from which `new_classifier` creates a model that computes frozen features.
 
-    `new_classifier` creates the model. Its features are the class token and the mean of the patches.
+    The model has the initial weights of the run whose recipe is given. Its features are the class token and the mean of
+    the patches.
     """
     return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
 

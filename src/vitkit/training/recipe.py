@@ -222,7 +222,7 @@ def join_weights(weights: Any) -> Any:
 
 
 def candidates(recipe: Any) -> tuple[str, ...]:
-    """Return the names of the weights that a recipe compares (`select_time`), or else of its only weights.
+    """Return the names of the weights to compare if a recipe sets `select_time`, else the name of its only weights.
 
     Raises:
         VitkitError: the recipe sets `select_time`, but names fewer than two weights, a name twice, `auto`, or `none`.

@@ -169,7 +169,7 @@ def _fit_unknown(
     seed: int,
     say: Say,
 ) -> Unknown | None:
-    """Fit the score that recognises unknown images, and report which unknown images it misses.
+    """Fit the score that recognises unknown images, and report the fractions of unknown images that it misses.
 
     Return None if no training image or no held-out image can be read.
     """
@@ -206,10 +206,10 @@ def _fit_unknown_by_folds(
     recipe: Recipe,
     say: Say,
 ) -> Unknown | None:
-    """Fit the score that recognises unknown images to the training images of a cross-validated head.
+    """Fit the score that recognises unknown images, by comparing each training image with those of the other folds.
 
-    Each image is compared with the images of the other folds. Return None if the backbone was trained, because it was
-    then trained on every image. Also return None if no image can be read.
+    This requires a head on a frozen backbone. If the backbone was trained, it was trained on all of these images, and
+    the result is None. The result is also None if no image can be read.
     """
     if recipe.method != "probe":
         say("unknown images cannot be recognised: no image has features of the final model that it was not trained on")
@@ -437,10 +437,13 @@ def _test_by_folds(
 def _figures_by_folds(
     numbers: Mapping[str, Any], predictions: OutOfFold, evaluation: Evaluation, classifier: Classifier
 ) -> dict[str, Any]:
-    """Return the figures with the confidence intervals and the calibration replaced by those of the cross-validation.
+    """Adapt the figures of an evaluation to a test by nested cross-validation.
+
+    The confidence intervals are computed over the folds. The temperature is that of the classifier. The calibration
+    error before the temperature is that of the nested cross-validation without its temperatures.
 
     Args:
-        numbers: the figures of `evaluation`.
+        numbers: the figures of `evaluation`, which are not changed in place.
         predictions: the out-of-fold predictions of the run, including those of the nested cross-validation.
         evaluation: the evaluation of the nested cross-validation.
         classifier: the calibrated classifier.
@@ -520,7 +523,10 @@ def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Plac
 
 
 def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
-    """Return the evaluations of validation or test images. If both are of the same split, return only `evaluation`."""
+    """Return those of the two evaluations that are of the validation or the test split.
+
+    If both are of the same split, return only `evaluation`.
+    """
     both = {part.split: part for part in (seen, evaluation) if part is not None}
     return [part for split, part in both.items() if split in ("val", "test")]
 
@@ -572,7 +578,7 @@ def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
 
 
 def _unseen(record: PictureRecord | None) -> dict[str, str]:
-    """Describe whether the record of the images that the weights were trained on is complete, by a row for the report.
+    """Return a row for the report that says whether all images that the weights were trained on are recorded.
 
     The result is empty without a record.
     """

@@ -277,7 +277,7 @@ COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "l
 
 
 def append_metrics(path: Path, row: dict[str, Any]) -> None:
-    """Append the known columns of a row to metrics.csv. A new file starts with a header."""
+    """Append a row to metrics.csv, without items that are not columns of the file. A new file starts with a header."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _columns([row]), lineterminator="\n", extrasaction="ignore")
     if not path.exists():

@@ -423,7 +423,12 @@ def _cost(candidate: Blueprint, judges: SelectionImages) -> Cost:
 
 
 def _cost_of_fits(width: int, judges: SelectionImages) -> Cost:
-    """Estimate the cost of all fits of a cross-validation to features of a width, from two fits to random features."""
+    """Estimate the cost of fitting all heads of a cross-validation, from the time of two fits to random features.
+
+    Args:
+        width: the number of features.
+        judges: the images, for their labels.
+    """
     K, seconds = len(judges.table.classes), []
     counts = [min(count, len(judges.table)) for count in _FITTED]
     for count in counts:
@@ -711,9 +716,12 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
 def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
     """Return whether a linear probe may replace the fine-tuning that `auto` has chosen.
 
-    The result is False if `auto` has not chosen fine-tuning, for a cross-validation, for multi-label data, for many
-    images, and if the weights have seen some of the images. It is also False if the user has set a field that has no
-    effect on a probe.
+    The result is False in each of these cases:
+
+    - `auto` has not chosen fine-tuning, or the run is a cross-validation.
+    - The data is multi-label, or there are many training images.
+    - The weights were trained or selected on some of the images.
+    - The user has set a field that has no effect on a probe.
     """
     if start.recipe.method != "full" or start.recipe.folds is not None:
         return False

@@ -681,7 +681,7 @@ class RunningStatistics:
             buffer.copy_(total / count)
 
     def _forget_initial_values(self) -> None:
-        """Replace the exponential average by the mean over all batches, as long as the mean weights this step more."""
+        """Replace the exponential average by the mean over all batches, if the mean gives this step a larger weight."""
         old = {id(buffer): before for buffer, before in zip(self._buffers, self._before, strict=True)}
         for norm in self._norms:
             if norm.momentum is None:  # the layer itself computes the plain mean

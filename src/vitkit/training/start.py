@@ -295,7 +295,13 @@ def digest_of_backbone(model: Model) -> str:
 
 
 def take_weights(model: Model, tensors: Mapping[str, Tensor], first_head: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model, except into its heads. Parameters of the heads that `first_head` lacks become 0."""
+    """Copy pretrained weights into a model, and initialise its heads.
+
+    Args:
+        model: the model, which is changed in place.
+        tensors: the weights, without those of the heads.
+        first_head: the initial parameters of the heads, by name. Parameters of the heads that are missing become 0.
+    """
     target: torch.nn.Module = model if isinstance(model, VisionTransformer) else model.network
     head = "head" if isinstance(model, VisionTransformer) else f"{anatomy_of(model.config).head}."
     heads = {name for name in target.state_dict() if name.startswith(head)}
@@ -455,9 +461,9 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
 
 
 def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
-    """Return whether a run proposed any label that an image now has.
+    """Return whether the present label of any image was proposed by a run.
 
-    This is the case if a proposal names the run, or if the run suggested the label.
+    This is the case if the proposal for the image names the run, or if the run suggested the same label.
 
     Args:
         run: the run.

@@ -406,7 +406,7 @@ def _limits(trials: list[_Detection], *, has_classes: bool) -> Iterator[Limit]:
 
 
 def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the 95 % prediction interval for the fraction that passes of a further class or sort of pictures.
+    """Return the 95 % prediction interval for the fraction that passes in a class or sort that was not measured.
 
     arcsin sqrt(fraction) is assumed to be normally distributed over classes or sorts. Its variance is taken to be at
     least the sampling variance, which is 1 / 4n for a fraction of n images.

@@ -90,8 +90,9 @@ def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
     """Check that a model supports the objective, and return its configuration.
 
     Raises:
-        VitkitError: the model has no patches, it could see the hidden ones, or the objective would not train a part of
-            it.
+        VitkitError: the model is not a Vision Transformer, its stem would reveal hidden patches, the objective would
+            not train a part of it, it does not normalise the features of patches, or the objective is mae and the model
+            needs all patches.
     """
     flag = f"--objective {choices.objective}"
     if not isinstance(config, ViTConfig):
