@@ -16,7 +16,7 @@ from torch import Tensor
 import tiny
 from vitkit.data import Augment, ImageData, ImageTable, Mixing, Preprocess, mix_seeds
 from vitkit.errors import VitkitError
-from vitkit.training import Loop, Objective, Recipe, StabilityGuard, TrainingState, class_weights, fabric_of
+from vitkit.training import Loop, Objective, Pieces, Recipe, StabilityGuard, TrainingState, class_weights, fabric_of
 
 LABELS = torch.tensor([0, 3, 6, 3])
 BATCH = (tiny.images(4), LABELS)
@@ -483,6 +483,18 @@ def test_memory_for_not_one_image_is_an_error_that_says_what_to_do() -> None:
     run_short(loop, 0, MemoryError())
     with pytest.raises(VitkitError, match=r"one image at a time.*--model or --image-size"):
         train(loop, [BATCH])
+
+
+def test_a_piece_is_not_computed_again_where_other_processes_take_part_in_it() -> None:
+    calls: list[slice] = []
+
+    def compute(piece: slice) -> None:
+        calls.append(piece)
+        raise MemoryError
+
+    with pytest.raises(VitkitError, match="out of memory: with --strategy fsdp, lower --batch-size"):
+        Pieces(lambda _: None, is_sharded=True).each(4, compute)
+    assert calls == [slice(0, 4)]
 
 
 def test_other_errors_come_through() -> None:

@@ -188,7 +188,7 @@ class TrainingState:
             total_steps,
             Clock(recipe.budget, team),
             guard,
-            Pieces(guard.say),
+            Pieces(guard.say, is_sharded=is_sharded(model)),
             average,
             SafePoint(model, average),
             torch.amp.GradScaler(next(model.parameters()).device.type, enabled=recipe.precision == "float16"),

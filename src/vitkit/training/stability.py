@@ -550,14 +550,16 @@ class Pieces:
 
     Args:
         say: called with a line when memory has run out.
+        is_sharded: whether the weights are divided among processes (FSDP). A process cannot compute a piece again then,
+            because the other processes take part in it.
 
     Attributes:
         size: the maximum number of images in a piece; None as long as whole batches fit.
     """
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, *, is_sharded: bool = False) -> None:
         self.size: int | None = None
-        self._say = say
+        self._say, self._is_sharded = say, is_sharded
 
     def each(self, images: int, compute: Callable[[slice], None]) -> None:
         """Compute all images of a batch, in smaller pieces if memory runs out.
@@ -567,7 +569,7 @@ class Pieces:
             compute: a function that computes a slice of the batch. If it runs out of memory, it must have no effect.
 
         Raises:
-            VitkitError: memory is too small for a single image.
+            VitkitError: memory is too small for a single image, or for the batch if the weights are divided.
         """
         done = 0
         while done < images:
@@ -587,6 +589,10 @@ class Pieces:
         return True
 
     def _halve(self, size: int, images: int) -> None:
+        if self._is_sharded:
+            raise VitkitError(
+                "out of memory: with --strategy fsdp, lower --batch-size (--grad-accum keeps the images of a step)"
+            )
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if size == 1:
