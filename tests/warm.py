@@ -14,7 +14,7 @@ Tests of imports and of a program's start start real interpreters.
 from __future__ import annotations
 
 import contextlib
-import json
+import marshal
 import os
 import signal
 import socket
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
+_CLIENT = Path(__file__).with_name("warm_client.py")
 _STREAMS = (0, 1, 2)
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Call(NamedTuple):
     """What is to be run, and where."""
 
     program: str  # vitkit or python
-    arguments: list[str]
+    arguments: tuple[str, ...]
     folder: str
     environment: dict[str, str]
     leads: bool  # a process group of its own
@@ -83,11 +83,11 @@ def _start() -> dict[str, str]:
 
     folder = Path(tempfile.mkdtemp(prefix="warm"))  # under a short path, as a socket's has about 100 characters at most
     for program in ("vitkit", "python"):
-        client = shlex.join([sys.executable, "-IS", __file__, "call", str(folder / "socket"), program])
+        client = shlex.join([sys.executable, "-IS", str(_CLIENT), str(folder / "socket"), program])
         (folder / program).write_text(f'#!/bin/sh\nexec {client} "$@"\n', encoding="utf-8")
         (folder / program).chmod(0o755)
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve", str(folder / "socket")],
+        [sys.executable, __file__, str(folder / "socket")],
         env=os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         start_new_session=True,  # a test that signals its own process group does not mean it
     )  # fmt: skip
@@ -105,30 +105,6 @@ def _stop(server: subprocess.Popen[bytes], folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-# --- The executables: they start within milliseconds, so they import little ---------------------------------
-
-
-def call(address: str, program: str, *arguments: str) -> None:
-    """Have the server run a program, and end as it does."""
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(address)
-        for number in _SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda number, _: server.send(bytes([number])))
-        leads = os.getpgrp() == os.getpid()
-        asked = Call(program, list(arguments), os.getcwd(), dict(os.environ), leads)  # noqa: PTH109
-        request = json.dumps(asked).encode()
-        socket.send_fds(server, [len(request).to_bytes(8, "big")], _STREAMS)
-        server.sendall(request)
-        answer = server.recv(8)
-    code = int(answer or 1)
-    if code < 0:
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
 # --- The server -------------------------------------------------------------------------------------
 
 
@@ -143,11 +119,14 @@ def serve(address: str) -> Call:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)
+        gc.disable()  # what is imported stays
         if "WARM_WITH_NOTHING" not in os.environ:
             _import_all()
         _leave_nothing_to_undo()
         gc.collect()
         gc.freeze()  # pages that no collection visits stay shared
+        gc.enable()
+        _make_pages_huge()
         told, tells = socket.socketpair()  # of children that have ended
         tells.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -228,7 +207,7 @@ def _request(caller: socket.socket) -> tuple[Call | None, list[int]]:
         size, streams, _, _ = socket.recv_fds(caller, 8, len(_STREAMS))
         length = int.from_bytes(size, "big")
         request = caller.recv(length, socket.MSG_WAITALL) if length else b""
-    return (Call(*json.loads(request)) if 0 < length == len(request) else None), streams
+    return (Call(*marshal.loads(request)) if 0 < length == len(request) else None), streams
 
 
 def _with_streams(asked: Call, streams: list[int]) -> Call:
@@ -255,6 +234,22 @@ def _import_all() -> None:
             importlib.import_module(module.name)
     for name in ("lightning_fabric", "torchvision", "matplotlib.figure", "torch.distributed.run"):
         importlib.import_module(name)
+
+
+def _make_pages_huge() -> None:
+    """Gather the memory in pages of 2 MB where Linux does that: a fork copies a list of all pages."""
+    import ctypes
+
+    if sys.platform != "linux":
+        return
+    madvise, collapse, size = ctypes.CDLL(None).madvise, 25, 1 << 21  # MADV_COLLAPSE, of Linux 6.1
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        place, rights, *_, name = [*line.split(maxsplit=5), ""][:6]
+        if rights == "rw-p" and name in ("", "[heap]"):
+            first, end = (int(part, 16) for part in place.split("-"))
+            for start in range(-(-first // size) * size, end - size + 1, size):
+                madvise(start, size, collapse)
 
 
 def _leave_nothing_to_undo() -> None:
@@ -316,7 +311,7 @@ def _run(asked: Call) -> None:
     import types
 
     is_safe = "-P" in asked.arguments[:1]
-    sys.argv = [argument for argument in asked.arguments[:1] if argument not in ("-u", "-P")] + asked.arguments[1:]
+    sys.argv = [argument for argument in asked.arguments[:1] if argument not in ("-u", "-P")] + [*asked.arguments[1:]]
     if asked.program == "vitkit":
         sys.argv.insert(0, str(Path(sys.prefix) / "bin" / "vitkit"))
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -335,7 +330,4 @@ def _run(asked: Call) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "call":
-        call(*sys.argv[2:])
-    else:
-        become(serve(sys.argv[2]))
+    become(serve(sys.argv[1]))
