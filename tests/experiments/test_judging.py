@@ -22,7 +22,8 @@ from vitkit.experiments.compare import compare
 from vitkit.training import run
 
 MODEL = "vit_micro_patch8_16"
-OF_ANY_MODEL = {name: value for name, value in runs.QUICK.items() if name not in ("model", "weights", "epochs")}
+SMALL: dict[str, Any] = {"model_fields": runs.SIZE}
+OF_ANY_MODEL = {name: value for name, value in runs.QUICK.items() if name not in ("model", "weights", "epochs")} | SMALL
 FIELDS: dict[str, Any] = {**OF_ANY_MODEL, "epochs": 1, "method": "full", "lp_ft": False}
 CLASSES = ("a", "b", "c")
 
@@ -67,7 +68,7 @@ def seen(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was trained on 12 of the 36 test images."""
     root = tmp_path_factory.mktemp("seen")
     own = {"data": str(scenes(root / "photos", range(20, 24))), "split": (1.0, 0.0, 0.0)}
-    return run.train({**runs.QUICK, "epochs": 1, **own}, root / "run", say=quiet)
+    return run.train({**runs.QUICK, **SMALL, "epochs": 1, **own}, root / "run", say=quiet)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: Compa
 
 def test_where_too_few_are_left_nothing_is_trained(data: Path, tmp_path: Path) -> None:
     own = {"data": str(scenes(tmp_path / "photos", range(20, 31))), "split": (1.0, 0.0, 0.0)}
-    seen = run.train({**runs.QUICK, "epochs": 1, **own}, tmp_path / "run", say=quiet)
+    seen = run.train({**runs.QUICK, **SMALL, "epochs": 1, **own}, tmp_path / "run", say=quiet)
     with pytest.raises(VitkitError, match="3 images are left for the test, which is too few") as told:
         compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=1, out=tmp_path / "out", say=quiet, **FIELDS)
     assert f"{MODEL}@{seen.name} had seen 33; use other weights" in str(told.value)

@@ -173,6 +173,7 @@ def test_a_claim_is_held_where_the_interval_of_the_difference_lies_above_0() -> 
 
 # --- From the beginning to the end ----------------------------------------------------------------------
 
+SMALL = {**runs.SIZE, "layers": 1}
 QUICK = {"model": "vit_micro_patch8_16", "epochs": 1, "batch_size": 8, "precision": "float32", "workers": 0, "seeds": 2}
 
 
@@ -186,7 +187,7 @@ def done(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        package.lab("norm", photos, **QUICK, model_fields={"layers": 1}, out=out, say=stop)
+        package.lab("norm", photos, **QUICK, model_fields=SMALL, out=out, say=stop)
     said: list[str] = []
     found = package.lab(resume=True, out=out, say=said.append)
     assert said[0] == "1 of 4 runs are finished already"
@@ -243,7 +244,7 @@ def transferred(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabRe
     root = tmp_path_factory.mktemp("transfer")
     upstream = runs.photos(root / "upstream", images=18, seed=7)
     names = "vit_micro_patch8_16,vit_micro_patch4_16"
-    small = {**QUICK, "model": names, "seeds": 1, "model_fields": {"layers": 1, "hidden_size": 32}}
+    small = {**QUICK, "model": names, "seeds": 1, "model_fields": SMALL}
 
     def stop(line: str) -> None:
         if line.startswith("run 1 of 12"):
@@ -300,7 +301,7 @@ def test_digits_are_halved_by_class(tmp_path: Path) -> None:
 
 def test_too_few_images_to_pre_train_on_are_refused_before_anything_is_trained(photos: Path, tmp_path: Path) -> None:
     few = runs.photos(tmp_path / "few", images=10, seed=7)
-    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": {"layers": 1, "hidden_size": 32}}
+    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL}
     with pytest.raises(VitkitError, match=r"few has 21 training images, .* 3 classes: pre-train on at least 23"):
         package.lab("data-size", photos, upstream=few, **small, out=tmp_path / "lab", say=quiet)
     assert not list((tmp_path / "lab").rglob("*.*"))
@@ -472,7 +473,7 @@ def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path)
         if line.startswith("run 1 of 3"):
             raise Interrupted(2)
 
-    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": {"layers": 1}}
+    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL}
     with pytest.raises(Interrupted):
         package.lab("resolution", photos, **{**small, "epochs": 1}, out=tmp_path / "here", say=stop)
     (tmp_path / "here").rename(tmp_path / "there")
@@ -494,7 +495,7 @@ def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path
         if line.startswith("run 3 of 4"):
             raise Interrupted(2)
 
-    small = {**QUICK, "model": "vit_micro_patch4_16", "seeds": 1, "model_fields": {"layers": 1}, "epochs": 1}
+    small = {**QUICK, "model": "vit_micro_patch4_16", "seeds": 1, "model_fields": SMALL, "epochs": 1}
     with pytest.raises(Interrupted):
         package.lab("pretraining", photos, **{**small, "max_images": 9}, out=tmp_path / "lab", say=stop)
     found = package.lab(resume=True, out=tmp_path / "lab", say=quiet)
