@@ -43,7 +43,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "predictions": vitkit.predict(place / "run", photos),
         "checkup": vitkit.doctor(photos),
         "plan": vitkit.plan("vit_tiny_patch16_224", others=["vit_small_patch16_224"], images=1000),
-        "comparison": vitkit.compare(photos, models, out=place / "compared", **quick),
+        "comparison": vitkit.compare(photos, models, out=place / "compared", model_fields=runs.SIZE, **quick),
         "lab": vitkit.lab("attention-distance", data=str(photos), model=str(place / "run"), out=place / "lab"),
         "few-shot": vitkit.lab("few-shot", str(photos), model=str(place / "run"), seeds=1, out=place / "few"),
         "pretraining": vitkit.pretrain(photos, out=place / "mae", **runs.quick_fields(epochs=2), say=lambda line: None),
