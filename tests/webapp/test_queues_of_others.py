@@ -171,7 +171,7 @@ def test_a_damaged_record_is_named_and_the_others_are_read(
 ) -> None:
     monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
     monkeypatch.setattr(module, "command", lambda own: [sys.executable, "-c", ""])
-    client, jobs = client_of(place), Jobs(place.runs)
+    jobs = Jobs(place.runs)
     jobs.add("photos-1", ("train",), {})
     content = RECORDS[kind]
     file = put(jobs.folder, {**asdict(job(number=2)), **content} if isinstance(content, dict) else "", "000002.json")
