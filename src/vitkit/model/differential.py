@@ -139,5 +139,8 @@ class DifferentialTimm:
 
     @staticmethod
     def describe(_config: ViTConfig) -> tuple[None, dict[str, Any]]:
-        """Return None for the name of a model, and the argument that selects this attention in any ViT of timm."""
+        """Return None and the argument that selects this attention in timm.
+
+        None stands for the name of a timm model. No name is needed, because every ViT of timm accepts the argument.
+        """
         return None, {"attn_layer": "diff"}

@@ -255,7 +255,11 @@ class Turn(NamedTuple):
     by_halves: bool
 
     def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, None]:  # noqa: ARG002
-        """Return the rotated q (B, H, n, D_h) of the first n tokens and k (B, H, N, D_h), and None for no bias."""
+        """Rotate q (B, H, n, D_h) of the first n tokens, and k (B, H, N, D_h) of all tokens.
+
+        Returns:
+            The rotated q, the rotated k, and None, because there is no bias of the attention logits.
+        """
         return self.turned(q), self.turned(k), None
 
     def turned(self, x: Tensor) -> Tensor:

@@ -1,12 +1,16 @@
 """The registry of model variants, and of the code that supports each of them.
 
 Some code computes or describes a model without calling its `forward`: the optimised model, the graph builder, token
-merging, attention maps, and the layouts of other libraries. These are called consumers. Each consumer first checks the
-configuration by `check`, or by `weights.formats.export.refuse` for a layout.
+merging, attention maps, and the layouts of other libraries. These are called consumers. A consumer would silently
+ignore a field of the configuration that it does not know. It therefore first calls `check`, which raises an error that
+names the field. For layouts, `weights.formats.export.refuse` does the same.
 
-A field at its default is always supported, so a new field does not affect the consumers until it is set. Another value
-is supported if the field is in `COMPUTED` (`WRITTEN` for layouts), or if a `Variant` has a handler for the consumer.
-Otherwise an error that names the field is raised, because the consumer would silently ignore the field.
+A consumer supports the value of a field if one of these conditions is met:
+
+- The value is the default. A new field therefore does not affect the consumers until it is set.
+- The field does not affect predictions (`WITHOUT_EFFECT`).
+- The field is in `COMPUTED`. For layouts, it is in `WRITTEN` instead, or the value is in the layout's own list.
+- A `Variant` with this value has an entry for the consumer in its `handlers`.
 
 A new kind of attention or block needs a field in `config`, a module, a call in `vit`, and a row in `VARIANTS`. This
 module does not import torch.
@@ -59,8 +63,8 @@ class Variant:
 
     Attributes:
         field: the field of `ViTConfig`.
-        signs: for each value, a pattern of tensor names in timm's layout that only models with this value have;
-            `NO_NAME` if there is none.
+        signs: for each value, a regular expression for names of tensors in timm's layout. Only models with this value
+            have tensors with such names. It is `NO_NAME` if the value cannot be recognised by names.
         module: the module that computes the value and contains the handlers.
         handlers: for each consumer that supports the values, the name of its handler in `module`; an empty name if it
             needs no special code.

@@ -197,7 +197,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         >>> import torch
         >>> assert VisionTransformer(img_size=32, layers=2, num_classes=5)(torch.zeros(8, 3, 32, 32)).shape == (8, 5)
 
-    Three attributes change how the logits are computed, but not their values:
+    Three attributes change how the logits are computed, but not the logits themselves:
 
     - `fused_attention`: whether eqs. 6-7 are computed by one kernel.
     - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers).
