@@ -138,7 +138,10 @@ class _EditTally:
     last: dict[int, str] = field(default_factory=dict)
 
     def take(self, image: int, edit: Edit, now: str, label: str, table: ImageTable) -> None:
-        """Record an edit of an image whose current label is `now`."""
+        """Record an edit that changes the label of an image from `now` to `label`.
+
+        `label` is the label in `edit`, in the spelling of the table.
+        """
         self.known.setdefault(image, {edit.previous}).add(label)
         if edit.proposed_by:
             before = edit.previous if edit.previous in table.classes else now
@@ -165,10 +168,10 @@ def _proposals(
     added: dict[str, str],
     tally: _EditTally,
 ) -> tuple[Proposal, ...]:
-    """Return the proposals of models that took effect: the image no longer has the label from before the proposal.
+    """Return those proposals of models that took effect.
 
-    Proposals in earlier label files are included. If a class was renamed, earlier labels are translated to its new
-    name.
+    A proposal took effect if the image no longer has the label that it had before the proposal. Proposals in earlier
+    label files are included. If a class was renamed, earlier labels are translated to its new name.
     """
     older = {earlier.path: earlier for earlier in table.proposals}
     before, after = texts
@@ -455,7 +458,7 @@ class Earlier:
         return self.folder.name
 
     def gone(self, digests: Iterable[str], split: str) -> int:
-        """Count the images of a split whose label the run suspected to be wrong and which are not among `digests`.
+        """Count the suspected label errors in a split of the run whose images are not among `digests`.
 
         Return 0 if fewer than half of the run's images are among `digests`, because the digests are then those of other
         data.
@@ -584,7 +587,8 @@ def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Seque
     The label of an image counts as proposed in three cases:
 
     - The label file marks the label as proposed.
-    - An earlier run suggested this label instead of the label that the image had then, even if a person entered it.
+    - An earlier run, in which the image had another label, suggested the current label. It does not matter whether a
+      person entered the current label later.
     - An earlier run stored the label as a proposal.
 
     An image that was left out counts if an earlier run suspected its label, unless the table contains the same file.
@@ -615,7 +619,11 @@ def find_proposals(table: ImageTable, digests: Mapping[str, str], earlier: Seque
 def _notes_about(
     label: str | None, digest: str, mark: Proposal | None, runs: Sequence[tuple[Earlier, Renaming]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield pairs of the label before a proposal and the run that proposed; the earliest known proposal comes first."""
+    """Yield the known proposals for an image with this label and digest, the earliest first.
+
+    Each is a pair: the label before the proposal, and the run that made the proposal. `mark` is the proposal that the
+    table contains for the image, or None.
+    """
     for entry, rename in runs:
         if entry.is_ancestor and digest in entry.proposals:
             yield rename(entry.proposals[digest].before), entry.proposals[digest].by

@@ -152,7 +152,7 @@ def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile
 
 
 def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
-    """Append rows with the current time to a label file; create the file if it does not exist.
+    """Append rows to a label file; create the file if it does not exist. Rows without a time get the current time.
 
     Either all rows are written or none. Processes and threads that add rows at the same time wait for one another. Rows
     are appended without rewriting the file, unless it has other columns or was last written by another program.
@@ -185,8 +185,8 @@ def undo_edits(
 
     Args:
         file: the label file.
-        may: a function that returns whether a row may be removed. Rows at the end that may not be removed are skipped,
-            for example because another program added them. None allows every row.
+        may: a function that returns whether a row may be removed, for example to keep the rows of other programs. If
+            the last rows may not be removed, the search for rows to remove starts before them. None allows every row.
         known: the result of an earlier `read_labels`. If rows have only been added since then, only these are parsed.
 
     Returns:
@@ -249,9 +249,10 @@ def _takes_rows(content: bytes) -> bool:
 
 
 def _now(recent: bytes) -> str:
-    """Return the current time as text. While a recent row has the same time, a microsecond is added.
+    """Return the current time as text, later by a few microseconds if a row in `recent` already has this time.
 
-    The times must differ, because rows with the same time are undone together.
+    `recent` holds the last bytes of the label file. The times must differ, because rows with the same time are undone
+    together.
     """
     now = datetime.now(UTC)
     while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in recent:
@@ -351,9 +352,15 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
 
 
 def _list_that_proposed(name: str, label: str, cells: dict[str, str]) -> str:
-    """Return the name of a list of suspected label errors if a row follows the list's suggestion; otherwise "".
+    """Return the file's name without folders if a row follows the suggestion in this row; otherwise return "".
 
-    A row follows the suggestion if its label is the suggested class, or if it leaves the image out.
+    The file is a list of suspected label errors that a user may have edited. A row follows its suggestion if its label
+    is the suggested class, or if it leaves the image out.
+
+    Args:
+        name: the path of the file.
+        label: the label in the row.
+        cells: all cells of the row, by column name.
     """
     suggested = restored(cells.get("suggested", "")).strip()
     return Path(name).name if suggested and label.strip() in (suggested, EXCLUDED) else ""
@@ -466,9 +473,9 @@ def chance_in_words(suspects: Sequence[Suspect]) -> str:
 def decisions_since(labels: LabelFile, run: Path) -> dict[str, Edit]:
     """Return, by path, the rows of a label file that count as decisions about a run's suspected label errors.
 
-    Only the last row of each image can be a decision. A row that is not in the run's copy of the label file was added
-    later, and is a decision. A row in the run's copy is a decision only if it confirms a label (`is_confirmation`);
-    otherwise, its label is the one that the run suspects.
+    Only the last row of each image can be a decision. If this row is not in the run's copy of the label file, it was
+    added after the run started, and is a decision. If it is in the run's copy, it gave the image the label that the run
+    suspects. It is then a decision only if it confirms a label (`is_confirmation`).
     """
     read = Counter(labels_so_far(run / LABELS).edits)
     last: dict[str, tuple[Edit, bool]] = {}
@@ -642,7 +649,7 @@ def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Ite
 
 
 def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iterable[tuple[int, list[str]]]) -> None:
-    """Refuse a file with an unclosed quote, after which a cell contains the rows that follow."""
+    """Refuse a file in which a quote is not closed, because the cell would contain the rows that follow it."""
     place = columns.index("path")
     for line, cells in lines:
         if "\n" not in (joined := "".join(cells)) and "\r" not in joined:

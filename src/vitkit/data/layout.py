@@ -352,7 +352,14 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
 
 
 def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others: Sequence[Folder]) -> bool:
-    """Return whether a folder that is named like a split is a class, like the folders beside it.
+    """Return whether a folder is a class although it is named like a split.
+
+    Args:
+        name: the name of the data, for messages.
+        top: the folder of the data.
+        folder: the folder that contains the folder in question.
+        lone: the folder in question.
+        others: the folders beside it.
 
     Raises:
         VitkitError: the folder may be a split or a class.

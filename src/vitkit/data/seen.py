@@ -405,8 +405,8 @@ class Overlap:
     """The result of searching a picture record for the images of a table.
 
     Attributes:
-        roles: for each image, its role in the record, or the highest role of its copies in the record if the identical
-            file is not in the record; None if there are no copies either.
+        roles: for each image, its role in the record if the identical file is in the record, and otherwise the highest
+            role of its copies in the record. None if the record contains neither the file nor a copy.
         kinds: how each image was recognised: `exact`, `near`, `altered` or `mirrored`; None if it was not recognised.
         touched: for each image, the roles of all its copies in the record. If the identical file is in the record, only
             that file's role is listed.
@@ -527,16 +527,18 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
 
     - An image whose identical file is in the record with the same label gets the recorded role as its split.
     - An image whose identical file is not in the record gets the split of its recorded copies and of its group.
-    - An image whose identical file is in the record with another label gets the split of its group. However, it is
-      never moved from train or val to a split with a lower role, because results on that split would be too good.
+    - An image whose identical file is in the record with another label gets the split of its group. However, if this
+      split is lower than the recorded role (from high to low: train, val, test), the image counts as conflicting,
+      because results on the lower split would be too good.
 
     Args:
         overlap: the result of searching the picture record for the images.
         groups: a number for each image. Images with the same number must be in the same split.
 
     Returns:
-        The split of each image, or None if it may be in any split; and the indices of the images with conflicting
-        splits. The copies or the group of such an image are in different splits, so it cannot be in any of them.
+        The split of each image, or None if it may be in any split or has conflicting splits; and the indices of the
+        images with conflicting splits. Such an image cannot be in any split, for example because its copies or the
+        images of its group are in different splits.
     """
     fixed, moving, claimed = (_touched_by_group(overlap, groups, status) for status in ("fixed", "moving", "new"))
     kept: list[str | None] = []
@@ -570,7 +572,10 @@ def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]
 
 
 def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
-    """Return, for each group, the recorded roles of the copies of its images whose `_standing` is `standing`."""
+    """Collect, for each group, the roles of its images' copies in the record (`Overlap.touched`).
+
+    Only images whose `_standing` equals `standing` are considered. Groups without such images are left out.
+    """
     touched: dict[int, set[str]] = {}
     for i, group in enumerate(groups):
         if _standing(overlap, i) == standing:

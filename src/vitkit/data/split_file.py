@@ -351,7 +351,15 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
 
 
 def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[str]) -> ImageTable:
-    """Change the path of each image that was not found if another picture is now at this path."""
+    """Invalidate the paths at which another picture has taken the place of an image that was not found.
+
+    A suffix is appended to such a path, so that no file has this path and the image counts as unreadable.
+
+    Args:
+        table: the images.
+        lost: the indices of the images that are not at their old paths.
+        before: the old path of each image.
+    """
     gone = {i for i in lost if table.paths[i] == before[i] and is_there(table.file(i))}
     paths = (f"{path}{_OTHER}" if i in gone else path for i, path in enumerate(table.paths))
     return replace(table, paths=tuple(paths))

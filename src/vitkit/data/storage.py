@@ -101,7 +101,7 @@ STORAGES: dict[str, Opener] = {}  # by the suffix of their files; `data.sources`
 
 @dataclass(frozen=True)
 class Marks:
-    """How a kind of storage is recognised that is a folder.
+    """The signs by which a folder or an address is recognised as a certain kind of storage.
 
     Attributes:
         files: names of files. A local folder is of this kind if it contains one of them.
