@@ -67,8 +67,8 @@ class Augment:
     def decoded_side(self, preprocess: Preprocess) -> int:
         """Return the `short_side` to request from `decode`, large enough for random crops and for evaluation.
 
-        For random crops, half of the side that they need is requested, because `decode` returns large JPEGs with at
-        least twice the requested side.
+        Random crops need a short side of `Augment.short_side`. Half of it is requested, because `decode` returns large
+        JPEGs with at least twice the requested side.
         """
         of_crops = math.ceil((self.short_side(preprocess) or 0) / 2)
         return max(preprocess.short_side, of_crops)
@@ -130,8 +130,9 @@ class Mixing:
             images: (B, C, height, width).
             targets: (B, K) probabilities of the classes.
             seed: the seed of all random numbers.
-            before: a function that takes the rows of this process's share of a batch. For each of them, it returns the
-                previous row of the whole batch, which another process may hold. None if `images` is the whole batch.
+            before: a function that is needed if `images` is only one process's share of a batch. It takes a tensor with
+                a row for each image of the share. In place of each row, it returns the row of the previous image of the
+                whole batch, which another process may hold. None if `images` is the whole batch.
         """
         before = before or partial(torch.roll, shifts=1, dims=0)
         random = np.random.default_rng(seed)

@@ -476,7 +476,10 @@ class Readers:
 
 
 class _Reader:
-    """A process that examines files. If it fails, it returns None for each file, so that its caller examines them."""
+    """A process that examines files.
+
+    If the process fails, `examine` returns None for each file, and the caller must examine the files itself.
+    """
 
     def __init__(self, room: int) -> None:
         self._worker = Worker(__name__, is_quiet=True)
@@ -655,8 +658,8 @@ def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 def stamp_of(file: Place) -> bytes | None:
     """Return the stamp of a file: bytes that change whenever the file changes.
 
-    Return None if the file cannot be accessed, or if it changed in the last two seconds, because another change might
-    then leave its times equal.
+    Return None if the file cannot be accessed. Also return None if the file changed in the last two seconds, because
+    times may be too coarse to reveal another change so soon after.
     """
     if isinstance(file, Stored):
         return file.storage.stamp(file.key)

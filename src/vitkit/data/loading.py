@@ -325,9 +325,9 @@ class BatchedImages:
 class TellOnce:
     """A SIGCHLD handler that raises only one error if several workers die together.
 
-    PyTorch's handler raises an error for each dead worker, at any point of the program, so a second error would
-    interrupt the handling of the first. If another worker dies after the first error, its error is raised only when the
-    program waits for its images.
+    PyTorch's handler raises an error for each dead worker, at any point of the program. A second error could therefore
+    interrupt the handling of the first. This handler does nothing after the first error. If another worker dies then,
+    PyTorch raises an error only when the program waits for images of that worker.
     """
 
     def __init__(self, tell: Callable[[int, FrameType | None], Any]) -> None:
@@ -389,7 +389,6 @@ class _TableImages(Images):
         decoded_side: the argument `short_side` of `decode`.
         reduce: the deterministic part of the preprocessing, whose result is cached.
         cache: the cache of reduced pictures, or None.
-
         as_levels: whether to return uint8 pixels that are not yet normalised. They take a quarter of the bytes of
             floats.
     """

@@ -236,7 +236,7 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
 
 
 def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], Any]) -> None:
-    """Check a preprocessing on some images: compare its results for their files with the dataset's tensors.
+    """Check that preprocessing the files of some images gives the same tensors as the dataset.
 
     Images whose file is unknown or unreadable are skipped.
 
@@ -442,8 +442,8 @@ class Survey:
     def is_certain(self) -> bool:
         """Return whether all copies among the images can be recognised.
 
-        It is False if there are tensors, or if a dataset returns different images each time, because these may be
-        random crops.
+        Copies may be missed if there are tensors. They may also be missed if a dataset returns another image each time
+        it is read, for example a random crop.
         """
         return not self.shapes and bool(self.contents)
 

@@ -365,7 +365,7 @@ class _Search:
     ) -> tuple[Ints, Ints] | None:
         """Find pairs of similar keypoints (hits) between the pictures of a task and the pictures in the index.
 
-        Only pictures in the index with a higher rank are searched.
+        Each picture of the task is compared only with those pictures in the index that have a higher rank than itself.
 
         Returns:
             For each hit, the index of the keypoint in the task's pictures and that of the keypoint in the index. None
@@ -422,8 +422,8 @@ def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> In
 def _choices(probes: int) -> Ints:
     """Return, for each probe, which of the 10 least certain signs are flipped, (probes, 10).
 
-    The order is from the least certain sign to the most certain one. Probes with fewer flips, and with flips of less
-    certain signs, come first.
+    The columns are the signs, the least certain one first. The rows are the probes. Probes that flip few signs, and
+    signs that are uncertain, come first.
     """
     sets = [chosen for size in range(5) for chosen in combinations(range(_UNSURE), size)]
     likely = sorted(sets, key=lambda chosen: (sum((i + 1) * (i + 2) for i in chosen), chosen))[:probes]

@@ -179,7 +179,10 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
 
 
 def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
-    """Report all classes that have no image in the same splits, in a single sentence."""
+    """Report in a single sentence that several classes have no image in the splits `missing`.
+
+    `counts` holds the name and the number of images of each of these classes.
+    """
     lesson = ", so the model cannot learn them" if "train" in missing else ""
     have = plural(len(counts), "class has", "classes have")
     named = _list([f"{name} ({count})" for name, count in counts])
@@ -397,8 +400,9 @@ def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
 def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequence[Facts]) -> tuple[list[Link], int]:
     """Remove links between mirror images in different classes. Return the other links and the number of removed ones.
 
-    Such pictures are not copies if the classes distinguish left from right. Files with the same content may be in
-    several classes. A link is kept if the contents of its two files have a class in common.
+    Mirror images in different classes are not copies, because the classes may distinguish left from right. The same
+    content may occur in several files of different classes. A link is therefore kept if the contents of its two files
+    have any class in common.
     """
     if not any(link.kind == "mirrored" for link in links):
         return list(links), 0
