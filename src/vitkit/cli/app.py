@@ -223,10 +223,10 @@ def _end(error: BaseException, arguments: list[str]) -> NoReturn:
 
 
 def _is_of_command(advice: str, context: Any) -> bool:
-    """Return whether advice about a flag applies to a command.
+    """Return whether the advice about a flag that vitkit lacks applies to a command.
 
-    Advice that names flags applies to commands with these flags. Other advice applies to commands whose first argument
-    is the data.
+    Advice that mentions flags of vitkit applies to commands that have all of them. Advice without flags applies to
+    commands whose first argument is the data.
     """
     if context is None:
         return False

@@ -157,7 +157,11 @@ def _watch(function: _Function, values: _Values, *, as_json: bool) -> int:
 
 
 def _predict(function: _Function, values: _Values, *, strict: bool, as_json: bool) -> int:
-    """Predict, print the rows or the result, and return the exit code."""
+    """Predict, print the rows (unless they are written to a file) and a summary, and return the exit code.
+
+    The exit code is 1 if no image could be read, except with --shard. With `strict`, it is also 1 if any image or
+    folder could not be read.
+    """
     out = values.get("out")
     with _resumable(out), Bar() as bar:
         writer = (_json_writer if as_json else _writer)(bar)
@@ -397,7 +401,7 @@ def _parameters_of(
 
 
 def _parameters_of_fields(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return a flag for each dataclass field that the function accepts as a keyword argument (`add_recipe_fields`)."""
+    """Return a flag for each dataclass field that `add_recipe_fields` has added to the function's parameters."""
     owners, exclude = getattr(function, "recipe_fields", ((), ()))
     offered = {name: option for owner in reversed(owners) for name, option in _options(owner).items()}
     names = dict.fromkeys(field.name for owner in owners for field in dataclasses.fields(owner))
@@ -464,7 +468,7 @@ def _as_help(entry: str, written: Mapping[str, str]) -> str:
 
 
 def _read(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the type of a parameter's flag, and the further arguments (marks) of its `Annotated`.
+    """Return the type of the values of a parameter's flag, and the marks of its annotation `Annotated[type, *marks]`.
 
     The type is None if users cannot enter such values as text. Annotations are read as text, because importing some of
     the types takes seconds.
@@ -557,10 +561,10 @@ def _show(default: Any) -> str | bool:
 
 @contextmanager
 def _resumable(out: Path | None) -> Iterator[None]:
-    """Print the command that resumes an interrupted prediction.
+    """If a prediction in the `with` block is interrupted, print the command that resumes it.
 
-    The `with` block is interrupted by a signal, by too little memory, or by too many open files. Nothing is printed if
-    no incomplete file is left.
+    Interruptions are signals, too little memory, and too many open files. Nothing is printed if there is no incomplete
+    output file that can be resumed.
 
     Args:
         out: the output of the prediction; None if there is none.
@@ -609,7 +613,11 @@ def _json_writer(bar: Bar) -> Writer:
 
 
 def _print_all(prediction: Prediction, columns: Columns) -> None:
-    """Print one image's probability of every class, then whether the rules reject its label, and its prediction set."""
+    """Print the probability of every class for one image.
+
+    Further lines contain the label for a multi-label model, the score for unknown images, the reason why the label is
+    withheld, and the prediction set, if they exist.
+    """
     say(prediction.path if prediction.error is None else f"{prediction.path}: {prediction.error}")
     width = max((len(label) for label, _ in prediction.ranking), default=0)
     for label, confidence in prediction.ranking:
