@@ -112,7 +112,7 @@ def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndW
 
     Args:
         weights: the weights of both encoders.
-        plan: the plan of the image encoder, without a head.
+        plan: the plan for loading the image encoder without a head.
 
     Raises:
         VitkitError: see `read_images_and_words`.
@@ -188,17 +188,17 @@ class ImagesAndWords:
         """Make a classifier from the names of classes.
 
         Args:
-            classes: at least one name.
+            classes: the names of the classes; with a softmax, at least two.
             templates: sentences with {} for the name, over which the vectors are averaged; by default the published
                 template.
             one: True if each image has exactly one of the classes (softmax), False if each class has an independent
-                probability (sigmoid). The default follows the training of the model. A model that was trained with a
-                sigmoid supports both: given that exactly one class is correct, the softmax of the logits gives the
-                probabilities.
+                probability (sigmoid). By default, it is the function that the model was trained with. A model that was
+                trained with a softmax (CLIP) supports only True. A model that was trained with a sigmoid (SigLIP)
+                supports both.
 
         Raises:
-            VitkitError: a name or template is invalid, two names have the same tokens, or the model was not trained for
-                a sigmoid.
+            VitkitError: a name or template is invalid, two names have the same tokens, a softmax has only one class, or
+                a sigmoid is requested for a model that was trained with a softmax.
         """
         names = _checked(classes)
         templates = tuple(templates) or published_templates(is_sigmoid=self.words.is_sigmoid)
