@@ -89,9 +89,10 @@ class Rules:
 
 
 def keep_others_off(listener: socket.socket) -> None:
-    """Let a socket use its port exclusively, even directly after another server used the port.
+    """Prevent other servers from listening on the port of a socket.
 
-    Windows needs another option, because SO_REUSEADDR would let two servers listen at the same port there.
+    The socket can use the port immediately after another server has released it. Windows needs a different option,
+    because SO_REUSEADDR lets two servers listen on the same port there.
     """
     if windows.IS_WINDOWS:
         listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
@@ -366,7 +367,7 @@ class _Exchange:
 def _read_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Return headers by name in lower case.
 
-    The values of a repeated header are joined by `;`, so that none of them is accepted as the value of the header.
+    The values of a repeated header are joined by `; `, so that a check cannot see only one of them.
     """
     values: dict[str, str] = {}
     for name, value in headers:
@@ -416,8 +417,8 @@ def _with_ours(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
 async def _answer(send: Send, status: int, reason: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
     """Send a JSON answer that contains a reason.
 
-    For errors, the caller must send a final empty part of the body later. Until then, the client has the whole text,
-    but the connection stays open.
+    If the status is an error (400 or higher), the caller must end the answer later by sending an empty part of the
+    body. The client receives the whole text at once, but the connection stays open until the answer ends.
     """
     body = json.dumps({"error": reason}).encode()
     sent = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]

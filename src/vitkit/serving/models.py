@@ -106,9 +106,10 @@ class ServedModels:
 
     @property
     def threads(self) -> int:
-        """The number of threads that compute predictions and features: one per core.
+        """The number of threads that compute predictions and features.
 
-        If only one thread can compute at a time, there is an additional thread, so that pictures are read meanwhile.
+        There is one thread per core. If a model can be used by only one thread at a time, there is one thread more,
+        because the other threads read pictures meanwhile.
         """
         return cores() if self._is_concurrent else cores() + 1
 
@@ -172,12 +173,12 @@ class ServedModel:
 
     @cached_property
     def embedding(self) -> dict[Features, Work]:
-        """The work that computes features, for each kind of features."""
+        """The computation (`Work`) of each kind of features."""
         return {what: Work(self.name, self.batch, partial(self._embed, what=what)) for what in _WHAT}
 
     @cached_property
     def explaining(self) -> Work:
-        """The work that takes a `ToExplain` and computes an `Explanation`."""
+        """The computation (`Work`) that turns a `ToExplain` into an `Explanation`."""
         return Work(self.name, 1, lambda questions: [self._explain(question) for question in questions])
 
     def numbers_of(self, what: Features) -> int:
@@ -284,12 +285,12 @@ class ToExplain:
 
 @dataclass(frozen=True)
 class _ExplainedClassifier:
-    """A classifier that is to be explained. It is locked only while probabilities are computed.
+    """A classifier and a copy of its model, from which explanations are computed.
 
     Attributes:
         classifier: the classifier whose predictions are explained.
         model: a copy of the classifier's model that shares the weights.
-        turn: the lock for computing predictions.
+        turn: the lock that is held only while the classifier computes probabilities.
     """
 
     classifier: Classifier

@@ -405,7 +405,10 @@ class _Metrics:
             self._expected.labels(model, name).set(share)
 
     def look(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record predicted classes, confidences and unknown scores, so that they can be compared with known images."""
+        """Record the predicted class, the confidence and the unknown score of each row.
+
+        Monitoring compares their distributions with those of the validation and test images.
+        """
         for row in rows:
             if row.get("error") is not None:
                 continue
