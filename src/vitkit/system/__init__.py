@@ -4,8 +4,8 @@ Open `files.py` first: it writes files completely or not at all, and locks them 
 `processes` handles signals and starts processes, `environment` finds devices and folders, and `run_files` names the
 files of a run.
 
-This module itself has the functions with which packages import their public names only when they are first used
-(`public`). Importing one name then does not load the modules of the others.
+With the function `public` of this module, packages import each of their public names only when it is first used.
+Importing one name then does not load the modules of the others.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ def available_devices() -> tuple[str, ...]:
 
 
 def best_precision(device: str = "auto") -> str:
-    """Return `bfloat16` for a CUDA GPU or processor with instructions to multiply bfloat16 numbers, else `float32`.
+    """Return `bfloat16` if a device has instructions to multiply bfloat16 numbers, otherwise `float32`.
+
+    For devices other than CUDA GPUs and the processor, the result is `float32`.
 
     Args:
         device: the name of a torch device; `auto` is the device that `choose_device` returns.

@@ -439,7 +439,8 @@ def _note_of(path: Path) -> Path:
 def _noted(path: Path) -> tuple[int, bytes] | None:
     """Read the journal of `append_bytes`: the size of the file before the addition, and the data to add.
 
-    Returns None if there is no complete journal, so that nothing is being added.
+    Returns None if there is no journal, or if the line with the size is incomplete. In both cases, the file contains no
+    incomplete data.
     """
     try:
         size, is_whole, data = read_bytes(_note_of(path)).partition(b"\n")

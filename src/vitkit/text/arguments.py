@@ -182,7 +182,9 @@ def _is_a(kind: str, value: object) -> bool:
 
 
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
-    """Return whether a value is of a kind, and the value: converted if it is of this kind, otherwise unchanged.
+    """Return whether a value is of a kind, and the value itself.
+
+    If a numpy number or bool is of this kind, it is returned as a Python object.
 
     Raises:
         VitkitError: the kind is `path`, and the path is empty or contains a null byte.

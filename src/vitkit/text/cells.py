@@ -74,11 +74,11 @@ def plural(count: int, one: str, more: str) -> str:
 
 
 def by_chance(count: int, expected: float) -> str:
-    """Return a phrase such as `about 21 of these 32 are probably right`.
+    """Return a phrase on suspects that are not errors, such as `about 21 of these 32 are probably right`.
 
     Args:
-        count: the number of things, such as suspected label errors.
-        expected: how many of them are expected to be right.
+        count: the number of suspects, such as labels that may be wrong.
+        expected: the expected number of suspects that are right.
     """
     about = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
     return f"about {about} of these {count} {'is' if about == '1.0' else 'are'} probably right"
