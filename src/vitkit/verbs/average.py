@@ -41,8 +41,8 @@ class Average(Result):
         out: the model folder.
         used: the names of the runs that were averaged.
         left: the names of the runs that a greedy average left out.
-        figures: the content of evaluation.json; None if there are no test images to measure the average on. The entry
-            `average` contains the accuracy of each run on the same images, and the gain of the average over this run.
+        figures: the content of evaluation.json; None if there are no test images to measure the average on. For
+            each run, the entry `average` contains its accuracy on the same images, and the gain of the average over it.
         notes: remarks on the calibration, on changed images and on the figures, or the reason why there are no figures.
     """
 
@@ -234,7 +234,7 @@ def _compare(
     images: SharedImages,
     device: str,
 ) -> list[dict[str, Any]]:
-    """Return the accuracy of each run on the test images, and the gain of the average over this run.
+    """Return, for each run, its accuracy on the test images and the gain of the average over it.
 
     Only the test images that `figures` counts are used. If `figures` counts no image, the list is empty.
     """

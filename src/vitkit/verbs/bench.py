@@ -104,7 +104,7 @@ class Benchmark(Result):
 
     @property
     def legend(self) -> list[str]:
-        """Lines that explain the columns, and state the ceilings in GFLOP/s and the files that were written."""
+        """Lines on the meaning of the columns, the speeds of the matrix products alone, and the written files."""
         ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in self.results)
         rates = [
             f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products"

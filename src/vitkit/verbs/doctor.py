@@ -137,8 +137,8 @@ def doctor(
         data: a folder, a CSV file, or the name of a data set; or the label_errors.csv of a run.
         out: also write an HTML page with pictures.
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data. For
-            label_errors.csv, a suspected label error counts as decided if the label file has a row for its image, and
-            this row was added since the run or confirms the label.
+            label_errors.csv, the suspected label errors that the label file has decided are not listed: those with a
+            row that was added since the run or that confirms the label.
         data_root: the folder that now contains the run's images, which may have been renamed; only for
             label_errors.csv.
         fit: how training will fit pictures to the input of the model.
@@ -199,7 +199,8 @@ class _DoctorRequest:
         Args:
             table: the images.
             out: the page.
-            known: the facts about each image (`data.file_facts.Facts`) from parts; None to read the files.
+            known: the facts about each image (`data.file_facts.Facts`) if they were computed before, in parts; None to
+                read the files.
         """
         from vitkit.data.doctor.examine import examine
         from vitkit.data.preprocess import Preprocess

@@ -150,9 +150,10 @@ def embed(
         labels: a label file (CSV: path, label). Images that the file excludes are left out, and the labels of the
             others are part of the result.
         top: with `near`, the number of images to list.
-        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
-            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, as settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            or an assumed one if the model states none. See `vitkit.load`.
         batch_size: the number of images in a batch.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite `out`.

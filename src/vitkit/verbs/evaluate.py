@@ -260,9 +260,10 @@ def evaluate(
             (its centre and four corners), or `flip,crops` (all ten). The images are also evaluated without these views,
             and the difference is reported with its interval and its cost. `coverage` and `accuracy` are not measured
             then, because they are based on single views of the validation images.
-        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
-            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, as settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            or an assumed one if the model states none. See `vitkit.load`.
         backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
         precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
             float32; `float16` is for GPUs without bfloat16.
@@ -569,7 +570,7 @@ def _evaluated(
 def _proposals(
     run: Path | None, run_table: ImageTable | None, table: ImageTable, split: str | None
 ) -> tuple[Proposal, ...]:
-    """Return the labels that models proposed, according to the label file and the suggestions of the run."""
+    """Return the labels that models proposed: those marked in the label file, and those that the run suggested."""
     from vitkit.data.corrections import digests_of_run, earlier_runs, find_proposals
     from vitkit.data.seen import read_digests
     from vitkit.data.splits import held_out_split
@@ -603,8 +604,10 @@ def _seen(
 ) -> tuple[dict[str, str] | None, str]:
     """Return the images of a split that are not counted, because the weights have seen them.
 
-    The images are a dict from path to role (train or val). The text states why the weights may have seen further
-    images; it is empty if there can be none. Without a record of seen images, the result is None and an empty text.
+    Returns:
+        A dict from the path of each such image to its role in training (train or val), and a text that states why the
+        weights may have seen further images. The dict is None if the model has no record of the images that it has
+        seen. The text is empty if there is no such reason.
     """
     from vitkit.data.seen import PictureRecord
     from vitkit.evaluation.figures import find_seen
@@ -758,7 +761,10 @@ def _absent(outcome: Evaluation) -> list[str]:
 
 
 def _operating_lines(numbers: dict[str, Any]) -> list[str]:
-    """Return a line with the accuracies for each class prior; an empty list if the figures have no class priors."""
+    """Return a line with the accuracies for classes as frequent as in training, and one for equally frequent classes.
+
+    The list is empty if the figures do not contain these accuracies.
+    """
     from vitkit.evaluation.figures import SHARES
 
     points = numbers.get("operating_points", {})

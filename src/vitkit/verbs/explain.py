@@ -95,7 +95,7 @@ class Explanations(Result):
         }
 
     def lines(self) -> list[str]:
-        """Return a line for each image without an explanation, with the reason, and a line on all images."""
+        """Return a line with the reason for each image without an explanation, and a line with counts and the page."""
         return [*(f"{path}: {reason}" for path, reason in self.unreadable.items()), self._outcome]
 
     @property
@@ -188,9 +188,10 @@ def explain(
         target: the class to explain: its name, its number, or `top` for the most probable one.
         layer: the layer to explain, for methods that explain one layer; -1 is the last.
         anatomy: draw filters, positions and attention distances of the model, as in the paper, instead of maps.
-        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
-            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, as settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            or an assumed one if the model states none. See `vitkit.load`.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: write to `out` even if it is not empty.
         note: called with each note of the result as soon as it is added.

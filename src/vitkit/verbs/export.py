@@ -142,9 +142,10 @@ def export(
         data_root: the folder that now contains the run's images, which may have been renamed.
         image_size: another image size, in pixels; position embeddings are resized. One number, (height, width), or text
             such as "384,512".
-        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
-            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, as settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            or an assumed one if the model states none. See `vitkit.load`.
         precision: the precision of the stored weights.
         dynamic_batch: accept batches of any size instead of only single images.
         force: overwrite `out`.

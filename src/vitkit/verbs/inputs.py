@@ -194,7 +194,8 @@ def path_of(path: str | Path | None) -> Path | None:
 def check_data(data: str | Path) -> None:
     """Raise an error if the data are missing, before torch is imported, which takes seconds.
 
-    Processes of a launcher skip this check. Their first process later reports the error for all of them.
+    The check is skipped in processes that torchrun or srun has started. The first of these processes reports the error
+    later, for all of them.
 
     Raises:
         VitkitError: the folder, file or named data set does not exist.
@@ -352,7 +353,7 @@ def exclusive_out_folder(
         flag: the flag that names the folder, for messages.
         path: the folder, which may be missing. If it is None, nothing is done.
         folders: the source folders.
-        or_else: an alternative to choosing a new folder, for the message about a folder that is not empty.
+        or_else: the end of the message about a folder that is not empty, after "choose a new folder, ".
         may_hold: whether the folder may already contain files.
 
     Raises:
@@ -430,7 +431,7 @@ def open_named(
     one: bool | None,
     preprocess: PreprocessLike | None = None,
 ) -> Classifier:
-    """Open a classifier, with the classes of the model or with classes by name.
+    """Open a classifier with the model's own classes, or make one for classes of which only the names are given.
 
     Args:
         model: a model as for `open_model`; with `classes`, one that has a text encoder.

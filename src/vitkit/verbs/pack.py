@@ -713,7 +713,7 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _with_version(text: str) -> str:
-    """Set the version in METADATA to that of the code; in an editable installation, it may be outdated."""
+    """Set the version in METADATA to that of the code. METADATA of an editable installation may be outdated."""
     lines = text.split("\n")
     at = next(number for number, line in enumerate(lines) if line.startswith("Version: "))
     return "\n".join([*lines[:at], f"Version: {vitkit.__version__}", *lines[at + 1 :]])

@@ -139,7 +139,7 @@ class DividedJob:
 
     @cached_property
     def known(self) -> dict[str, Any]:
-        """The `head` without `computed`, which can be determined without calling `start`."""
+        """The entries of `head` that can be determined without calling `start`: all except `computed`."""
         digest = hashlib.sha256("\0".join(self.images).encode(*ENCODING))
         if self.shards is not None:
             digest.update(b"\0\0" + self.shards[0].index().plan.encode())
@@ -250,7 +250,7 @@ class PartFile(Result):
         return errors.total(), errors[True]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the part, the numbers of its images, its file, and the facts that all parts have in common."""
+        """Return the part, its counts of all and of unreadable images, its file, and the facts that all parts share."""
         images, unreadable = self.counts()
         numbers = {"part": str(self.part), "images": images, "unreadable": unreadable}
         return {**numbers, "out": str(self.path), **self.head, "was_kept": self.was_kept}
@@ -426,8 +426,8 @@ class Parts:
 
     Attributes:
         files: the parts, in order.
-        head: the head of the first part (`PartFile.head`). The heads of the others differ at most in the plan by which
-            numbers were computed.
+        head: the head of the first part (`PartFile.head`). The heads of the others may differ from it only in the plan
+            of the backend eager (`--plan`).
         notes: remarks on differences between the parts that change only the last digits of numbers.
     """
 

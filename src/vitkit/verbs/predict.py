@@ -280,9 +280,10 @@ def predict(
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
             (its centre and four corners), or `flip,crops` (all ten). The time grows in proportion to the number of
             views. `vitkit eval --tta` measures the gain. There is no column `unknown` with this option.
-        preprocess: the preprocessing of images, by default that of the model or an assumed one: settings such as
-            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, the name of a publisher whose preprocessing
-            is used, such as `deit` or `google`, or a JSON file. See `vitkit.load`.
+        preprocess: the preprocessing of images, as settings such as
+            `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
+            preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
+            or an assumed one if the model states none. See `vitkit.load`.
         backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
         precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
             float32; `float16` is for GPUs without bfloat16.
@@ -710,11 +711,11 @@ _COMPARED = 8  # rows that are compared, and classes of each
 def _is_same_model(classifier: Classifier, file: Path, form: RowFormat, source: Source) -> bool:
     """Return whether the rows of a file were written by this classifier.
 
-    The first readable image is classified again. If the new label and confidence agree with the row, the model counts
-    as the same. Otherwise, another backend or precision may have computed the rows. Up to `_COMPARED` images are
-    therefore classified again, and their logits are compared with those of the rows. The model counts as the same if
-    the mean difference is at most twice the largest change of a logit that rounding to bfloat16 causes. It also counts
-    as the same if there is no row to compare.
+    The first readable image is classified again. The result is True if the new label and confidence agree with its row,
+    or if no row can be compared. Otherwise, the same model may have computed the rows with another backend or
+    precision. Therefore up to `_COMPARED` images are classified again, and their logits are compared with those of the
+    rows. The result is True if the mean difference is at most twice the largest change of a logit that rounding to
+    bfloat16 causes.
     """
     rows: list[tuple[str, float]] = []
     exact: list[Prediction] = []
@@ -741,7 +742,7 @@ def _is_same_model(classifier: Classifier, file: Path, form: RowFormat, source: 
 
 
 def _noise(exact: Prediction, rounded: Prediction) -> float:
-    """Return the largest change of a logit by rounding, among the most probable classes."""
+    """Return the largest change of a logit that rounding to bfloat16 causes, among an image's most probable classes."""
     other = dict(rounded.ranking)
     return max(abs(_logit(probability) - _logit(other[name])) for name, probability in exact.ranking[:_COMPARED])
 
@@ -749,7 +750,8 @@ def _noise(exact: Prediction, rounded: Prediction) -> float:
 def _distance(classifier: Classifier, name: str, confidence: float, prediction: Prediction) -> float:
     """Return the difference in logits between a row (name and confidence) and the new prediction for its image.
 
-    If the labels of a multi-label model differ, this is the largest distance of a differing class from its threshold.
+    If the two labels of a multi-label model differ, some classes are in only one of them. The result is then the
+    largest difference between the new logit of such a class and the logit of its threshold.
     """
     probabilities = dict(prediction.ranking)
     if classifier.thresholds is None:

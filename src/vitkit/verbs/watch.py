@@ -81,8 +81,9 @@ class Watch(Result):
         tests: the tests, with p-values that are adjusted for the number of tests.
         shares: for each class, the fraction of the recorded images for which it is predicted, and the fraction of the
             photographs.
-        detectable: an example of a change that is detected with a probability of 80 % for this number of images: a rise
-            of the share of one class; None if there are too few images or `level` is too low.
+        detectable: an example of a change that is usually detected: the smallest rise of one class's fraction that is
+            detected with a probability of 80 %, for this number of photographs. It is None if there are too few
+            photographs, `level` is too low, or there is only one class.
         strangers: the photographs that differ most, the least familiar first.
         errors: the reasons why other photographs could not be read, by path.
         computed: a description of the backend and precision of the computation.
