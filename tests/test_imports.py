@@ -35,7 +35,7 @@ PLAN: dict[str, set[str]] = {
     "explanation": {"data", "errors", "model", "system", "text"},
     "classifier": {"data", "errors", "explanation", "inference", "model", "model_folder", "system", "text"},
     "weights": {"classifier", "data", "errors", "model", "model_folder", "system", "text"},
-    "language": {"classifier", "errors", "model", "model_folder", "system", "text", "weights"},
+    "language": {"classifier", "data", "errors", "model", "model_folder", "system", "text", "weights"},
     "evaluation": {"classifier", "data", "errors", "inference", "system", "text"},
     "reporting": {"classifier", "data", "errors", "evaluation", "inference", "system", "text"},
     "exporting": {"classifier", "data", "errors", "inference", "model", "system", "text"},

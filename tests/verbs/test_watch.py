@@ -130,7 +130,7 @@ def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> Non
     now = photographs(tmp_path / "now", {"red": 2}, 1)
     few = package.watch(run, now, **EXACT)
     assert any("only large differences" in note for note in few.notes)
-    assert few.detectable is None and few.detection.endswith("there are too few images, or the level is too low")
+    assert few.detectable is None and few.detection.endswith("there is one class, too few images, or a low level")
     with pytest.raises(VitkitError, match=r"--level 1\.0 must be above 0 and below 1"):
         package.watch(run, now, level=1.0)
     with pytest.raises(VitkitError, match="nothing is written next to the photographs"):

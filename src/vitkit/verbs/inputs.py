@@ -60,9 +60,9 @@ else:
     BackendName, PrecisionName, PlanName = Literal[backend_names()], Literal[PRECISIONS], Literal[PLANS]
 
 PREPROCESS = (  # the help of --preprocess
-    "The preprocessing of images, by default that of the model or an assumed one: settings such as "
-    "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, the name of a publisher whose preprocessing is used "
-    f"({one_of(pixel_owners())}), or a JSON file."
+    "The preprocessing of images: settings such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, the "
+    f"name of a publisher whose preprocessing is used ({one_of(pixel_owners())}), or a JSON file. By default, it is that of "
+    "the model, or one that is assumed for it."
 )
 
 

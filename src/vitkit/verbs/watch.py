@@ -179,7 +179,7 @@ class Watch(Result):
         rise = self.detectable
         if rise is None:
             return (
-                "which rise of a class would be detected is unknown: there are too few images, or the level is too low"
+                "which rise of a class would be detected is unknown: there is one class, too few images, or a low level"
             )
         return (
             f"8 of 10 such comparisons detect that the share of {rise.name} rises from {rise.before:.1%} to "
