@@ -61,8 +61,8 @@ else:
 
 PREPROCESS = (  # the help of --preprocess
     "The preprocessing of images: settings such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, the "
-    f"name of a publisher whose preprocessing is used ({one_of(pixel_owners())}), or a JSON file. By default, it is that of "
-    "the model, or one that is assumed for it."
+    f"name of a publisher whose preprocessing is used ({one_of(pixel_owners())}), or a JSON file. By default, it is "
+    "that of the model, or one that is assumed for it."
 )
 
 
