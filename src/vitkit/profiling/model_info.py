@@ -238,7 +238,10 @@ def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
 
 
 def _scale(left: Tensor, right: Tensor | float) -> Tensor:
-    """Multiply or divide `left` by `right`. If `right` is a number, nothing is kept for the backward pass."""
+    """Stand for a product or quotient of `left` and `right`, which keep the same tensors for the backward pass.
+
+    If `right` is a number, nothing is kept.
+    """
     return _CountedProduct.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
 
 

@@ -108,8 +108,8 @@ class ServedModels:
     def threads(self) -> int:
         """The number of threads that compute predictions and features.
 
-        There is one thread per core. If a model can be used by only one thread at a time, there is one thread more,
-        because the other threads read pictures meanwhile.
+        There is one thread per core. If a model can be used by only one thread at a time, there is one thread more:
+        while one thread computes, the others can read pictures, so that every core is busy.
         """
         return cores() if self._is_concurrent else cores() + 1
 

@@ -54,11 +54,12 @@ ALPHAS = (0.0, 0.25, 0.5, 0.75)  # the fraction of the fine-tuned weights
 
 
 def check_start(recipe: Recipe, model: Model) -> None:
-    """Refuse averaging for a training whose initial model is not a classifier, or whose weights cannot be averaged.
+    """Refuse averaging if the training does not start from a working head, or if the weights cannot be averaged.
+
+    A head works if it was fitted to features (`lp_ft`) or computed from the class names.
 
     Raises:
-        VitkitError: the initial head is neither fitted to features nor made from class names, the model has two heads,
-            or the model has batch norms.
+        VitkitError: the initial head is of neither kind, the model has two heads, or the model has batch norms.
     """
     if model.head is None or getattr(model, "head_dist", None) is not None:
         raise VitkitError("leave out --wise-ft: the model has two heads, which are not fitted before the training")

@@ -659,7 +659,9 @@ class Request:
 
     @classmethod
     def of(cls, fields: Request | Recipe | Mapping[str, Any]) -> Request:
-        """Build a request from fields. A recipe sets all fields. A request is returned unchanged.
+        """Build a request from fields. If `fields` is a recipe, the request has all of its fields.
+
+        If `fields` is already a request, it is returned unchanged.
 
         Raises:
             VitkitError: see `build`.

@@ -77,7 +77,7 @@ def register(form: CheckpointFormat) -> None:
     """Add a format, which is tried before the others.
 
     Raises:
-        ValueError: a format with this name, or with a publisher of the same name, exists already.
+        ValueError: another format already has this name, or already has one of the publishers of `form`.
     """
     if form.name in (VITKIT, *CHECKPOINT_FORMATS) or set(form.pixels) & set(pixel_owners()):
         raise ValueError(
