@@ -484,7 +484,7 @@ def _record_of(run: Earlier) -> PictureRecord | None:
 
 
 def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Recipe) -> list[SplitImages]:
-    """Add the proposals, and findings about them, to the split images of a run, or to those of each fold."""
+    """Add the labels that earlier runs proposed, and findings about them, to the images of a run or of each fold."""
     return [
         replace(
             part,

@@ -213,7 +213,7 @@ class MaskedAutoencoding(nn.Module):
 
     Args:
         config: the configuration of the encoder.
-        choices: the options, after `resolved`.
+        choices: the options of the objective, as returned by `Pretraining.resolved`.
 
     Raises:
         VitkitError: the fraction `mask` leaves no visible or no hidden patch.
@@ -346,7 +346,7 @@ class MaskedPatchPrediction(nn.Module):
 
     Args:
         config: the configuration of the encoder.
-        choices: the options, after `resolved`.
+        choices: the options of the objective, as returned by `Pretraining.resolved`.
         preprocess: the preprocessing of images. Its normalisation is undone to compute their colours.
 
     Raises:

@@ -186,7 +186,7 @@ _POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
 
 
 def _unsplit(_ours: Tensor, _config: ViTConfig) -> tuple[None]:
-    """Return None for the stored tensor of q, k and v, which cannot be computed from only q, or only k and v."""
+    """Return None: one tensor stores q, k and v, and neither q alone nor k and v alone are enough to compute it."""
     return (None,)
 
 
