@@ -247,7 +247,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         value: a value from TOML, JSON, a flag or a caller.
 
     Raises:
-        VitkitError: the value has another type, or is far too large.
+        VitkitError: the value has another type, or is beyond the range of 64-bit integers.
     """
     is_optional = type(None) in get_args(hint)
     if value is None and is_optional:
@@ -263,7 +263,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         if len(value) == len(kinds):
             return tuple(as_typed(name, part_kind, part) for part_kind, part in zip(kinds, value, strict=True))
     if type(value) is int and abs(value) > _LARGEST_WHOLE:
-        raise VitkitError(f"{name} must be between -2^63 and 2^63, and the number is larger")
+        raise VitkitError(f"{name} must be a number between -2^63 and 2^63")
     if kind is float and is_number(value):
         return float(value)
     if kind in (int, str, bool) and type(value) is kind:

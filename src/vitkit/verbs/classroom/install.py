@@ -88,7 +88,7 @@ def make_environment(environment: Path) -> bool:
 
 
 def install(environment: Path, lock: Path) -> bool:
-    """Install the packages next to this program, if their checksums are those in `lock`. Return whether it succeeded."""
+    """Install the packages next to this program, verified by the checksums in `lock`. Return whether it succeeded."""
     python = environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     options = ["--no-index", "--find-links", str(HERE / "wheels"), "--require-hashes", "-r", str(lock)]
     pip = [str(python), "-m", "pip", "--isolated", "--disable-pip-version-check", "install", "--quiet"]
