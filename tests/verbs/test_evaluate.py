@@ -104,6 +104,10 @@ def test_a_training_that_was_stopped_is_noted_wherever_its_model_is_used(trained
     picture = next(path for path in split_from_file(trained / "split.json").files())
     assert [note for note in package.predict(stopped, picture).notes if note.startswith(expected)]
     assert not [note for note in package.predict(trained, picture).notes if "has not finished" in note]
+    for name in ("model.json", "model.safetensors"):
+        (stopped / name).unlink()
+    with pytest.raises(VitkitError, match="has not saved a model yet: continue it with vitkit train --resume"):
+        package.predict(stopped, picture)
 
 
 def test_a_classifier_in_memory_has_no_data_of_its_own(trained: Path) -> None:

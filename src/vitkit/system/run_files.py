@@ -90,6 +90,11 @@ def check_run_folder(folder: Path) -> None:
     raise VitkitError(f"{folder} is not a run folder: it has no {RECIPE}; name a run folder, such as runs/NAME-1")
 
 
+def resume_command(folder: Path) -> str:
+    """Return the command that continues the run in a folder."""
+    return f"vitkit {'pretrain' if (folder / PRETRAINING).is_file() else 'train'} --resume {folder}"
+
+
 def fold_folder(folder: Path, fold: int) -> Path:
     """Return the folder of one fold of a cross-validation, counting from 0."""
     return folder / f"fold-{fold + 1}"

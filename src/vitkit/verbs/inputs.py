@@ -41,7 +41,7 @@ from vitkit.system.files import (
     read_bytes,
 )
 from vitkit.system.progress import Say
-from vitkit.system.run_files import EVALUATION, PRETRAINING, RECIPE, REPORT
+from vitkit.system.run_files import EVALUATION, RECIPE, REPORT, resume_command
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import JOINT, listed, one_of
 from vitkit.weights.formats import pixel_owners
@@ -143,10 +143,9 @@ def _note_unfinished(folder: Path, note: Say) -> None:
     if is_held(folder):
         note(f"{folder} is still being trained: this is the model that it holds now")
     elif not any((folder / name).is_file() for name in (EVALUATION, REPORT)):
-        command = "pretrain" if (folder / PRETRAINING).is_file() else "train"
         note(
             f"the training in {folder} has not finished: this is the model that it saved last, without a report; "
-            f"continue it with vitkit {command} --resume {folder}"
+            f"continue it with {resume_command(folder)}"
         )
 
 

@@ -24,6 +24,7 @@ from vitkit.model.config import Pair, ViTConfig, as_pair, canonical
 from vitkit.model.names import Config, NetworkConfig, is_network_name, split_network
 from vitkit.model.network import anatomy_of
 from vitkit.system.progress import Progress, silent
+from vitkit.system.run_files import RECIPE, resume_command
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import listed
 from vitkit.weights.adapt import Adapted, adapt, adapt_network
@@ -502,6 +503,8 @@ def look(source: str | Path, *, use: Use = "answers", network: str | None = None
             meaning=meaning,
             is_timms=is_timms,
         )
+    if (path / RECIPE).is_file():
+        raise VitkitError(f"the run in {path} has not saved a model yet: continue it with {resume_command(path)}")
     checkpoint = read_checkpoint(path)
     return WeightsSource(
         source=str(source), path=path, checkpoint=checkpoint, entry=entry, meaning=meaning, is_timms=is_timms
