@@ -22,10 +22,11 @@ from sklearn.metrics import balanced_accuracy_score
 
 import photos as pictures
 import runs
+import vitkit
 from vitkit.data import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import Evaluation, MultiEvaluation, evaluate, fold_intervals
-from vitkit.system import reporting_to
+from vitkit.system import exclusive_in, reporting_to
 from vitkit.text import interval_text
 from vitkit.training import Recipe, build, load_fields, run
 from vitkit.training import cross_validation as folds
@@ -413,6 +414,23 @@ def test_an_earlier_cross_validation_is_not_written_over(finished: Path, data: P
 
 
 # --- What is refused -------------------------------------------------------------------------------
+
+
+def test_a_fold_is_continued_with_its_cross_validation_alone(finished: Path, data: Path, tmp_path: Path) -> None:
+    whole = shutil.copytree(finished, tmp_path / "run")
+    for name in ("evaluation.json", "report.html"):
+        (whole / "fold-2" / name).unlink()
+    with pytest.raises(VitkitError, match="is a fold of a cross-validation: continue that with vitkit train --resume"):
+        run.resume(whole / "fold-2", say=lambda _: None)
+    picture = next(data.glob("*/*.png"))
+
+    def noted(fold: str) -> str:
+        return " ".join(vitkit.predict(whole / fold, picture).notes)
+
+    assert noted("fold-2").endswith(f"continue it with vitkit train --resume {whole}")
+    with exclusive_in(whole):
+        assert f"{whole / 'fold-2'} is still being trained" in noted("fold-2")
+        assert "trained" not in noted("fold-1")
 
 
 def test_data_that_comes_split_is_refused(data: Path, tmp_path: Path) -> None:

@@ -443,6 +443,16 @@ def test_a_resume_goes_on_where_the_run_stopped(finished: Path, data: Path, tmp_
 # --- The run's folder -------------------------------------------------------------------------------
 
 
+def test_a_folder_with_the_name_of_published_weights_does_not_take_their_place(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vit_tiny_patch16_224").mkdir()
+    with pytest.raises(VitkitError, match=r"there is a file or folder of this name here, too: rename it, or .* \./vit"):
+        run.train({"data": str(data), "model": "vit_tiny_patch16_224"}, tmp_path / "run", say=lambda line: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["vit_tiny_patch16_224"]
+
+
 def test_without_out_runs_are_numbered(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "fit_and_report", lambda *_: None)

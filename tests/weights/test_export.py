@@ -20,7 +20,7 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model import MIXTURES
 from vitkit.weights import inspect, load, shapes_between, shapes_of, write
-from vitkit.weights.formats.timm import pixels_of_pretrained
+from vitkit.weights.formats.timm import described_pixels, pixels_of_pretrained
 
 SQUARE = {"image_size": (16, 16)}
 DINO = {"layer_scale": 0.1, "pool": "token+gap", "mlp_size": 64}
@@ -275,6 +275,13 @@ def test_pixels_come_back_or_are_refused(tmp_path: Path, fit: Any, to: str) -> N
     assert (again.fit, again.interpolation, again.mean) == (fit, "bilinear", (0.1, 0.2, 0.3))
     if fit.endswith("crop"):
         assert again.before_crop == source.preprocess.before_crop
+
+
+@pytest.mark.parametrize("numbers", [0.5, "0.5", [], [None], {}])
+def test_a_description_without_numbers_is_refused_in_a_line(numbers: Any) -> None:
+    with pytest.raises(VitkitError, match="mean must be a list with one number for each channel"):
+        described_pixels({"pretrained_cfg": {"mean": numbers, "std": [0.5] * 3}})
+    assert described_pixels({"pretrained_cfg": {"mean": None, "std": [0.5] * 3}}) is None
 
 
 @pytest.mark.parametrize("shape", [(64, 48), (37, 90)])

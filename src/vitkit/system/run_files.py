@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 from vitkit.errors import VitkitError
@@ -92,7 +94,8 @@ def check_run_folder(folder: Path) -> None:
 
 def resume_command(folder: Path) -> str:
     """Return the command that continues the run in a folder."""
-    return f"vitkit {'pretrain' if (folder / PRETRAINING).is_file() else 'train'} --resume {folder}"
+    verb = "pretrain" if (folder / PRETRAINING).is_file() else "train"
+    return f"vitkit {verb} --resume {shlex.quote(str(folder))}"
 
 
 def fold_folder(folder: Path, fold: int) -> Path:
@@ -103,3 +106,9 @@ def fold_folder(folder: Path, fold: int) -> Path:
 def folds_in(folder: Path) -> list[Path]:
     """Return the existing folders of the folds of a cross-validation."""
     return sorted(folder.glob("fold-*"))
+
+
+def run_of_fold(folder: Path) -> Path | None:
+    """Return the folder of the cross-validation that a fold belongs to; None if the folder is not that of a fold."""
+    is_fold = re.fullmatch(r"fold-\d+", folder.name) is not None and (folder.parent / RECIPE).is_file()
+    return folder.parent if is_fold else None

@@ -291,8 +291,14 @@ def look_at_weights(recipe: Recipe) -> WeightsSource:
     Raises:
         VitkitError: the weights cannot be obtained, or the recipe changes a part of the model that they determine.
     """
-    if recipe.weights == "auto" and is_model_name(str(recipe.model)):  # before they are downloaded
-        _refuse_others(config_for(str(recipe.model)), recipe.model_fields or {}, str(recipe.model))
+    name = str(recipe.model)
+    if recipe.weights == "auto" and is_model_name(name.partition(".")[0]) and Path(name).exists():
+        raise VitkitError(
+            f"--model {name} names published weights, but there is a file or folder of this name here, too: rename it, "
+            f"or start from it with --weights ./{name}"
+        )
+    if recipe.weights == "auto" and is_model_name(name):  # before they are downloaded
+        _refuse_others(config_for(name), recipe.model_fields or {}, name)
     return look(weights_of(recipe), use="training", network=network_of_file(recipe))
 
 

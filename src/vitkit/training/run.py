@@ -73,6 +73,8 @@ from vitkit.system.run_files import (
     SPLIT,
     check_run_folder,
     fold_folder,
+    resume_command,
+    run_of_fold,
 )
 from vitkit.training.averages import mix_with_start
 from vitkit.training.cross_validation import cross_validate
@@ -396,6 +398,8 @@ def resume(
     folder = Path(folder)
     check_run_folder(folder)
     _refuse_pretraining(folder)
+    if (whole := run_of_fold(folder)) is not None:  # whose lock and final model are those of the cross-validation
+        raise VitkitError(f"{folder} is a fold of a cross-validation: continue that with {resume_command(whole)}")
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume=")

@@ -41,7 +41,7 @@ from vitkit.system.files import (
     read_bytes,
 )
 from vitkit.system.progress import Say
-from vitkit.system.run_files import EVALUATION, RECIPE, REPORT, resume_command
+from vitkit.system.run_files import EVALUATION, RECIPE, REPORT, resume_command, run_of_fold
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import JOINT, listed, one_of
 from vitkit.weights.formats import pixel_owners
@@ -140,12 +140,14 @@ def _note_unfinished(folder: Path, note: Say) -> None:
     """Note that the training in a run folder is still running, or was stopped; the report is written at its end."""
     if not (folder / RECIPE).is_file():
         return
-    if is_held(folder):
+    whole = run_of_fold(folder) or folder
+    is_finished = any((folder / name).is_file() for name in (EVALUATION, REPORT))
+    if is_held(folder) or (not is_finished and is_held(whole)):
         note(f"{folder} is still being trained: this is the model that it holds now")
-    elif not any((folder / name).is_file() for name in (EVALUATION, REPORT)):
+    elif not is_finished:
         note(
             f"the training in {folder} has not finished: this is the model that it saved last, without a report; "
-            f"continue it with {resume_command(folder)}"
+            f"continue it with {resume_command(whole)}"
         )
 
 

@@ -20,6 +20,7 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.model.config import ViTConfig
 from vitkit.model.variants import TIMM, fields_by_names, handlers_of
 from vitkit.system.files import replacing, to_json
+from vitkit.text.arguments import is_number
 from vitkit.weights.checkpoint import Checkpoint, noted, tuck_in
 from vitkit.weights.formats import CHECKPOINT_FORMATS
 from vitkit.weights.formats.export import Files, metadata, one, ours_of, refuse, said, save, tensors_under, write_folder
@@ -209,14 +210,20 @@ def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
 def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return `pretrained_cfg` of timm's config.json as fields of `Preprocess`; None without mean and std."""
     pretrained = config.get("pretrained_cfg")
-    if not isinstance(pretrained, Mapping) or "mean" not in pretrained or "std" not in pretrained:
+    if not isinstance(pretrained, Mapping) or pretrained.get("mean") is None or pretrained.get("std") is None:
         return None
+    for name in ("mean", "std"):
+        numbers = pretrained[name]
+        if not isinstance(numbers, (list, tuple)) or not numbers or not all(map(is_number, numbers)):
+            raise VitkitError(
+                f"config.json: {name} must be a list with one number for each channel, not {numbers!r:.60}"
+            )
     return pixels_of_pretrained(pretrained)
 
 
 def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     """Return the transform that timm creates from a `pretrained_cfg` as fields of `Preprocess`."""
-    mode, share = pretrained.get("crop_mode") or "center", pretrained.get("crop_pct") or 0.875
+    mode, share = str(pretrained.get("crop_mode") or "center"), pretrained.get("crop_pct") or 0.875
     fit = {"center": "crop", "squash": "squash" if share == 1 else "squash_crop", "border": "pad"}.get(mode)
     interpolation = pretrained.get("interpolation") or "bicubic"
     fields = {
