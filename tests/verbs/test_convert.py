@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import vitkit
 from cli.conftest import vitkit as command
@@ -43,6 +45,17 @@ def test_a_conversion_is_shown_in_a_line(folder: Path, tmp_path: Path) -> None:
     assert repr(found) == f"<Conversion: written and read back, every number the same: {tmp_path / 'out.npz'}>"
     assert json.loads(json.dumps(found.to_dict()))["temperature"] == 1.7
     assert "divided by the temperature, 1.700" in found._repr_html_()
+
+
+@pytest.mark.parametrize(("to", "is_shifted"), [("timm", True), ("hf", False), ("folder", False)])
+def test_a_crop_that_a_layout_cannot_express_to_the_pixel_is_told(tmp_path: Path, to: Any, is_shifted: bool) -> None:
+    preprocess = Preprocess(size=(16, 16), fit="squash_crop", crop_pct=16 / 19, floor_crop=True)
+    Classifier(build(image_size=(16, 16)), tuple("abcdefg"), preprocess).save(tmp_path / "model")
+    found = vitkit.convert(tmp_path / "model", tmp_path / "out", to=to)
+    assert found.is_crop_shifted == any("one pixel further" in line for line in found.lines()) == is_shifted
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8))
+    again = vitkit.load(tmp_path / "out").preprocess
+    assert np.array_equal(again(picture), preprocess(picture)) != is_shifted
 
 
 @pytest.mark.parametrize(

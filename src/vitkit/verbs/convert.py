@@ -45,12 +45,15 @@ class Conversion(Result):
         report: the report on how each tensor was converted.
         temperature: the temperature by which the head was divided because the layout cannot store it; None if the head
             was not divided.
+        is_crop_shifted: whether pictures may be cropped one pixel further right or down than before, because timm's
+            layout cannot store that odd margins are rounded down.
     """
 
     destination: Path
     to: Kind
     report: LoadReport
     temperature: float | None = None
+    is_crop_shifted: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything in plain JSON types."""
@@ -58,6 +61,7 @@ class Conversion(Result):
             "destination": str(self.destination),
             "to": self.to,
             "temperature": self.temperature,
+            "is_crop_shifted": self.is_crop_shifted,
             "report": self.report.to_dict(),
         }
 
@@ -65,7 +69,12 @@ class Conversion(Result):
         """Return the report, and a line on what was written."""
         temperature = self.temperature
         divided = f"the head is divided by the temperature, {temperature or 1:.3f}, which this layout cannot store"
-        return [*self.report.lines(), *([] if temperature is None else [divided]), self._written]
+        shifted = (
+            "pictures may be cropped one pixel further right or down: timm's layout cannot store that odd margins are "
+            "rounded down, as in Hugging Face's"
+        )
+        losses = [*([] if temperature is None else [divided]), *([shifted] if self.is_crop_shifted else [])]
+        return [*self.report.lines(), *losses, self._written]
 
     @property
     def _written(self) -> str:
@@ -137,7 +146,9 @@ def convert(
         _compare(classifier, destination, kind)
     assert classifier.report is not None
     is_divided = kind != VITKIT and classifier.temperature != 1
-    return Conversion(destination, kind, classifier.report, classifier.temperature if is_divided else None)
+    is_shifted = kind == "timm" and classifier.preprocess.floor_crop and classifier.preprocess.fit.endswith("crop")
+    temperature = classifier.temperature if is_divided else None
+    return Conversion(destination, kind, classifier.report, temperature, is_shifted)
 
 
 def _check_place(destination: Path, kind: str) -> None:
