@@ -433,6 +433,18 @@ def test_a_fold_is_continued_with_its_cross_validation_alone(finished: Path, dat
         assert "trained" not in noted("fold-1")
 
 
+def test_damaged_figures_of_a_fold_are_computed_again_as_the_message_says(finished: Path, tmp_path: Path) -> None:
+    whole = shutil.copytree(finished, tmp_path / "run")
+    figures = whole / "fold-2" / "evaluation.json"
+    expected = json.loads(figures.read_text())
+    figures.write_text('{"accuracy": "much"}')
+    with pytest.raises(VitkitError, match=re.escape(f"vitkit train --resume {whole}") + "$"):
+        run.resume(whole, say=lambda _: None)
+    figures.unlink()
+    run.resume(whole, say=lambda _: None)
+    assert json.loads(figures.read_text())["accuracy"] == expected["accuracy"]
+
+
 def test_data_that_comes_split_is_refused(data: Path, tmp_path: Path) -> None:
     for part in ("train", "val"):
         shutil.copytree(data, tmp_path / "photos" / part)

@@ -16,6 +16,7 @@ from typing import Any
 from vitkit.data.table import TASKS, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import read_json
+from vitkit.system.run_files import resume_command
 from vitkit.text.arguments import is_number, shown
 
 
@@ -144,12 +145,12 @@ def read_figures(file: Path) -> dict[str, Any]:
         if not fits:
             raise VitkitError(
                 f"{file} is damaged: {name} is {shown(value)}; delete it, and repeat the evaluation: "
-                f"vitkit train --resume {file.parent}"
+                f"{resume_command(file.parent)}"
             )
     if figures.get("accuracy") is None and not figures.get("seen"):  # there is no accuracy if all images were seen
         raise VitkitError(
             f"{file} is damaged: it has no accuracy; delete it, and repeat the evaluation: "
-            f"vitkit train --resume {file.parent}"
+            f"{resume_command(file.parent)}"
         )
     return figures
 

@@ -177,7 +177,10 @@ _LOOKING = 0.5  # seconds between checks for the file
 
 
 def request_stop(process: int, file: Path) -> None:
-    """Ask a process to save its work and end: by SIGTERM, or on Windows by creating `file` (see `heed_stop_file`)."""
+    """Ask a process to save its work and end.
+
+    The process receives SIGTERM. On Windows, `file` is created instead, for which the process looks (`heed_stop_file`).
+    """
     if windows.IS_WINDOWS:
         file.touch()
     else:

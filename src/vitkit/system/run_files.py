@@ -93,7 +93,8 @@ def check_run_folder(folder: Path) -> None:
 
 
 def resume_command(folder: Path) -> str:
-    """Return the command that continues the run in a folder."""
+    """Return the command that continues the run in a folder. A fold is continued with its cross-validation."""
+    folder = run_of_fold(folder) or folder
     verb = "pretrain" if (folder / PRETRAINING).is_file() else "train"
     return f"vitkit {verb} --resume {shlex.quote(str(folder))}"
 

@@ -107,7 +107,7 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
     for number, folder in enumerate(folders, start=1):
         if not (folder / RECIPE).is_file():
             raise VitkitError(f"{folder} contains no run; start the cross-validation again with --force")
-        if not (folder / REPORT).is_file():
+        if not all((folder / name).is_file() for name in (EVALUATION, REPORT)):
             run.say(f"fold {number} of {recipe.folds}")
             recipe_of_fold = recipe.replace(folds=None)
             model = None if blueprint is None else replace(blueprint, recipe=recipe_of_fold)

@@ -278,7 +278,7 @@ def train(
         overwrites, wait = start_over(out, force=force, resume_if_there=resume_if_there)
         return _prepare(request, named, out, overwrites, wait, team, notes, observers, hold)
 
-    return drive(request.recipe, observers, prepare, _work, _again)
+    return drive(request.recipe, observers, prepare, _work, resume_command)
 
 
 def _prepare(
@@ -310,14 +310,17 @@ def _prepare(
         if out is not None and not is_reserved:
             reserve_folder(out, hold, force=force, wait=wait)
 
-    beside = dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])])
+    def reserve_one(table: ImageTable, recipe: Recipe) -> None:
+        reserve(table, [recipe])
+
+    beside = list(dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])]))
     selection = None
     if request.recipe.select_time is not None:
-        start, selection = choose_and_resolve(request, reserve, list(beside))
+        start, selection = choose_and_resolve(request, reserve, beside)
     elif request.recipe.method == "auto" and request.recipe.weights != "none":
-        start = resolve_method(request, lambda table, recipe: reserve(table, [recipe]), list(beside), named)
+        start = resolve_method(request, reserve_one, beside, named)
     else:
-        start = resolve(request, lambda table, recipe: reserve(table, [recipe]), list(beside))
+        start = resolve(request, reserve_one, beside)
     recipe, table = start.recipe, start.table
     run = observers.run(Path(out) if out is not None else new_run_folder(table.root.name, hold))
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
@@ -368,10 +371,6 @@ def _work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
         cross_validate(run, recipe, blueprint)
 
 
-def _again(folder: Path) -> str:
-    return f"vitkit train --resume {folder}"
-
-
 def resume(
     folder: str | Path,
     data_root: Path | None = None,
@@ -398,13 +397,13 @@ def resume(
     folder = Path(folder)
     check_run_folder(folder)
     _refuse_pretraining(folder)
-    if (whole := run_of_fold(folder)) is not None:  # whose lock and final model are those of the cross-validation
-        raise VitkitError(f"{folder} is a fold of a cross-validation: continue that with {resume_command(whole)}")
+    if run_of_fold(folder) is not None:  # the lock and the final model are those of the cross-validation
+        raise VitkitError(f"{folder} is a fold of a cross-validation: continue that with {resume_command(folder)}")
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume=")
     observers = Observers(say, tuple(callbacks), tuple(loggers), extensions)
-    return drive_again(folder, recipe, observers, _work, _again, data_root)
+    return drive_again(folder, recipe, observers, _work, resume_command, data_root)
 
 
 def _refuse_pretraining(folder: Path) -> None:

@@ -140,14 +140,13 @@ def _note_unfinished(folder: Path, note: Say) -> None:
     """Note that the training in a run folder is still running, or was stopped; the report is written at its end."""
     if not (folder / RECIPE).is_file():
         return
-    whole = run_of_fold(folder) or folder
     is_finished = any((folder / name).is_file() for name in (EVALUATION, REPORT))
-    if is_held(folder) or (not is_finished and is_held(whole)):
+    if is_held(folder) or (not is_finished and is_held(run_of_fold(folder) or folder)):
         note(f"{folder} is still being trained: this is the model that it holds now")
     elif not is_finished:
         note(
             f"the training in {folder} has not finished: this is the model that it saved last, without a report; "
-            f"continue it with {resume_command(whole)}"
+            f"continue it with {resume_command(folder)}"
         )
 
 

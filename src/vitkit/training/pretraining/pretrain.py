@@ -47,7 +47,7 @@ from vitkit.model_folder import RECORD
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
 from vitkit.system.files import from_json, without_place, write_text
 from vitkit.system.progress import Say
-from vitkit.system.run_files import FILLER, FINDINGS, METRICS, PRETRAINING, RECIPE, REPORT, SPLIT
+from vitkit.system.run_files import FILLER, FINDINGS, METRICS, PRETRAINING, RECIPE, REPORT, SPLIT, resume_command
 from vitkit.text.pages import figure, finding, listing, new_figure, table, to_png, whole_numbers, write_page
 from vitkit.training.adapters import needs_every_patch
 from vitkit.training.checkpoint import identity
@@ -372,7 +372,7 @@ def pretrain(
         overwrites, wait = start_over(out, force=force, resume_if_there=resume_if_there)
         return _prepare(choices, recipe, fields, out, overwrites, wait, team, observers, hold)
 
-    return drive(recipe, observers, prepare, _work_on(choices), _again)
+    return drive(recipe, observers, prepare, _work_on(choices), resume_command)
 
 
 def resolve_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
@@ -470,10 +470,6 @@ def _work_on(choices: Pretraining) -> Work:
     return lambda run, recipe, blueprint: fit_and_report(run, recipe, choices, blueprint)
 
 
-def _again(folder: Path) -> str:
-    return f"vitkit pretrain --resume {folder}"
-
-
 def resume(
     folder: str | Path,
     data_root: Path | None = None,
@@ -498,7 +494,7 @@ def resume(
     choices = choices_of_run(folder)
     recipe = load_of_run(folder / RECIPE)
     observers = Observers(say, tuple(callbacks), tuple(loggers))
-    return drive_again(folder, recipe, observers, _work_on(choices), _again, data_root)
+    return drive_again(folder, recipe, observers, _work_on(choices), resume_command, data_root)
 
 
 def choices_of_run(folder: Path) -> Pretraining:
@@ -509,7 +505,7 @@ def choices_of_run(folder: Path) -> Pretraining:
     """
     file = folder / PRETRAINING
     if not file.is_file():
-        hint = f"; continue it with vitkit train --resume {folder}" if (folder / RECIPE).is_file() else ""
+        hint = f"; continue it with {resume_command(folder)}" if (folder / RECIPE).is_file() else ""
         raise VitkitError(f"{folder} is not a pre-training of vitkit: it has no {PRETRAINING}{hint}")
     try:
         return Pretraining(**tomllib.loads(file.read_text(encoding="utf-8")))

@@ -20,10 +20,10 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.model.config import ViTConfig
 from vitkit.model.variants import TIMM, fields_by_names, handlers_of
 from vitkit.system.files import replacing, to_json
-from vitkit.text.arguments import is_number
 from vitkit.weights.checkpoint import Checkpoint, noted, tuck_in
 from vitkit.weights.formats import CHECKPOINT_FORMATS
 from vitkit.weights.formats.export import Files, metadata, one, ours_of, refuse, said, save, tensors_under, write_folder
+from vitkit.weights.formats.huggingface_described import of_channels
 from vitkit.weights.layout import Layout, Piece, Split, same
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
@@ -212,17 +212,15 @@ def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
     pretrained = config.get("pretrained_cfg")
     if not isinstance(pretrained, Mapping) or pretrained.get("mean") is None or pretrained.get("std") is None:
         return None
-    for name in ("mean", "std"):
-        numbers = pretrained[name]
-        if not isinstance(numbers, (list, tuple)) or not numbers or not all(map(is_number, numbers)):
-            raise VitkitError(
-                f"config.json: {name} must be a list with one number for each channel, not {numbers!r:.60}"
-            )
     return pixels_of_pretrained(pretrained)
 
 
 def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the transform that timm creates from a `pretrained_cfg` as fields of `Preprocess`."""
+    """Return the transform that timm creates from a `pretrained_cfg` as fields of `Preprocess`.
+
+    Raises:
+        VitkitError: mean or std is not a list of numbers.
+    """
     mode, share = str(pretrained.get("crop_mode") or "center"), pretrained.get("crop_pct") or 0.875
     fit = {"center": "crop", "squash": "squash" if share == 1 else "squash_crop", "border": "pad"}.get(mode)
     interpolation = pretrained.get("interpolation") or "bicubic"
@@ -230,8 +228,8 @@ def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
         "fit": fit or "crop",
         "interpolation": "bicubic" if interpolation == "random" else interpolation,
         "crop_pct": share,
-        "mean": tuple(pretrained["mean"]),
-        "std": tuple(pretrained["std"]),
+        "mean": of_channels(pretrained["mean"], "mean", "config.json"),
+        "std": of_channels(pretrained["std"], "std", "config.json"),
     }
     if fit is None or (fit == "pad" and share != 1):
         fields["unknown"] = f"timm's crop_mode {mode!r} with crop_pct {share} is not supported"
