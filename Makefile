@@ -27,8 +27,9 @@ demo: setup ## train digits from scratch, evaluate, predict: about three minutes
 	@echo "The classifier is in runs/demo; open runs/demo/report.html. To ask it about an image of your own:"
 	@echo "    $(BIN)/vitkit predict runs/demo IMAGE"
 
+# Three processes on two cores: some tests wait for a server, a browser or a process that they started.
 test: setup style ## everything that must hold, in 10 to 18 minutes on two cores
-	$(QUICKLY) $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
+	$(QUICKLY) $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 
 test-gpu: setup ## on a machine with a CUDA GPU: that every verb computes there, and answers as on the CPU
 	VITKIT_TEST_GPU=1 $(BIN)/python -m pytest tests/gpu

@@ -63,6 +63,8 @@ def test_2_5_class_indices_are_read(row: Any, place: Path) -> None:
     assert row().value == ("blue", "green", "red")
     (place / "weights/class_indices.json").write_text('{"0": "x", "1": "y", "2": "z"}')
     assert row().value == ("x", "y", "z")
+    (place / "weights/class_indices.json").write_text('{"0": "é", "1": "y", "2": "z"}', encoding="utf-8-sig")
+    assert row().value == ("é", "y", "z")
 
 
 def test_2_6_a_fifth_for_validation(row: Any) -> None:

@@ -157,3 +157,16 @@ def test_pretrained_gives_the_published_weights(monkeypatch: pytest.MonkeyPatch,
     assert not new.head.weight.any()
     with pytest.raises(VitkitError, match="layers"):
         create_model(str(tmp_path / "run"), pretrained=True, depth=1)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_tiny_patch16_224.augreg_in21k"])
+def test_no_folder_is_taken_for_published_weights(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    model = build()
+    pixels = vitkit.Preprocess(size=model.config.image_size)
+    vitkit.Classifier(model, tuple(map(str, range(model.config.num_classes))), pixels).save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(VitkitError, match=f"here, too: rename it, or load it as ./{name}"):
+        create_model(name, pretrained=True)
+    assert create_model(f"./{name}", pretrained=True).config == model.config
+    if "." not in name:
+        assert create_model(name).config.image_size == (224, 224)

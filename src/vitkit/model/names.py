@@ -243,16 +243,6 @@ class NetworkConfig:
 Config = ViTConfig | NetworkConfig
 
 
-def config_from_dict(fields: Any) -> Config:
-    """Create a `ViTConfig` or a `NetworkConfig` from the fields that its `to_dict` returned.
-
-    Raises:
-        VitkitError: a field is unknown or missing, or no model can be built with its value.
-    """
-    is_network = isinstance(fields, dict) and "library" in fields
-    return NetworkConfig.from_dict(fields) if is_network else ViTConfig.from_dict(fields)
-
-
 def split_network(name: str) -> tuple[Library, str] | None:
     """Split `torchvision:NAME`, `timm:NAME` or `custom:NAME` into library and name; return None for any other name.
 

@@ -27,7 +27,7 @@ from vitkit.model.network import check_rates, native_rates
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.training.adapters import check_patch_dropout
 from vitkit.training.recipe import ON_BACKBONE, ON_PICTURES, ON_STEPS, Recipe, Request, in_words, with_fields
-from vitkit.weights.loading import LoadPlan, WeightsSource, look
+from vitkit.weights.loading import LoadPlan, WeightsSource, is_hidden, look
 
 DEFAULT_MODEL = "vit_small_patch16_224"
 FEW = 40  # below this number of training images per class, training only a new head generalises better
@@ -280,7 +280,9 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
 
 def network_of_file(recipe: Recipe) -> str | None:
     """Return the recipe's model if it is a network of another library whose weights are in a file, else None."""
-    return recipe.model if is_network_name(recipe.model) and recipe.weights not in ("auto", "none") else None
+    if recipe.model is None or recipe.weights in ("auto", "none"):
+        return None
+    return recipe.model if is_network_name(recipe.model) else None
 
 
 def look_at_weights(recipe: Recipe) -> WeightsSource:
@@ -292,7 +294,7 @@ def look_at_weights(recipe: Recipe) -> WeightsSource:
         VitkitError: the weights cannot be obtained, or the recipe changes a part of the model that they determine.
     """
     name = str(recipe.model)
-    if recipe.weights == "auto" and is_model_name(name.partition(".")[0]) and Path(name).exists():
+    if recipe.weights == "auto" and is_hidden(name):
         raise VitkitError(
             f"--model {name} names published weights, but there is a file or folder of this name here, too: rename it, "
             f"or start from it with --weights ./{name}"

@@ -21,7 +21,7 @@ from vitkit.data.preprocess import Preprocess, describe
 from vitkit.errors import VitkitError
 from vitkit.model.build import UNTRAINED_HEAD, LoadReport, Model, build, config_of, filled
 from vitkit.model.config import Pair, ViTConfig, as_pair, canonical
-from vitkit.model.names import Config, NetworkConfig, is_network_name, split_network
+from vitkit.model.names import Config, NetworkConfig, is_model_name, is_network_name, split_network
 from vitkit.model.network import anatomy_of
 from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import RECIPE, resume_command
@@ -569,6 +569,11 @@ def locate(source: str | Path) -> tuple[Path, Entry | None]:
     raise VitkitError(missing(str(source)))
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder here has the name of a model or of published weights, so that it hides them."""
+    return is_model_name(name.partition(".")[0]) and Path(name).exists()
+
+
 def fetch(entry: Entry) -> Path:
     """Return the file or folder of published weights, downloading it unless it is in the cache.
 
@@ -614,11 +619,17 @@ def create_model(
 
     Raises:
         VitkitError: the name or an option is unknown (similar ones are suggested), a model with these values cannot be
-            built, the weights cannot be downloaded, or an option would change the shapes of the weights.
+            built, the weights cannot be downloaded or a folder here has their name, or an option would change the
+            shapes of the weights.
     """
     options = dict(overrides) if is_network_name(name) else canonical(overrides)
     if not pretrained:
         return build(config_of(name, num_classes, **options))
+    if is_hidden(name):
+        raise VitkitError(
+            f"{name} names published weights, but there is a file or folder of this name here, too: rename it, or load "
+            f"it as ./{name}"
+        )
     size = options.pop("image_size", None)
     use: Use = "answers" if num_classes is None else "training"
     return load(name, num_classes, size, use=use, **options).model

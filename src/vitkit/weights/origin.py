@@ -23,7 +23,7 @@ from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
 from vitkit.model import network
 from vitkit.model.config import Pair, ViTConfig
-from vitkit.model.names import Config, NetworkConfig, config_from_dict
+from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import without_place
 from vitkit.system.run_files import CLASS_INDICES
@@ -102,7 +102,9 @@ def read_model_folder(
     if refused:
         raise VitkitError(f"{folder} determines {refused[0]}, which cannot be changed on loading: leave it out")
     try:
-        config = config_from_dict(description["config"]).replace(**overrides)
+        fields = description["config"]
+        is_network = isinstance(fields, dict) and "library" in fields
+        config = (NetworkConfig if is_network else ViTConfig).from_dict(fields).replace(**overrides)
         stored = checkpoint.tensors
         if isinstance(config, ViTConfig) and config.layers > len(stored):  # checked before so many layers are built
             raise VitkitError(
