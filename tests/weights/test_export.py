@@ -284,6 +284,16 @@ def test_a_description_without_numbers_is_refused_in_a_line(numbers: Any) -> Non
     assert described_pixels({"pretrained_cfg": {"mean": None, "std": [0.5] * 3}}) is None
 
 
+@pytest.mark.parametrize(
+    "unusual", [{"interpolation": "hamming"}, {"crop_pct": 1.1}, {"crop_pct": "0.9"}, {"interpolation": ["box"]}]
+)
+def test_a_transform_that_is_not_supported_is_named_before_the_first_picture(unusual: dict[str, Any]) -> None:
+    described = {"mean": [0.5] * 3, "std": [0.2] * 3} | unusual
+    preprocess = Preprocess(size=(32, 32), **pixels_of_pretrained(described))
+    with pytest.raises(VitkitError, match=f"timm's {next(iter(unusual))} .* is not supported; set it with"):
+        preprocess(Image.new("RGB", (40, 40)))
+
+
 @pytest.mark.parametrize("shape", [(64, 48), (37, 90)])
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 @pytest.mark.parametrize("share", [0.9, 1.0])

@@ -23,7 +23,7 @@ from vitkit.text.arguments import settle_types
 
 Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-_LEAST_CROP = 0.01
+LEAST_CROP = 0.01
 _LARGEST, _LEAST_STD = 1e6, 1e-6  # values beyond these come from damaged files
 HALF = (0.5, 0.5, 0.5)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -78,8 +78,8 @@ class Preprocess:
             raise VitkitError(f"size must be (height, width) in pixels, not {self.size!r:.80}")
         if self.size[0] * self.size[1] > MAX_PIXELS:
             raise VitkitError(f"size {self.size[0]}x{self.size[1]} is more than the limit of {MAX_PIXELS:,} pixels")
-        if not _LEAST_CROP <= self.crop_pct <= 1:
-            raise VitkitError(f"crop_pct must be from {_LEAST_CROP} to 1, not {self.crop_pct!r}")
+        if not LEAST_CROP <= self.crop_pct <= 1:
+            raise VitkitError(f"crop_pct must be from {LEAST_CROP} to 1, not {self.crop_pct!r}")
         if not len(self.mean) == len(self.std) in (1, 3) or not all(value >= _LEAST_STD for value in self.std):
             raise VitkitError(f"mean {self.mean} and std {self.std} must have 1 or 3 values, those of std above 0")
         if max(map(abs, self.mean + self.std)) >= _LARGEST:

@@ -10,16 +10,17 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
+from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, LEAST_CROP, Interpolation
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.config import ViTConfig
 from vitkit.model.variants import TIMM, fields_by_names, handlers_of
 from vitkit.system.files import replacing, to_json
+from vitkit.text.arguments import is_number
 from vitkit.weights.checkpoint import Checkpoint, noted, tuck_in
 from vitkit.weights.formats import CHECKPOINT_FORMATS
 from vitkit.weights.formats.export import Files, metadata, one, ours_of, refuse, said, save, tensors_under, write_folder
@@ -224,15 +225,24 @@ def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     mode, share = str(pretrained.get("crop_mode") or "center"), pretrained.get("crop_pct") or 0.875
     fit = {"center": "crop", "squash": "squash" if share == 1 else "squash_crop", "border": "pad"}.get(mode)
     interpolation = pretrained.get("interpolation") or "bicubic"
+    reason = ""
+    if not is_number(share) or not LEAST_CROP <= share <= 1:
+        reason, share = f"crop_pct {share!r:.60}", 1.0
+    elif fit is None or (fit == "pad" and share != 1):
+        reason = f"crop_mode {mode!r:.60} with crop_pct {share}"
+    if interpolation == "random":
+        interpolation = "bicubic"
+    elif interpolation not in get_args(Interpolation):
+        reason, interpolation = f"interpolation {interpolation!r:.60}", "bicubic"
     fields = {
         "fit": fit or "crop",
-        "interpolation": "bicubic" if interpolation == "random" else interpolation,
+        "interpolation": interpolation,
         "crop_pct": share,
         "mean": of_channels(pretrained["mean"], "mean", "config.json"),
         "std": of_channels(pretrained["std"], "std", "config.json"),
     }
-    if fit is None or (fit == "pad" and share != 1):
-        fields["unknown"] = f"timm's crop_mode {mode!r} with crop_pct {share} is not supported"
+    if reason:
+        fields["unknown"] = f"timm's {reason} is not supported"
     return fields
 
 
