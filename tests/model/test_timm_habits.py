@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,11 +146,16 @@ def test_every_spelling_names_a_field() -> None:
         assert set(canonical({name: 1})) <= set(ViTConfig.__dataclass_fields__)
 
 
-def test_pretrained_gives_the_published_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def _saved(folder: Path) -> vitkit.Classifier:
     model = build()
     pixels = vitkit.Preprocess(size=model.config.image_size)
     classifier = vitkit.Classifier(model, tuple(map(str, range(model.config.num_classes))), pixels)
-    classifier.save(tmp_path / "run")
+    classifier.save(folder)
+    return classifier
+
+
+def test_pretrained_gives_the_published_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    classifier = _saved(tmp_path / "run")
     model = create_model(str(tmp_path / "run"), pretrained=True)
     assert all(torch.equal(model.state_dict()[name], own) for name, own in classifier.model.state_dict().items())
     new = create_model(str(tmp_path / "run"), 3, pretrained=True, drop_path_rate=0.1)
@@ -161,9 +167,7 @@ def test_pretrained_gives_the_published_weights(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_tiny_patch16_224.augreg_in21k"])
 def test_no_folder_is_taken_for_published_weights(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    model = build()
-    pixels = vitkit.Preprocess(size=model.config.image_size)
-    vitkit.Classifier(model, tuple(map(str, range(model.config.num_classes))), pixels).save(tmp_path / name)
+    model = _saved(tmp_path / name).model
     monkeypatch.chdir(tmp_path)
     with pytest.raises(VitkitError, match=f"here, too: rename it, or load it as ./{name}"):
         create_model(name, pretrained=True)

@@ -225,7 +225,7 @@ def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     mode, share = str(pretrained.get("crop_mode") or "center"), pretrained.get("crop_pct") or 0.875
     fit = {"center": "crop", "squash": "squash" if share == 1 else "squash_crop", "border": "pad"}.get(mode)
     interpolation = pretrained.get("interpolation") or "bicubic"
-    reason = ""
+    reason = ""  # what is not supported is named by `reason`, and replaced by a value that `Preprocess` accepts
     if not is_number(share) or not LEAST_CROP <= share <= 1:
         reason, share = f"crop_pct {share!r:.60}", 1.0
     elif fit is None or (fit == "pad" and share != 1):
