@@ -4,6 +4,9 @@ Large photographs (12 megapixels, JPEG, made by enlarging generated ones) are re
 reads them, with every `--cache`; the first epoch decodes, the later ones find what it kept. Beside it stands how many
 images a second the model trains on, in bfloat16 where the hardware has it. `waits` is the part of an epoch in which the
 model waits, where one process does both. Results go to benchmarks/results.
+
+A second table has the part of short epochs that a device waits, if it computes each batch in a fixed time: with the
+next epoch prepared during the evaluation, as in training, and without. The device is simulated by pauses.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from vitkit.data import ImageData, ImageTable, Preprocess, read_source, split
 from vitkit.training import PRESETS, Recipe, augment_of, build_optimizer, choose_precision, label_loss
 
 EPOCHS, BATCH, STEPS = 4, 32, 6
+SMALL, STEP_SECONDS = 640, 0.1  # images and the pause of a step in the second table
 
 
 def write_photographs(folder: Path, count: int) -> ImageTable:
@@ -73,6 +77,53 @@ def step_rate(name: str, recipe: Recipe) -> float:
     return BATCH / statistics.median(seconds[1:])
 
 
+def waiting_of(table: ImageTable, recipe: Recipe, *, is_prepared: bool) -> float:
+    """The median part of later epochs that a simulated device waits for images."""
+    data = ImageData(table, Preprocess(size=(224, 224)), augment_of(recipe), batch_size=BATCH, workers=2, seed=0)
+    waiting = []
+    for epoch in range(EPOCHS):
+        batches, started, waited = data.train_batches(epoch), time.perf_counter(), 0.0
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            waited += time.perf_counter() - asked
+            if batch is None:
+                break
+            time.sleep(STEP_SECONDS)
+        waiting.append(waited / (time.perf_counter() - started))
+        if is_prepared and epoch + 1 < EPOCHS:
+            data.prepare_epoch(epoch + 1)
+        for _ in data.val_batches():
+            time.sleep(STEP_SECONDS / 3)
+    data.close()
+    return statistics.median(waiting[1:])
+
+
+def compare_epochs(folder: Path) -> list[dict[str, str]]:
+    """Compare short epochs whose first batches are prepared during the evaluation with others, in turn."""
+    for i in range(SMALL):
+        pixels = np.random.default_rng(i).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        path = folder / "ab"[i % 2] / f"{i}.jpg"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC).save(path, quality=85)
+    table, recipe = split(read_source(folder), (0.8, 0.2, 0.0), 0), Recipe(**PRESETS["full"])
+    waiting: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(3):
+        for is_prepared, values in waiting.items():
+            values.append(waiting_of(table, recipe, is_prepared=is_prepared))
+    return [
+        {
+            "next_epoch_prepared": str(is_prepared),
+            "images": str(SMALL),
+            "batch": str(BATCH),
+            "step_seconds": str(STEP_SECONDS),
+            "waiting": f"{statistics.median(values):.3f}",
+            "waiting_of_rounds": " ".join(f"{value:.3f}" for value in values),
+        }
+        for is_prepared, values in waiting.items()
+    ]
+
+
 def main(count: int, name: str) -> None:
     """Write photographs, read them, train, and write the table."""
     recipe = Recipe(**PRESETS["full"])
@@ -96,7 +147,9 @@ def main(count: int, name: str) -> None:
                 }
             )
             print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+        epochs = compare_epochs(Path(folder) / "small")
     save_table("feeding", choose_precision("auto"), rows)
+    save_table("feeding-epochs", "float32", epochs)
 
 
 if __name__ == "__main__":

@@ -247,22 +247,27 @@ def _train_ways(device: torch.device) -> list[Way]:
 
 
 class _Pace:
-    """A callback that notes when each step of a training ended."""
+    """A callback that notes when each epoch of a training ended, with its evaluation and checkpoint."""
 
     def __init__(self) -> None:
-        self.times: dict[int, list[float]] = {}
+        self.ends: list[float] = []
+        self.images: list[int] = []
 
-    def on_step_end(self, state: Any) -> None:
+    def on_epoch_end(self, state: Any) -> None:
         """Note the time."""
-        self.times.setdefault(state.epoch, []).append(time.perf_counter())
+        self.ends.append(time.perf_counter())
+        self.images.append(sum(state.sums.images))
 
-    def steps_per_s(self) -> float:
-        """Return the pace of the fastest epoch, between the ends of its first and its last step."""
-        return max((len(times) - 1) / (times[-1] - times[0]) for times in self.times.values())
+    def images_per_s(self) -> float:
+        """Return the pace of the fastest epoch after the first, which compiles.
+
+        Evaluation and checkpoint are included, so that batches which are prepared meanwhile do not flatter it.
+        """
+        return max(self.images[i] / (self.ends[i] - self.ends[i - 1]) for i in range(1, len(self.ends)))
 
 
 def loop(bench: Bench) -> None:
-    """`vitkit train` itself: images a second and the share of time that it waits for them.
+    """`vitkit train` itself: training images a second of whole epochs, and the share of time that it waits for them.
 
     From JPEGs in folders, from shards, and from memory, where the first epoch decodes them.
     """
@@ -291,7 +296,7 @@ def loop(bench: Bench) -> None:
             rows = read_metrics(out / "metrics.csv")
             bench.write(
                 key,
-                images_per_s=round(pace.steps_per_s() * bench.scale.batch, 1),
+                images_per_s=round(pace.images_per_s(), 1),
                 waiting=min(row["waiting"] for row in rows[1:]),  # the first epoch compiles, and fills the cache
                 waiting_first_epoch=rows[0]["waiting"],
                 seconds=rows[-1]["seconds"],

@@ -128,6 +128,24 @@ def test_batches_are_the_same_to_the_bit_with_and_without_workers(table: ImageTa
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_is_prepared_ahead_is_the_same(table: ImageTable, workers: int) -> None:
+    plain, ahead = (ImageData(table, PREPROCESS, AUGMENT, batch_size=3, workers=w, seed=5) for w in (0, workers))
+    expected = [epoch_of(plain, epoch) for epoch in range(4)]
+    assert same(epoch_of(ahead, 0), expected[0])
+    ahead.prepare_epoch(1)
+    assert same(list(ahead.val_batches()), list(plain.val_batches()))
+    assert same(epoch_of(ahead, 1), expected[1])
+    ahead.prepare_epoch(2)
+    assert same(epoch_of(ahead, 3), expected[3]), "the prepared epoch is not the one that is trained"
+    ahead.prepare_epoch(2)
+    assert same(list(ahead.train_batches(2, 1)), expected[2][1:]), "a run is resumed within the prepared epoch"
+    assert same(epoch_of(ahead, 2), expected[2])
+    ahead.prepare_epoch(0)
+    ahead.close()
+    assert same(epoch_of(ahead, 0), expected[0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mean", [IMAGENET_MEAN, (0.3,)])
 def test_where_batches_are_normalised_makes_no_difference(
     table: ImageTable, mean: tuple[float, ...], workers: int

@@ -208,6 +208,7 @@ class BatchedImages:
         self.train, self.val, self.table = train, val, table
         self.batch_size, self.workers, self.seed, self.balanced = batch_size, workers, seed, balanced
         self.process = process
+        self._prepared_epoch: tuple[tuple[int, int], Iterator[Batch]] | None = None  # (epoch, first) and its batches
 
     # --- Training images ----------------------------------------------------------------------------
 
@@ -218,10 +219,21 @@ class BatchedImages:
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this process's share of each training batch of an epoch, in order, starting with batch `first`."""
+        ahead, self._prepared_epoch = self._prepared_epoch, None
+        if ahead is not None and ahead[0] == (epoch, first):
+            return ahead[1]
         batches, loader = self._train_loader
         batches.sampler.set_epoch(epoch)
         batches.first = first
         return self._begin(loader)
+
+    def prepare_epoch(self, epoch: int) -> None:
+        """Let the worker processes prepare the first batches of an epoch before `train_batches` is called for it.
+
+        Without worker processes, nothing is prepared.
+        """
+        if self.workers:
+            self._prepared_epoch = (epoch, 0), BatchedImages.train_batches(self, epoch)
 
     @cached_property
     def _train_loader(self) -> tuple[BatchSampler, DataLoader[Any]]:
@@ -302,6 +314,7 @@ class BatchedImages:
 
     def close(self) -> None:
         """Stop the worker processes. The next epoch starts them again."""
+        self._prepared_epoch = None
         for name in ("_train_loader", "_val_loader"):
             self.__dict__.pop(name, None)
 

@@ -307,6 +307,8 @@ class Loop:
             if should_stop:
                 break
         state.metrics["waiting"] = batches.waiting
+        if not state.should_stop and state.epoch + 1 < state.recipe.epochs:
+            self.data.prepare_epoch(state.epoch + 1)  # while this epoch is evaluated and saved
         self.end_epoch()
 
     def between_steps(self) -> bool:
@@ -404,7 +406,7 @@ class Loop:
         state, batch = self.state, self.fabric.to_device(batch)
         images, labels = batch
         if images.is_cuda:
-            images = images.contiguous(memory_format=torch.channels_last)  # faster for the patch embedding
+            images = images.contiguous(memory_format=torch.channels_last)  # faster for convolutional stems
         training_images, whole = self.data.images_in(number, number)
         mixed, targets = self.mix(images, labels, number - first, whole)
         seed = mix_seeds(state.recipe.seed, state.step, number - first, 1)
