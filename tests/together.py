@@ -28,7 +28,7 @@ def spare_reports() -> None:
     nothing = {"accuracy": None, "loss": None, "split": "test", "seen": None, "without_seen": None}
     fit.report = lambda *_: Reported(nothing, None)  # type: ignore[assignment,misc]
     fit.doubt_labels = lambda *_: (None, None)  # type: ignore[assignment,misc]
-    fit.draw_data = lambda *_: None  # type: ignore[assignment,misc]
+    fit.draw_classes = fit.draw_some = lambda *_: None  # type: ignore[assignment,misc]
 
 
 def train_all(jobs: list[Job]) -> None:

@@ -86,7 +86,7 @@ def curves(places: Places, name: str) -> list[dict[str, float]]:
 
 def unseen(patch: pytest.MonkeyPatch) -> None:
     """Nobody looks at the reports and pictures; and no head is fitted whose weights rounding moves by hundredths."""
-    for name in ("_conclude", "draw_data"):
+    for name in ("_conclude", "draw_classes", "draw_some"):
         patch.setattr(fit, name, lambda *_: None)
     patch.setattr(probe, "PENALTIES", (1.0,))  # as those of the least one are, where the classes can be parted
 

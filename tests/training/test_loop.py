@@ -226,6 +226,24 @@ def test_training_is_summed_up_over_its_images() -> None:
     assert loop.state.metrics["train_acc"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
 
 
+def test_the_first_batch_is_shown_once_and_before_images_are_mixed() -> None:
+    class Watch:
+        def __init__(self) -> None:
+            self.seen: list[Tensor] = []
+
+        def on_first_batch(self, images: Tensor) -> None:
+            self.seen.append(images.clone())
+
+    other, watch = (tiny.images(4, seed=9), LABELS), Watch()
+    loop = loop_at(0, Recipe(mixup=0.8, grad_accum=2), batches=4)
+    loop.callbacks.append(watch)
+    train(loop, [BATCH, other, other, other])
+    loop.state.epoch = 1
+    train(loop, [other] * 4)
+    assert len(watch.seen) == 1
+    assert torch.equal(watch.seen[0], BATCH[0])
+
+
 # --- Randomness -------------------------------------------------------------------------------------
 
 DROPPING = {"dropout": 0.5, "drop_path": 0.3, "attention_dropout": 0.2}

@@ -169,6 +169,10 @@ class FactTable(Sequence[Facts]):
         """Return one field of all images, without creating a `Facts` object per image."""
         return self._columns.column(name, self._rows)
 
+    def columns(self, *names: str) -> list[list[Any]]:
+        """Return several fields of all images, each as `column` does."""
+        return [self.column(name) for name in names]
+
     def thumbnails(self) -> npt.NDArray[np.uint8]:
         """Return the thumbnails (n, 16, 16, 3)."""
         pixels = empty_array((len(self), 3 * THUMBNAIL**2), "uint8")
@@ -277,9 +281,16 @@ def _fill(array: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], values: Seq
 _KIND, _SIZES = ("error", "format", "mode", "is_animated", "doubt", "has_digest"), ("width", "height")
 
 
+def columns(facts: Sequence[Facts], *names: str) -> list[list[Any]]:
+    """Return several fields of the facts of all images."""
+    if isinstance(facts, FactTable):
+        return facts.columns(*names)
+    return [[getattr(fact, name) for fact in facts] for name in names]
+
+
 def column(facts: Sequence[Facts], name: str) -> list[Any]:
     """Return one field of the facts of all images."""
-    return facts.column(name) if isinstance(facts, FactTable) else [getattr(fact, name) for fact in facts]
+    return columns(facts, name)[0]
 
 
 _BATCH = 32  # files examined together

@@ -240,10 +240,14 @@ class BatchedImages:
         batches = self._batch_sampler()
         return batches, self._loader(self.train, batch_sampler=batches)
 
+    def rows_of_batch(self, epoch: int, batch: int) -> list[int]:
+        """Return the rows of this process's share of a training batch in the table of training images."""
+        return [key[1] for key in self._keys(epoch, batch)]
+
     def paths_of_batch(self, epoch: int, batch: int) -> list[str]:
         """Return the keys of this process's share of a training batch."""
         paths = self.train.paths
-        return [paths[key[1]] for key in self._keys(epoch, batch)]
+        return [paths[row] for row in self.rows_of_batch(epoch, batch)]
 
     def batch_again(self, epoch: int, batch: int) -> Batch:
         """Prepare this process's share of a training batch once more: images (B, C, height, width) and labels (B,)."""

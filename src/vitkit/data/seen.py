@@ -307,10 +307,10 @@ def make_record(
     # A file may occur several times with different labels; there is an entry for each.
     _, first = np.unique(content * max(1, len(names)) + numbers, return_index=True)
     order = np.sort(first)
-    chosen, parts = table.take(order), [Described.of([])]
-    scales = np.empty((len(chosen), 6), np.float16)
-    codes = empty_array((len(chosen), 3 * _PIXELS), "int8")
-    for span in _spans(len(chosen)):
+    chosen, parts = table.take(order), list[Described]()
+    scales = np.empty((len(order), 6), np.float16)
+    codes = empty_array((len(order), 3 * _PIXELS), "int8")
+    for span in _spans(len(order)):
         part = Described.of(chosen[span])
         scales[span], codes[span] = _encode(part.pixels)
         parts.append(replace(part, pixels=part.pixels[:0].copy()))  # a view would keep all pixels in memory
@@ -360,11 +360,11 @@ def from_text(text: str, source: object) -> bytes:
 
 
 def _spans(n: int) -> Iterator[slice]:
-    """Divide n thumbnails into slices, which are processed one at a time to limit the memory.
+    """Divide n thumbnails into slices, at least one, which are processed one at a time to limit the memory.
 
     While a thumbnail is processed, its coefficients in float32 take 12 kB.
     """
-    return (slice(start, start + _AT_ONCE) for start in range(0, n, _AT_ONCE))
+    return (slice(start, start + _AT_ONCE) for start in range(0, max(n, 1), _AT_ONCE))
 
 
 def _encode(pixels: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int8]]:

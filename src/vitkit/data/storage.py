@@ -119,7 +119,7 @@ class Marks:
         """
         address = address_of(path)
         if address is None:
-            return any((path / name).is_file() for name in self.files)
+            return path.is_dir() and any((path / name).is_file() for name in self.files)
         return self.is_at is not None and self.is_at(address)
 
 

@@ -37,7 +37,7 @@ from vitkit.system.files import to_json, without_place
 from vitkit.system.progress import progress
 from vitkit.system.run_files import RECIPE, SPLIT
 from vitkit.text.cells import plural
-from vitkit.training.lineage import RunImages, SplitImages, ancestry_findings, ancestry_of, contents_of, divide
+from vitkit.training.lineage import RunImages, SplitImages, ancestry_findings, ancestry_of, divide
 from vitkit.training.recipe import Recipe
 from vitkit.training.request import load_of_run
 from vitkit.weights import load
@@ -175,7 +175,7 @@ def _seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str
 
 def hash_of_images(images: SplitImages, split: str) -> str:
     """Hash the contents and classes of a split's images, independently of their paths."""
-    table, contents = images.images.table, contents_of(images.images)
+    table, contents = images.images.table, images.images.contents
     chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
     return _hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
 

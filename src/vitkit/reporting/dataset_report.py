@@ -59,7 +59,7 @@ def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
     """Return functions that plot the number of images per class and the sizes of the images, by caption."""
     images = diagnosis.table
     by_split = {name: images.of_split(name).counts() for name in SPLITS if name in images.splits}
-    sizes = list(zip(diagnosis.facts.column("width"), diagnosis.facts.column("height"), strict=True))
+    sizes = list(zip(*diagnosis.facts.columns("width", "height"), strict=True))
     return {
         "Images per class": lambda: plots.class_counts(by_split or {"images": images.counts()}, images.classes),
         "Sizes": lambda: plots.sizes(sizes),

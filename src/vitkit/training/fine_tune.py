@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,6 @@ from vitkit.data.augment import Augment
 from vitkit.data.loading import (
     BatchedImages,
     ImageData,
-    TrainingImages,
     is_worker_lost,
     mix_seeds,
     quiet_workers,
@@ -65,7 +65,7 @@ from vitkit.training.loop import Interruption, Loop
 from vitkit.training.losses import Learning, Objective, objective_of
 from vitkit.training.probe import UNBEATEN, Features, HeadImages, fit_head, head_images, start_head
 from vitkit.training.recipe import Recipe, checkpoint_every, without_places
-from vitkit.training.report import doubt_labels, draw_data, report
+from vitkit.training.report import DrawFirstBatch, doubt_labels, draw_classes, draw_some, report
 from vitkit.training.request import MakeOptimizer
 from vitkit.training.run_folder import ZERO_SHOT, Run, reporting
 from vitkit.training.stability import DivergedError, StabilityGuard, all_finite
@@ -121,9 +121,7 @@ def fit(
     record = run.folder / RECORD
     classifier.pictures = record.read_bytes() if record.is_file() else None
     if run.team.is_main:
-        augment = augment_of(recipe, run.extensions.augment)
-        images = TrainingImages(table.of_split("train"), classifier.preprocess, augment, recipe.seed)
-        draw_data(run.folder, table, images, recipe.seed)
+        draw_classes(run.folder, table)
     counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     known: Features | None = None
@@ -132,6 +130,7 @@ def fit(
     elif recipe.method == "probe":
         if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
             images_of_head = head_images(recipe, table, classifier, run.extensions.augment)
+            draw_some(run.folder, table, images_of_head.augmented, recipe.seed)
             known = fit_head(run, recipe, table, classifier, images_of_head, _seen_before(run, model))
     else:
         learn(run, recipe, table, classifier, teacher)
@@ -365,6 +364,8 @@ def learn(
         recipe = run.team.broadcast_from_main(partial(settle_lr, run, recipe, classifier, data, objective))
         spent += run.team.broadcast_from_main(lambda: time.monotonic() - began)
     identity = _identity(run, recipe, table, classifier, contents)
+    if run.team.is_main:
+        run = replace(run, callbacks=(DrawFirstBatch(run.folder, data, classifier.preprocess), *run.callbacks))
     run_training(run, recipe, data, classifier, objective, fabric, spent, identity)
 
 

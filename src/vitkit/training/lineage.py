@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial, reduce
 from pathlib import Path
 
 from vitkit.data.doctor.examine import Diagnosis, Finding, find_twins
@@ -53,6 +53,15 @@ class RunImages:
         twins = diagnosis.twins
         return cls(diagnosis.table, diagnosis.facts, twins, twins if groups is None else tuple(groups))
 
+    @cached_property
+    def contents(self) -> dict[str, str]:
+        """Return the first bytes of each image file's SHA-256 digest in hexadecimal, by path.
+
+        The digests identify the images if their files are moved.
+        """
+        digests = self.facts.column("digest")
+        return {path: digest[:DIGEST].hex() for path, digest in zip(self.table.paths, digests, strict=True)}
+
     def take(self, indices: Sequence[int]) -> RunImages:
         """Return the images at these indices."""
         twins, groups = (tuple(values[i] for i in indices) for values in (self.twins, self.groups))
@@ -86,12 +95,12 @@ def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) ->
         weights: the stored record of the weights; None if there is none.
         teacher: the stored record of the teacher; None if there is none.
     """
-    whole = make_record([], [], [], is_whole=True)
+    records = list[PictureRecord]()
     if recipe.weights != "none":
-        whole = whole.merge(_decode(weights, weights_of(recipe)))
+        records.append(_decode(weights, weights_of(recipe)))
     if recipe.teacher is not None:
-        whole = whole.merge(_decode(teacher, recipe.teacher))
-    return whole
+        records.append(_decode(teacher, recipe.teacher))
+    return reduce(PictureRecord.merge, records) if records else make_record([], [], [], is_whole=True)
 
 
 def _decode(pictures: bytes | None, source: str) -> PictureRecord:
@@ -220,15 +229,6 @@ def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
     roles = exposures(images.table, images.twins, split_images.overlap)
     return before.merge(make_record(images.facts, labels, roles, is_whole=True))
-
-
-def contents_of(images: RunImages) -> dict[str, str]:
-    """Return the first bytes of each image file's SHA-256 digest in hexadecimal, by path.
-
-    The digests identify the images if their files are moved.
-    """
-    digests = images.facts.column("digest")
-    return {path: digest[:DIGEST].hex() for path, digest in zip(images.table.paths, digests, strict=True)}
 
 
 def _source(recipe: Recipe) -> str:

@@ -201,7 +201,7 @@ class AwaitedBatches:
 
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the methods that a callback may have
-# `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt.
+# `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt, and `report.DrawFirstBatch` has on_first_batch.
 
 
 class Loop:
@@ -375,6 +375,8 @@ class Loop:
         for number, batch in enumerate(batches, start=first):
             with self.fabric.autocast():
                 micro = self._prepare(batch, number, first)
+                if state.epoch == number == 0:
+                    self._tell("on_first_batch", micro.batch[0])
                 state.pieces.each(len(micro.images), partial(learn_from, micro))  # all rows at once if memory allows
             self._note(micro)
         gradients = self.gradients.finish()  # the sums over all processes
@@ -483,10 +485,11 @@ class Loop:
         self.check.settle()
         self._tell(hook)
 
-    def _tell(self, hook: str) -> None:
+    def _tell(self, hook: str, *arguments: Any) -> None:
+        """Call the method `hook` of each callback that has it, with the state unless there are other arguments."""
         for callback in self.callbacks:
             if (method := getattr(callback, hook, None)) is not None:
-                method(self.state)
+                method(*(arguments or (self.state,)))
 
     def _show(self, first: int) -> None:
         accumulated = self.state.recipe.grad_accum

@@ -31,6 +31,7 @@ from vitkit.data.loading import EvaluationImages, TrainingImages, is_worker_lost
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import fold
 from vitkit.data.table import SINGLE_LABEL, ImageTable
+from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import calibrate
 from vitkit.evaluation.linear_models import regress, regression_loss
@@ -121,7 +122,7 @@ class HeadImages:
     """
 
     train: Dataset[Any]
-    augmented: Dataset[Any]
+    augmented: TrainingImages | TrainingOf
     val: Dataset[Any]
 
 

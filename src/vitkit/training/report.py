@@ -21,7 +21,8 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.corrections import read_proposals
-from vitkit.data.loading import EvaluationImages, TrainingImages
+from vitkit.data.loading import BatchedImages, EvaluationImages, TrainingImages
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.split_file import groups_from_file, look_over, read_contents, roles_in_run
 from vitkit.data.splits import SPLITS, held_out_split
@@ -278,24 +279,49 @@ def calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluat
 _EXPLAINED = 12  # maximum number of explained mistakes
 
 
-def draw_data(folder: Path, table: ImageTable, images: TrainingImages | TrainingOf, seed: int) -> None:
-    """Write two figures: the number of images per class (classes.png), and some augmented images (train_batch.png).
-
-    Args:
-        folder: the folder of the run.
-        table: all images of the run.
-        images: the augmented images of the training split.
-        seed: determines which training images are shown.
-    """
+def draw_classes(folder: Path, table: ImageTable) -> None:
+    """Write a figure of the number of images per class and split (classes.png)."""
     splits = {name: table.of_split(name) for name in SPLITS if name in table.splits}
     counts = {name: images_of_split.counts() for name, images_of_split in splits.items()}
     plots.save_figure(plots.class_counts(counts, table.classes), folder / PICTURES["Images per class"])
-    train = splits["train"]
-    chosen = np.random.default_rng(seed).permutation(len(train.paths))[:32].tolist()
-    pictures = [images.preprocess.picture_of(images[0, i][0].numpy()) for i in chosen]
-    titles = [train.name_of(i) or "none" for i in chosen]
+
+
+_SHOWN = 32  # maximum number of images in train_batch.png
+
+
+def draw_batch(folder: Path, train: ImageTable, preprocess: Preprocess, images: Tensor, rows: Sequence[int]) -> None:
+    """Write a figure of the first images of a training batch (train_batch.png).
+
+    Args:
+        folder: the folder of the run.
+        train: the training images.
+        preprocess: the model's preprocessing.
+        images: the augmented images of the batch, (B, C, height, width).
+        rows: the row of each image in `train`.
+    """
+    pictures = [preprocess.picture_of(image.numpy()) for image in images[:_SHOWN].float().cpu()]
+    titles = [train.name_of(row) or "none" for row in rows[:_SHOWN]]
     sheet = plots.contact_sheet(pictures, titles, "Training images as the model sees them, augmented")
     plots.save_figure(sheet, folder / PICTURES["What the model sees in training"])
+
+
+def draw_some(folder: Path, table: ImageTable, images: TrainingImages | TrainingOf, seed: int) -> None:
+    """Write the same figure for a run without batches: of training images that are drawn at random."""
+    rows = np.random.default_rng(seed).permutation(len(images))[:_SHOWN].tolist()
+    batch = torch.stack([images[0, row][0] for row in rows])
+    draw_batch(folder, table.of_split("train"), images.preprocess, batch, rows)
+
+
+class DrawFirstBatch:
+    """A callback that draws the first batch on which a run trains, before images are mixed."""
+
+    def __init__(self, folder: Path, data: BatchedImages, preprocess: Preprocess) -> None:
+        self._folder, self._data, self._preprocess = folder, data, preprocess
+
+    def on_first_batch(self, images: Tensor) -> None:
+        """Draw the images of this process, (B, C, height, width)."""
+        rows, train = self._data.rows_of_batch(0, 0), self._data.table.of_split("train")
+        draw_batch(self._folder, train, self._preprocess, images, rows)
 
 
 class Reported(NamedTuple):

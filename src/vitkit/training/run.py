@@ -85,14 +85,13 @@ from vitkit.training.fine_tune import before_training, fit_and_report, learn
 from vitkit.training.lineage import (
     SplitImages,
     ancestry_of,
-    contents_of,
     note_shared_tests,
     record_after,
 )
 from vitkit.training.loggers import check_watchers
 from vitkit.training.probe import HeadImages, fit_head
 from vitkit.training.recipe import Recipe, Request, name_of, without_places
-from vitkit.training.report import draw_data, pictures_for_page
+from vitkit.training.report import draw_classes, draw_some, pictures_for_page
 from vitkit.training.request import NONE, Extensions, load_of_run
 from vitkit.training.run_folder import (
     PATIENCE,
@@ -459,7 +458,7 @@ def write_start(
     write_json(folder / FINDINGS, findings)
     if has_labels:
         write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
-    write_json(folder / SPLIT, {**split_to_dict(table), "contents": contents_of(images.images)})
+    write_json(folder / SPLIT, {**split_to_dict(table), "contents": images.images.contents})
     if images.proposals:
         write_json(folder / PROPOSALS, [proposal._asdict() for proposal in images.proposals])
     write_json(folder / GROUPS, groups_to_list(table, images.images.groups))
@@ -595,13 +594,13 @@ def _work_on_datasets(
     classifier.pictures = record
     data, of_head = _data_of(recipe, datasets, table, classifier, run)
     if team.is_main:
-        assert isinstance(data.train, TrainingOf)
-        draw_data(run.folder, table, data.train, recipe.seed)
+        draw_classes(run.folder, table)
     counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
     run.say(f"{len(table.classes)} classes; images: {counts}")
     if recipe.method != "probe":
         learn(run, recipe, table, classifier, teacher, data, data_survey.contents, of_head)
     elif team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
+        draw_some(run.folder, table, of_head.augmented, recipe.seed)
         fit_head(run, recipe, table, classifier, of_head)
     team.broadcast_from_main(partial(_conclude_user_datasets, run, recipe, data.val, seen))
 

@@ -80,7 +80,6 @@ from vitkit.training.lineage import (
     SplitImages,
     ancestry_findings,
     ancestry_of,
-    contents_of,
     divide,
     refuse_folds,
 )
@@ -450,7 +449,7 @@ def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: 
     with Memory() as memory:
         read = scan([table.at(path) for path in gone], memory, partial(progress, "reading images"))
     facts = {path: item for path, item in zip(gone, read, strict=True) if item.error is None}
-    digests = contents_of(images) | {path: item.digest[:DIGEST].hex() for path, item in facts.items()}
+    digests = images.contents | {path: item.digest[:DIGEST].hex() for path, item in facts.items()}
     labelled = replace(images.table, left_out=table.left_out, proposals=table.proposals)
     proposals = find_proposals(labelled, digests, earlier)
     label_of = {path: images.table.cell_of(i) for i, path in enumerate(images.table.paths)}

@@ -86,10 +86,11 @@ class Described:
     def of(cls, facts: Sequence[Facts]) -> Described:
         """Collect the keypoints and thumbnails of pictures from their `Facts`."""
         table = FactTable.of(facts)
-        keypoints = table.column("keypoints")
+        keypoints, widths, heights = table.columns("keypoints", "width", "height")
+        pixels = table.thumbnails()
         counts = [len(packed) // BYTES for packed in keypoints]
-        aspects = np.array(table.column("width"), np.float64) / np.array(table.column("height"), np.float64)
-        return cls(*_unpack(keypoints), ends_of(counts), aspects, table.thumbnails())
+        aspects = np.array(widths, np.float64) / np.array(heights, np.float64)
+        return cls(*_unpack(keypoints), ends_of(counts), aspects, pixels)
 
     def __len__(self) -> int:
         return len(self.aspects)

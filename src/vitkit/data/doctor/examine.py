@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
-from vitkit.data.file_facts import Facts, FactTable, Memory, column, scan
+from vitkit.data.file_facts import Facts, FactTable, Memory, column, columns, scan
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import SUFFIXES
@@ -206,18 +206,18 @@ def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
 
 def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report unusual properties of readable pictures."""
-    if modes := Counter(mode for mode in column(facts, "mode") if mode not in ("RGB", "L")):
+    all_modes, are_animated, doubts, formats = columns(facts, "mode", "is_animated", "doubt", "format")
+    if modes := Counter(mode for mode in all_modes if mode not in ("RGB", "L")):
         named = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
         were = plural(sum(modes.values()), "image is", "images are")
         yield Finding("note", f"{were} neither RGB nor grey, and converted (transparency becomes white): {named}")
-    if animated := sum(column(facts, "is_animated")):
+    if animated := sum(are_animated):
         yield Finding("note", f"of {plural(animated, 'file', 'files')} with several frames, the first one is used")
-    doubtful = [f"{path} ({doubt})" for path, doubt in zip(table.paths, column(facts, "doubt"), strict=True) if doubt]
+    doubtful = [f"{path} ({doubt})" for path, doubt in zip(table.paths, doubts, strict=True) if doubt]
     if doubtful:
         were = plural(len(doubtful), "picture is", "pictures are")
         yield Finding("warning", f"{were} possibly read too dark or too light: {_list(doubtful, '; ', 3)}")
-    formats = zip(table.paths, column(facts, "format"), strict=True)
-    misnamed = [path for path, form in formats if not _fits_name(path, form)]
+    misnamed = [path for path, form in zip(table.paths, formats, strict=True) if not _fits_name(path, form)]
     if misnamed:
         were = plural(len(misnamed), "image is", "images are")
         yield Finding("note", f"{were} of another format than the name says, and read anyway: {_list(misnamed)}")
@@ -225,7 +225,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
 
 def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
     """Report if the preprocessing crops away a large part of many pictures."""
-    sizes = Counter(zip(column(facts, "width"), column(facts, "height"), strict=True))
+    sizes = Counter(zip(*columns(facts, "width", "height"), strict=True))
     lost = {size: 1 - preprocess.kept(*size) for size in sizes}
     cropped = sum(images for size, images in sizes.items() if lost[size] > MOST_LOST)
     if cropped > MOST_CROPPED * len(facts):
@@ -288,7 +288,7 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as plain JSON types."""
         table, facts = self.table, self.facts
-        widths, heights = facts.column("width"), facts.column("height")
+        widths, heights, formats, modes = facts.columns("width", "height", "format", "mode")
         return {
             "data": table.name,
             "root": str(table.place),
@@ -298,8 +298,8 @@ class Diagnosis:
             "splits": dict(Counter(split for split in table.splits if split is not None)),
             "ignored": table.ignored,
             "unreadable": self.unreadable,
-            "formats": dict(Counter(facts.column("format")).most_common()),
-            "modes": dict(Counter(facts.column("mode")).most_common()),
+            "formats": dict(Counter(formats).most_common()),
+            "modes": dict(Counter(modes).most_common()),
             "width": _range(widths),
             "height": _range(heights),
             "aspect": _range([round(width / height, 3) for width, height in zip(widths, heights, strict=True)]),

@@ -37,7 +37,7 @@ from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT
 from vitkit.text.cells import plural
 from vitkit.training.defaults import without_fields_of_vits
-from vitkit.training.lineage import SplitImages, contents_of
+from vitkit.training.lineage import SplitImages
 from vitkit.training.start import Start, resolve
 
 SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
@@ -204,8 +204,8 @@ def _check_apart(upstream: SplitImages, downstream: SplitImages, transfer: Trans
     Raises:
         VitkitError: a picture is in both sources.
     """
-    known = set(contents_of(upstream.images).values())
-    if shared := sum(content in known for content in contents_of(downstream.images).values()):
+    known = set(upstream.images.contents.values())
+    if shared := sum(content in known for content in downstream.images.contents.values()):
         raise VitkitError(
             f"{shared} pictures are in both {transfer.upstream} and {transfer.downstream}: pre-train on other images"
         )
