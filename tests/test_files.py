@@ -113,6 +113,13 @@ def test_json_keeps_unicode_readable_and_comes_back(tmp_path: Path) -> None:
     assert text.endswith("}\n")
 
 
+def test_json_may_begin_with_a_byte_order_mark_as_some_editors_write_it(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": "\ufeff"}', encoding="utf-8-sig")
+    for content in ((tmp_path / "a.json").read_text(encoding="utf-8"), (tmp_path / "a.json").read_bytes()):
+        assert files.from_json(content) == {"a": "\ufeff"}
+    assert files.read_json(tmp_path / "a.json") == {"a": "\ufeff"}
+
+
 def test_text_is_written_as_it_is(tmp_path: Path) -> None:
     write_text(tmp_path / "a.txt", "Größe\n猫\n")
     assert (tmp_path / "a.txt").read_bytes() == "Größe\n猫\n".encode()

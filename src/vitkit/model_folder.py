@@ -233,7 +233,7 @@ def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str
     if not path.is_file():
         return None, None
     try:
-        numbered = numbered_names(from_json(path.read_bytes()))  # which allows for a byte order mark
+        numbered = numbered_names(from_json(path.read_bytes()))
     except (ValueError, TypeError, AttributeError, OSError) as error:
         return None, f"{CLASS_INDICES} next to the weights was ignored: it has no name for each class number ({error})"
     if len(numbered) != count:

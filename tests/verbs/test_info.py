@@ -50,6 +50,12 @@ def test_a_classifier_in_memory_is_described_as_its_folder_is(folder: Path) -> N
     assert vitkit.info(built).cost == ours.cost
 
 
+def test_a_description_that_an_editor_saved_with_a_byte_order_mark_is_read(folder: Path) -> None:
+    before, file = vitkit.info(folder), folder / "model.json"
+    file.write_text(file.read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert vitkit.info(folder).lines() == before.lines()
+
+
 def test_what_is_no_choice_is_refused(folder: Path) -> None:
     with pytest.raises(vitkit.VitkitError, match="--image-size must be at least 1, not 0"):
         vitkit.info(NAME, image_size=0)

@@ -546,13 +546,13 @@ def _dump(value: Any, indent: int | None) -> str:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse JSON.
+    """Parse JSON, which may begin with a byte order mark.
 
     Raises:
         ValueError: the text is not JSON, or is nested too deeply.
     """
     try:
-        return json.loads(text)
+        return json.loads(text.removeprefix("\ufeff") if isinstance(text, str) else text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
