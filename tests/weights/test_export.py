@@ -281,7 +281,7 @@ def test_pixels_come_back_or_are_refused(tmp_path: Path, fit: Any, to: str) -> N
 def test_a_description_without_numbers_is_refused_in_a_line(numbers: Any) -> None:
     with pytest.raises(VitkitError, match="mean must be a list with one number for each channel"):
         described_pixels({"pretrained_cfg": {"mean": numbers, "std": [0.5] * 3}})
-    assert described_pixels({"pretrained_cfg": {"mean": None, "std": [0.5] * 3}}) is None
+    assert described_pixels({"pretrained_cfg": {"mean": None, "label_names": ["a", "b"]}}) is None
 
 
 @pytest.mark.parametrize(
@@ -309,6 +309,22 @@ def test_pictures_are_prepared_as_timm_does(shape: tuple[int, int], mode: str, s
     picture = Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8))
     theirs = create_transform(input_size=(3, 32, 32), is_training=False, **described)
     np.testing.assert_allclose(preprocess(picture), theirs(picture).numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("missing", ["mean", "std", "interpolation", "crop_pct", "crop_mode"])
+def test_a_value_that_timms_config_lacks_is_timms_default_and_the_others_are_read(tmp_path: Path, missing: str) -> None:
+    write(classifier(), tmp_path / "model", "timm")
+    file = tmp_path / "model" / "config.json"
+    described = json.loads(file.read_text())
+    stated = {"mean": [0.4] * 3, "std": [0.3] * 3, "interpolation": "bilinear", "crop_pct": 0.7, "crop_mode": "squash"}
+    described["pretrained_cfg"] = described["pretrained_cfg"] | stated
+    described["pretrained_cfg"].pop(missing)
+    file.write_text(json.dumps(described))
+    found = load(tmp_path / "model")
+    theirs = timm.data.create_transform(**timm.data.resolve_data_config({}, described["pretrained_cfg"]))
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 48, 3), dtype=np.uint8))
+    np.testing.assert_allclose(found.preprocess(picture), theirs(picture).numpy(), atol=1e-6)
+    assert found.report is not None and "preprocess" not in found.report.assumed
 
 
 @pytest.mark.parametrize("fields", kinds())

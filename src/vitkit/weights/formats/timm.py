@@ -209,15 +209,20 @@ def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return `pretrained_cfg` of timm's config.json as fields of `Preprocess`; None without mean and std."""
+    """Return `pretrained_cfg` of timm's config.json as fields of `Preprocess`; None if it states none of them."""
     pretrained = config.get("pretrained_cfg")
-    if not isinstance(pretrained, Mapping) or pretrained.get("mean") is None or pretrained.get("std") is None:
+    if not isinstance(pretrained, Mapping) or all(pretrained.get(name) is None for name in _STATED):
         return None
     return pixels_of_pretrained(pretrained)
 
 
+_STATED = ("mean", "std", "interpolation", "crop_pct", "crop_mode")  # timm has a default for each of them
+
+
 def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     """Return the transform that timm creates from a `pretrained_cfg` as fields of `Preprocess`.
+
+    Missing values are the defaults of timm's `resolve_data_config`.
 
     Raises:
         VitkitError: mean or std is not a list of numbers.
@@ -225,6 +230,7 @@ def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     mode, share = str(pretrained.get("crop_mode") or "center"), pretrained.get("crop_pct") or 0.875
     fit = {"center": "crop", "squash": "squash" if share == 1 else "squash_crop", "border": "pad"}.get(mode)
     interpolation = pretrained.get("interpolation") or "bicubic"
+    mean, std = pretrained.get("mean"), pretrained.get("std")
     reason = ""  # what is not supported is named by `reason`, and replaced by a value that `Preprocess` accepts
     if not is_number(share) or not LEAST_CROP <= share <= 1:
         reason, share = f"crop_pct {share!r:.60}", 1.0
@@ -238,8 +244,8 @@ def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
         "fit": fit or "crop",
         "interpolation": interpolation,
         "crop_pct": share,
-        "mean": of_channels(pretrained["mean"], "mean", "config.json"),
-        "std": of_channels(pretrained["std"], "std", "config.json"),
+        "mean": of_channels(IMAGENET_MEAN if mean is None else mean, "mean", "config.json"),
+        "std": of_channels(IMAGENET_STD if std is None else std, "std", "config.json"),
     }
     if reason:
         fields["unknown"] = f"timm's {reason} is not supported"
