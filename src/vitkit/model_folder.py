@@ -235,12 +235,9 @@ def names_beside(weights: Path, count: int) -> tuple[tuple[str, ...] | None, str
     try:
         numbered = numbered_names(from_json(path.read_bytes()))
     except (ValueError, TypeError, AttributeError, OSError) as error:
-        return None, f"{CLASS_INDICES} next to the weights was ignored: it has no name for each class number ({error})"
+        return None, f"{path} was ignored: it has no name for each class number ({error})"
     if len(numbered) != count:
-        return (
-            None,
-            f"{CLASS_INDICES} next to the weights was ignored: it has {len(numbered)} names for {count} classes",
-        )
+        return None, f"{path} was ignored: it has {len(numbered)} names for {count} classes"
     return numbered, f"the class names are those of {CLASS_INDICES} next to the weights"
 
 

@@ -325,7 +325,7 @@ def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, 
     if beside is not None:
         return _ClassNames(beside, notes=notes, is_beside=True)
     classes, assumed = class_names(config.num_classes)
-    return _ClassNames(classes, {"classes": assumed}, notes)
+    return _ClassNames(classes, {"classes": "; ".join((assumed, *notes))})
 
 
 def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
