@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+import runs
 import tiny
 import vitkit as package
-from vitkit import Classifier, VitkitError, load
+from vitkit import Classifier, Preprocess, VitkitError, load
 from vitkit.model import VisionTransformer, config_for
+from vitkit.training import Recipe, blueprint_of
 
 NAMES = ("daisy", "dandelion", "roses")
 
@@ -104,3 +107,21 @@ def test_a_bare_name_has_no_preprocessing() -> None:
 def test_text_that_is_none_ends_the_command_in_a_line(trained: Path, photo: Path, vitkit: Any) -> None:
     outcome = vitkit("predict", trained, photo, "--preprocess", "crop=16")
     assert outcome.code == 2 and "crop needs resize" in outcome.err and "Traceback" not in outcome.err
+
+
+def test_a_training_says_before_it_reads_images_how_to_set_an_unknown_preprocessing(
+    trained: Path, vitkit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained.parent)
+    held = load(trained)
+    held.preprocess = Preprocess(size=(16, 16), unknown="it was trained on tensors")
+    held.save(Path("my model"))
+    runs.photos(Path("photos"), images=8)
+    Path("photos/red/broken.png").write_bytes(b"no image, as a warning says once images are read")
+    refused = vitkit("train", "photos", "--weights", "my model", "-o", "run")
+    assert (refused.code, refused.out, Path("run").exists()) == (2, "", False)
+    said, _, advice = refused.err.strip().partition("; train with --weights NEW after vitkit ")
+    assert said == "error: the preprocessing of my model is unknown: it was trained on tensors"
+    assert vitkit(*shlex.split(advice)).code == 0
+    fields = {"data": "photos", "weights": "NEW", "method": "probe"}
+    assert blueprint_of(Recipe(**fields), NAMES).preprocess == load(Path("NEW")).preprocess  # type: ignore[arg-type]

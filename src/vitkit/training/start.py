@@ -19,6 +19,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -198,7 +199,8 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
         weights: the weights that the recipe starts from, if they have been opened already; otherwise None.
 
     Raises:
-        VitkitError: the model cannot be built, or its weights cannot be obtained or understood.
+        VitkitError: the model cannot be built, its weights cannot be obtained or understood, or the preprocessing of
+            photographs is unknown.
     """
     if recipe.weights == "none":
         config = config_of(recipe, len(classes))
@@ -208,7 +210,14 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
         weights = weights or look_at_weights(recipe)
         config, plan = plan_of(recipe, len(classes), weights)
     check_config(config, recipe)
-    return Blueprint(recipe, config, _preprocess(recipe, plan.preprocess), weights, plan)
+    preprocess = _preprocess(recipe, plan.preprocess)
+    if preprocess.unknown and recipe.data is not None:  # a caller's datasets have a preprocessing of their own
+        name = weights_of(recipe)
+        raise VitkitError(
+            f"the preprocessing of {name} is unknown: {preprocess.unknown}; train with --weights NEW after vitkit "
+            f"convert {shlex.quote(name)} NEW --preprocess crop_pct=0.875,interpolation=bilinear,mean=0.5,std=0.5"
+        )
+    return Blueprint(recipe, config, preprocess, weights, plan)
 
 
 @contextmanager
