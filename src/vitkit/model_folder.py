@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, replacing, write_bytes, write_json
-from vitkit.system.run_files import CLASS_INDICES
+from vitkit.system.files import from_json, is_held, replacing, write_bytes, write_json
+from vitkit.system.run_files import CLASS_INDICES, EVALUATION, RECIPE, REPORT, resume_command, run_of_fold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,6 +116,22 @@ def read_trust(folder: Path, description: Mapping[str, Any]) -> bytes | None:
         VitkitError: the file is missing, or its content does not match the hash in `model.json`.
     """
     return _read_beside(folder, TRUST, description)
+
+
+def unfinished(folder: Path) -> tuple[str, ...]:
+    """Return a line if the folder is that of a run whose training is still running or was stopped before its end.
+
+    A run writes its report, or its evaluation, at the end.
+    """
+    if not (folder / RECIPE).is_file():
+        return ()
+    is_finished = any((folder / name).is_file() for name in (EVALUATION, REPORT))
+    if is_held(folder) or (not is_finished and is_held(run_of_fold(folder) or folder)):
+        return (f"{folder} is still being trained: this is the model that it holds now",)
+    if is_finished:
+        return ()
+    kept = "this is the model that it saved last, without a report"
+    return (f"the training in {folder} has not finished: {kept}; continue it with {resume_command(folder)}",)
 
 
 def _read_beside(folder: Path, name: str, description: Mapping[str, Any]) -> bytes | None:

@@ -64,6 +64,15 @@ def test_the_mean_of_copies_is_the_run_itself(place: Path, tmp_path: Path) -> No
     assert load(tmp_path / "mean").temperature == pytest.approx(load(place / "run-0").temperature, abs=1e-3)
 
 
+def test_a_run_whose_training_has_not_finished_is_noted(place: Path, tmp_path: Path) -> None:
+    stopped, notes = shutil.copytree(place / "run-1", tmp_path / "stopped"), list[str]()
+    for name in ("evaluation.json", "report.html"):
+        (stopped / name).unlink()
+    result = package.average([place / "run-0", stopped], out=tmp_path / "mean", note=notes.append)
+    assert f"the training in {stopped} has not finished" in notes[0] and result.notes == tuple(notes)
+    assert "not finished" not in " ".join(notes[1:])
+
+
 def test_the_figures_are_those_of_the_shared_test_images(place: Path, tmp_path: Path) -> None:
     result = package.average(three(place), out=tmp_path / "mean", note=quiet)
     assert result.headline is not None and result.headline.split == "test" and result.headline.images == 12

@@ -94,7 +94,9 @@ def test_figures_of_a_run_that_is_being_trained_say_so(trained: Path) -> None:
     assert not [note for note in package.evaluate(trained).notes if "still being trained" in note]
 
 
-def test_a_training_that_was_stopped_is_noted_wherever_its_model_is_used(trained: Path, tmp_path: Path) -> None:
+def test_a_training_that_was_stopped_is_noted_wherever_its_model_is_used(
+    trained: Path, data: Path, tmp_path: Path, vitkit: Any
+) -> None:
     stopped = shutil.copytree(trained, tmp_path / "stopped")
     for name in ("evaluation.json", "report.html"):
         (stopped / name).unlink()
@@ -104,6 +106,16 @@ def test_a_training_that_was_stopped_is_noted_wherever_its_model_is_used(trained
     picture = next(path for path in split_from_file(trained / "split.json").files())
     assert [note for note in package.predict(stopped, picture).notes if note.startswith(expected)]
     assert not [note for note in package.predict(trained, picture).notes if "has not finished" in note]
+    weights = stopped / "model.safetensors"
+    assert [note for note in package.predict(weights, picture).notes if note.startswith(expected)]
+    for model in (stopped, weights):
+        assert f"warning: {expected}" in vitkit("info", model).out
+    assert f"warning: {expected}" in vitkit("convert", stopped, tmp_path / "converted").out
+    assert "warning" not in vitkit("info", trained).out + vitkit("info", tmp_path / "converted").out
+    said: list[str] = []
+    package.train(data, weights=str(stopped), method="probe", out=tmp_path / "run", say=said.append)
+    begun = next(i for i, line in enumerate(said) if line.startswith("frozen backbone"))
+    assert [line for line in said[:begun] if line.startswith(f"note: {expected}")]
     for name in ("model.json", "model.safetensors"):
         (stopped / name).unlink()
     with pytest.raises(VitkitError, match="has not saved a model yet: continue it with vitkit train --resume"):

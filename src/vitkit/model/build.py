@@ -161,7 +161,7 @@ class LoadReport:
         missing: tensors of the model that the checkpoint lacks (only with allow_partial).
         left_over: tensors of the checkpoint that were not understood (only with allow_partial).
         assumed: facts that the checkpoint does not state, as a mapping from fact to assumed value.
-        warnings: signs that the checkpoint is damaged or was not trained.
+        warnings: signs that the checkpoint is damaged, was not trained, or that its training has not finished.
         notes: other facts that a careful user would want to know.
     """
 

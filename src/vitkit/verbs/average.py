@@ -139,6 +139,10 @@ def average(
     check_choice("--device", device, DeviceName)
     out, notes = Path(out), Notes(note)
     every = open_runs([Path(run) for run in ([runs] if isinstance(runs, (str, Path)) else runs)])
+    for run in every:
+        assert run.classifier.report is not None
+        for caveat in run.classifier.report.caveats():
+            notes(caveat)
     images = shared_images(every)
     folders = [str(images.table.root)] if images.table.storage is None else []
     with exclusive_out_folder("--out", out, folders, "or use --force to overwrite it", may_hold=force):

@@ -36,12 +36,10 @@ from vitkit.system.files import (
     exclusive,
     exclusive_in,
     is_empty,
-    is_held,
     place_text,
     read_bytes,
 )
 from vitkit.system.progress import Say
-from vitkit.system.run_files import EVALUATION, RECIPE, REPORT, resume_command, run_of_fold
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import JOINT, listed, one_of
 from vitkit.weights.formats import pixel_owners
@@ -125,29 +123,14 @@ def _copy_on(classifier: Classifier, device: str) -> Classifier:
 def load_noting(
     source: str | Path, note: Say, image_size: tuple[int, int] | None = None, preprocess: PreprocessLike | None = None
 ) -> Classifier:
-    """Load a classifier with `weights.load`. Note each assumption about it, and whether its training is unfinished."""
+    """Load a classifier with `weights.load`, and note each caveat about it, such as an unfinished training."""
     from vitkit.weights import load
 
     classifier = load(source, image_size=image_size, preprocess=preprocess)
-    _note_unfinished(Path(source), note)
     assert classifier.report is not None
     for caveat in classifier.report.caveats():
         note(caveat)
     return classifier
-
-
-def _note_unfinished(folder: Path, note: Say) -> None:
-    """Note that the training in a run folder is still running, or was stopped; the report is written at its end."""
-    if not (folder / RECIPE).is_file():
-        return
-    is_finished = any((folder / name).is_file() for name in (EVALUATION, REPORT))
-    if is_held(folder) or (not is_finished and is_held(run_of_fold(folder) or folder)):
-        note(f"{folder} is still being trained: this is the model that it holds now")
-    elif not is_finished:
-        note(
-            f"the training in {folder} has not finished: this is the model that it saved last, without a report; "
-            f"continue it with {resume_command(folder)}"
-        )
 
 
 def split_sources(sources: Sources) -> tuple[list[str], list[Held]]:

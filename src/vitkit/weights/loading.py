@@ -225,6 +225,7 @@ def make_plan(
         missing=tuple(name for name in origin.unfit if name in shapes),
         left_over=origin.left_over,
         assumed={key: text for key, text in origin.assumed.items() if key != "classes" or not adapted.replaced},
+        warnings=origin.warnings,
         notes=notes,
     )
     plan = LoadPlan(

@@ -82,6 +82,7 @@ class SourceWeights:
     left_over: tuple[str, ...] = ()
     assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     pixel_size: Pair | None = None  # the size of input images, if it differs from that of the positions
     temperature: float = 1.0
     thresholds: tuple[float, ...] | None = None
@@ -138,6 +139,7 @@ def read_model_folder(
             provenance=_provenance(description),
             pictures=model_folder.read_record(folder, description),
             trust=model_folder.read_trust(folder, description),
+            warnings=model_folder.unfinished(folder),
         )
     except KeyError as error:
         raise VitkitError(
