@@ -253,6 +253,23 @@ def fixed(trained: Path, place: Workspace) -> Iterator[Path]:
     labels.unlink()
 
 
+def test_a_photograph_that_is_left_out_is_not_shown_for_what_it_was_either(
+    client: TestClient, place: Workspace, fixed: Path
+) -> None:
+    listed = set(json.loads((fixed / "split.json").read_text())["contents"])
+    paths = client.get("/api/results/runs/fixed").json()["images"]["path"]
+    (number,) = (i for i, path in enumerate(paths) if path not in listed)
+    address, photograph = f"/api/results/runs/fixed/photographs/{number}", place.photographs / paths[number]
+    assert client.get(address).status_code == 200
+    kept = photograph.read_bytes()
+    try:
+        photograph.write_bytes((place.photographs / "green" / "img9.png").read_bytes() + b" ")
+        answer = client.get(address)
+        assert answer.status_code == 400 and "is no longer the photograph" in answer.json()["error"]
+    finally:
+        photograph.write_bytes(kept)
+
+
 @pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
 def test_the_figure_of_the_labels_of_before_stands_in_front(
     place: Workspace, fixed: Path, client: TestClient, browser: Browser, size: str, scheme: str

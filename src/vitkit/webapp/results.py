@@ -133,11 +133,12 @@ def _files(folder: Path) -> _RunPhotographs:
 def _read_files(split: Path, changed: int) -> _RunPhotographs:  # noqa: ARG001
     table = split_from_file(split)
     places = {path: table.file(i) for i, path in enumerate(table.paths)}
-    root = table.root.resolve()
-    for proposal in read_proposals(split.parent):  # including photographs that a proposal excluded
+    root, proposals = table.root.resolve(), read_proposals(split.parent)
+    for proposal in proposals:  # including photographs that a proposal excluded, which the split does not list
         if (table.root / proposal.path).resolve().is_relative_to(root):
             places.setdefault(proposal.path, table.at(proposal.path))
-    return _RunPhotographs(table.root, places, read_contents(split), table.task)
+    contents = {proposal.path: proposal.digest for proposal in proposals if proposal.digest} | read_contents(split)
+    return _RunPhotographs(table.root, places, contents, table.task)
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
