@@ -120,8 +120,9 @@ def test_a_training_says_before_it_reads_images_how_to_set_an_unknown_preprocess
     Path("photos/red/broken.png").write_bytes(b"no image, as a warning says once images are read")
     refused = vitkit("train", "photos", "--weights", "my model", "-o", "run")
     assert (refused.code, refused.out, Path("run").exists()) == (2, "", False)
-    said, _, advice = refused.err.strip().partition("; train with --weights NEW after vitkit ")
-    assert said == "error: the preprocessing of my model is unknown: it was trained on tensors"
-    assert vitkit(*shlex.split(advice)).code == 0
+    said, _, advice = refused.err.strip().partition("; set it, for example with vitkit ")
+    command, _, rest = advice.partition(", and train with --weights NEW")
+    assert not rest and said == "error: the preprocessing of my model is unknown: it was trained on tensors"
+    assert vitkit(*shlex.split(command)).code == 0
     fields = {"data": "photos", "weights": "NEW", "method": "probe"}
     assert blueprint_of(Recipe(**fields), NAMES).preprocess == load(Path("NEW")).preprocess  # type: ignore[arg-type]

@@ -214,8 +214,9 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
     if preprocess.unknown and recipe.data is not None:  # a caller's datasets have a preprocessing of their own
         name = weights_of(recipe)
         raise VitkitError(
-            f"the preprocessing of {name} is unknown: {preprocess.unknown}; train with --weights NEW after vitkit "
-            f"convert {shlex.quote(name)} NEW --preprocess crop_pct=0.875,interpolation=bilinear,mean=0.5,std=0.5"
+            f"the preprocessing of {name} is unknown: {preprocess.unknown}; set it, for example with vitkit convert "
+            f"{shlex.quote(name)} NEW --preprocess crop_pct=0.875,interpolation=bilinear,mean=0.5,std=0.5, and train "
+            "with --weights NEW"
         )
     return Blueprint(recipe, config, preprocess, weights, plan)
 
