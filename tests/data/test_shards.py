@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -509,6 +510,13 @@ def test_shards_are_fetched_ahead_and_read_from_their_copies(site: Site, shards:
     before = site.requests.total()
     assert digests(read_table(site.address)) == digests(read_table(shards))
     assert site.requests.total() == before
+
+
+def test_an_epoch_of_remote_shards_is_not_prepared_as_its_images_would_be_read_one_by_one(site: Site) -> None:
+    table = read_table(site.address)
+    images = ImageData(table, Preprocess(size=(16, 16)), Augment(), batch_size=7, workers=1, seed=5)
+    images.prepare_epoch(0)
+    assert not multiprocessing.active_children()
 
 
 def eventually(value: Callable[[], Any]) -> Any:

@@ -230,9 +230,10 @@ class BatchedImages:
     def prepare_epoch(self, epoch: int) -> None:
         """Let the worker processes prepare the first batches of an epoch before `train_batches` is called for it.
 
-        Without worker processes, nothing is prepared.
+        Nothing is prepared without worker processes, or if shards are read remotely, because these are first fetched
+        as a whole (`remote.fetched_ahead`).
         """
-        if self.workers:
+        if self.workers and self.train.shards is None:
             self._prepared_epoch = (epoch, 0), BatchedImages.train_batches(self, epoch)
 
     @cached_property
