@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,7 +232,7 @@ def test_the_first_batch_is_shown_once_and_before_images_are_mixed() -> None:
         def __init__(self) -> None:
             self.seen: list[Tensor] = []
 
-        def on_first_batch(self, images: Tensor) -> None:
+        def draw_first_batch(self, images: Tensor) -> None:
             self.seen.append(images.clone())
 
     other, watch = (tiny.images(4, seed=9), LABELS), Watch()
@@ -242,6 +243,24 @@ def test_the_first_batch_is_shown_once_and_before_images_are_mixed() -> None:
     train(loop, [other] * 4)
     assert len(watch.seen) == 1
     assert torch.equal(watch.seen[0], BATCH[0])
+
+
+@pytest.mark.parametrize(
+    ("free", "prepared"), [(2**30, [1]), (8 * BATCH[0].nbytes, [1]), (8 * BATCH[0].nbytes - 1, [])]
+)
+def test_the_next_epoch_is_prepared_if_shared_memory_has_room(
+    free: int, prepared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    loop, asked = loop_at(0, Recipe(epochs=2)), list[int]()
+    loop.data.workers = 2
+    monkeypatch.setattr(loop.data, "train_batches", lambda *_: iter([BATCH]))
+    monkeypatch.setattr(loop.data, "prepare_epoch", asked.append)
+    loop.train_epoch()
+    assert asked == prepared
+    loop.state.epoch, loop.state.is_trained, loop.state.batch = 1, False, 0
+    loop.train_epoch()
+    assert asked == prepared, "the last epoch has no next one"
 
 
 # --- Randomness -------------------------------------------------------------------------------------

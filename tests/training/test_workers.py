@@ -45,7 +45,7 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
 
 
 @pytest.mark.parametrize(
-    ("free", "workers"), [(2**40, 7), (64 * 2**20, 0), (8 * 38_535_168, 1), (8 * 38_535_168 - 1, 0), (2**29, 1)]
+    ("free", "workers"), [(2**40, 7), (64 * 2**20, 0), (4 * 38_535_168, 1), (4 * 38_535_168 - 1, 0), (2**28, 1)]
 )
 def test_there_are_as_many_workers_as_shared_memory_has_room_for(
     free: int, workers: int, monkeypatch: pytest.MonkeyPatch
@@ -56,7 +56,7 @@ def test_there_are_as_many_workers_as_shared_memory_has_room_for(
     assert setup.choose_workers(recipe, (224, 224)) == workers  # 38,535,168 bytes a batch
     assert setup.choose_workers(recipe.replace(workers=3), (224, 224)) == 3
     of_levels = setup.choose_workers(recipe, (224, 224), bytes_per_pixel=3)
-    assert of_levels == min(7, free // (2 * 38_535_168)), "a quarter of the bytes"
+    assert of_levels == min(7, free // 38_535_168), "a quarter of the bytes"
 
 
 def test_the_processes_of_a_team_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

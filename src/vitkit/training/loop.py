@@ -42,6 +42,7 @@ from vitkit.training.stability import (
     ValidationOutcome,
     optimizer_in_memory,
 )
+from vitkit.training.start import free_shared_memory
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -183,6 +184,7 @@ class AwaitedBatches:
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches, self._began, self._waited = batches, time.perf_counter(), 0.0
+        self.largest = 0  # bytes of the images of a batch
 
     def __iter__(self) -> AwaitedBatches:
         return self
@@ -190,7 +192,9 @@ class AwaitedBatches:
     def __next__(self) -> Batch:
         began = time.perf_counter()
         try:
-            return next(self._batches)
+            batch = next(self._batches)
+            self.largest = max(self.largest, batch[0].nbytes)
+            return batch
         finally:
             self._waited += time.perf_counter() - began
 
@@ -201,7 +205,7 @@ class AwaitedBatches:
 
 
 HOOKS = ("on_fit_start", "on_step_end", "on_epoch_end", "on_fit_end")  # the methods that a callback may have
-# `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt, and `report.DrawFirstBatch` has on_first_batch.
+# `checkpoint.RunWriter` also has on_save, on_trained and on_interrupt; `report.DrawFirstBatch` has draw_first_batch.
 
 
 class Loop:
@@ -307,9 +311,13 @@ class Loop:
             if should_stop:
                 break
         state.metrics["waiting"] = batches.waiting
-        if not state.should_stop and state.epoch + 1 < state.recipe.epochs:
+        if not state.should_stop and state.epoch + 1 < state.recipe.epochs and self._has_room_for(batches.largest):
             self.data.prepare_epoch(state.epoch + 1)  # while this epoch is evaluated and saved
         self.end_epoch()
+
+    def _has_room_for(self, batch_bytes: int) -> bool:
+        """Return whether /dev/shm has room for two batches of each worker of training and of validation at once."""
+        return 2 * 2 * self.data.workers * batch_bytes * self.team.size <= free_shared_memory()
 
     def between_steps(self) -> bool:
         """Write a checkpoint if any process wants one, and return whether the training ends."""
@@ -376,7 +384,7 @@ class Loop:
             with self.fabric.autocast():
                 micro = self._prepare(batch, number, first)
                 if state.epoch == number == 0:
-                    self._tell("on_first_batch", micro.batch[0])
+                    self._tell("draw_first_batch", micro.batch[0])
                 state.pieces.each(len(micro.images), partial(learn_from, micro))  # all rows at once if memory allows
             self._note(micro)
         gradients = self.gradients.finish()  # the sums over all processes

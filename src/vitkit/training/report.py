@@ -318,7 +318,7 @@ class DrawFirstBatch:
     def __init__(self, folder: Path, data: BatchedImages, preprocess: Preprocess) -> None:
         self._folder, self._data, self._preprocess = folder, data, preprocess
 
-    def on_first_batch(self, images: Tensor) -> None:
+    def draw_first_batch(self, images: Tensor) -> None:
         """Draw the images of this process, (B, C, height, width)."""
         rows, train = self._data.rows_of_batch(0, 0), self._data.table.of_split("train")
         draw_batch(self._folder, train, self._preprocess, images, rows)

@@ -387,8 +387,7 @@ def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: in
 
     The training processes on this machine share its cores. If each has at most two cores, the default is 0 workers,
     because the training steps need both cores. Each worker holds two batches in /dev/shm, which often has only 64 MiB
-    in containers. During an evaluation there are as many workers for its images, while the others prepare the next
-    epoch. All of them use at most half of the free space.
+    in containers. The workers use at most half of the free space.
 
     Args:
         recipe: the recipe.
@@ -401,10 +400,10 @@ def choose_workers(recipe: Recipe, size: tuple[int, int], *, bytes_per_pixel: in
     share = cores() // team
     height, width = size
     batch = bytes_per_pixel * recipe.batch_size * height * width
-    return min(0 if share <= 2 else share - 1, _free_shared_memory() // (2 * 2 * 2 * batch * team))
+    return min(0 if share <= 2 else share - 1, free_shared_memory() // (2 * 2 * batch * team))
 
 
-def _free_shared_memory() -> int:
+def free_shared_memory() -> int:
     """Return the free bytes of /dev/shm; `sys.maxsize` if there is no such folder."""
     try:
         return shutil.disk_usage("/dev/shm").free  # noqa: S108  # only its size is read
