@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 QUICKLY := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 STAMP := $(VENV)/installed
 
-.PHONY: setup demo test test-gpu check style accept bench site clean
+.PHONY: setup demo test suite test-gpu check style types accept bench site clean
 
 setup: $(STAMP)
 
@@ -27,19 +27,24 @@ demo: setup ## train digits from scratch, evaluate, predict: about three minutes
 	@echo "The classifier is in runs/demo; open runs/demo/report.html. To ask it about an image of your own:"
 	@echo "    $(BIN)/vitkit predict runs/demo IMAGE"
 
-# Three processes on two cores: some tests wait for a server, a browser or a process that they started.
 test: setup style ## everything that must hold, in 10 to 18 minutes on two cores
+	$(MAKE) --no-print-directory --jobs=2 types suite
+
+# Three processes on two cores: some tests wait for a server, a browser or a process that they started.
+suite: setup
 	$(QUICKLY) $(BIN)/python -m pytest --numprocesses=3 --dist=worksteal
 
 test-gpu: setup ## on a machine with a CUDA GPU: that every verb computes there, and answers as on the CPU
 	VITKIT_TEST_GPU=1 $(BIN)/python -m pytest tests/gpu
 
-check: setup style ## style, types and imports between rooms
+check: setup style types ## style, types and imports between rooms
 	$(BIN)/python -m pytest -q tests/test_imports.py
 
 style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/mypy
 
 accept: setup ## the figures that the project promises; long

@@ -15,11 +15,13 @@ from PIL import Image
 from sklearn.manifold import TSNE
 
 from vitkit.reporting import plots, report_data
+from vitkit.text import pages
 from vitkit.training import report
 
 Set = Callable[[Any, str, Any], None]  # setattr, or pytest's
 
 _savefig = Figure.savefig
+_with_all_letters = pages.with_all_letters
 _explained = report._EXPLAINED
 _PLOTS = {
     name: own for name, own in vars(plots).items() if getattr(own, "__annotations__", {}).get("return") == "Figure"
@@ -29,6 +31,7 @@ _PLOTS = {
 def blank(put: Set) -> None:
     """Draw nothing from here on."""
     put(Figure, "savefig", _save_nothing)
+    put(pages, "with_all_letters", lambda figure: figure)
     put(report_data, "TSNE", _Unmoved)
     put(report, "_EXPLAINED", 2)
     for name in _PLOTS:
@@ -38,6 +41,7 @@ def blank(put: Set) -> None:
 def real(put: Set) -> None:
     """Draw what there is to draw."""
     put(Figure, "savefig", _savefig)
+    put(pages, "with_all_letters", _with_all_letters)
     put(report_data, "TSNE", TSNE)
     put(report, "_EXPLAINED", _explained)
     for name, own in _PLOTS.items():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,6 +17,7 @@ if "VITKIT_TEST_GPU" not in os.environ:  # what is tested here is the same on ev
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import blank as pictures
+import warm
 
 settings.register_profile("vitkit", deadline=None)  # a busy machine is no failure
 settings.load_profile("vitkit")
@@ -21,16 +25,39 @@ settings.load_profile("vitkit")
 gc.disable()  # until all is imported that stays
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Before the processes that run tests start: where they write, and the one server of warm programs for them all."""
+    memory = Path("/dev/shm")
+    # The tests write 6 GB in small files and delete them; on a disk that takes a tenth of their time.
+    if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 and not os.statvfs(memory).f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        warm.share()
+
+
 def pytest_collection_finish() -> None:
     """What was imported and collected, millions of objects, is no garbage: not to be looked through again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
     gc.enable()
 
 
 def pytest_sessionfinish() -> None:
     """Extensions count at the end what is left of their own."""
     gc.unfreeze()
+
+
+_files = itertools.count(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_stays() -> Iterator[None]:
+    """Tests import as well. Every eighth file, what is no garbage by then is not to be looked through again either."""
+    yield
+    if next(_files) % 8 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

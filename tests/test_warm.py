@@ -150,7 +150,8 @@ def test_a_group_whose_leader_is_killed_is_gone() -> None:
 
 def test_a_server_that_was_killed_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "_servers", [])
-    monkeypatch.setattr(warm, "_started", {})
+    monkeypatch.setattr(warm, "_folder", [])
+    monkeypatch.delenv("WARM_FOLDER", raising=False)
     monkeypatch.setenv("WARM_WITH_NOTHING", "1")
     before = warm.python()
     warm._servers[-1].kill()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CLIENT = Path(__file__).with_name("warm_client.py")
+_PROGRAMS = ("vitkit", "python")
 _STREAMS = (0, 1, 2)
 
 
@@ -62,27 +63,44 @@ def starting() -> Callable[..., list[str]]:
     return lambda module, *arguments: [python(), *plain(module, *arguments)[1:]]
 
 
+def share() -> None:
+    """Start a server for the processes that this one starts; it imports while they do."""
+    os.environ[_SHARED] = str(_start())
+
+
+_SHARED = "WARM_FOLDER"  # of the server that the parent has started
 _servers: list[subprocess.Popen[bytes]] = []  # the last is asked
-_started: dict[str, str] = {}
+_folder: list[Path] = []  # of the server that is asked
 _starting = threading.Lock()  # a thread that comes while another starts the server waits for it
 
 
 def _executables() -> dict[str, str]:
-    """The paths; with the first call the server starts, which ends with this process, or anew where it has ended."""
+    """The paths. The server is the parent's, or is started with the first call, or anew where it has ended."""
     with _starting:
-        if not _started or _servers[-1].poll() is not None:
-            _started.update(_start())
-        return _started
+        if not _folder and _SHARED in os.environ:
+            _folder.append(Path(os.environ[_SHARED]))
+        if not _folder or not _listens(_folder[-1]):
+            _folder.append(_start())
+        return {program: str(_folder[-1] / program) for program in _PROGRAMS}
 
 
-def _start() -> dict[str, str]:
+def _listens(folder: Path) -> bool:
+    """Whether the server is there, be it that it still imports."""
+    with socket.socket(socket.AF_UNIX) as caller, contextlib.suppress(OSError):
+        caller.connect(str(folder / "socket"))
+        return True
+    return False
+
+
+def _start() -> Path:
+    """Start a server that ends with this process, and return the folder with its executables."""
     import atexit
     import shlex
     import subprocess
     import tempfile
 
     folder = Path(tempfile.mkdtemp(prefix="warm"))  # under a short path, as a socket's has about 100 characters at most
-    for program in ("vitkit", "python"):
+    for program in _PROGRAMS:
         client = shlex.join([sys.executable, "-IS", str(_CLIENT), str(folder / "socket"), program])
         (folder / program).write_text(f'#!/bin/sh\nexec {client} "$@"\n', encoding="utf-8")
         (folder / program).chmod(0o755)
@@ -94,7 +112,7 @@ def _start() -> dict[str, str]:
     _servers.append(server)
     atexit.register(_stop, server, folder)
     assert server.stdout is not None and server.stdout.readline() == b"ready\n", "the server did not start"
-    return {program: str(folder / program) for program in ("vitkit", "python")}
+    return folder
 
 
 def _stop(server: subprocess.Popen[bytes], folder: Path) -> None:
@@ -119,6 +137,7 @@ def serve(address: str) -> Call:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)
+        os.write(1, b"ready\n")  # who calls now waits until all is imported
         gc.disable()  # what is imported stays
         if "WARM_WITH_NOTHING" not in os.environ:
             _import_all()
@@ -132,7 +151,6 @@ def serve(address: str) -> Call:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
         children: dict[int, Child] = {}
-        os.write(1, b"ready\n")
         while True:
             by_caller = {child.caller: child for child in children.values() if child.caller.fileno() >= 0}
             ready = select.select([listener, told, 0, *by_caller], [], [])[0]

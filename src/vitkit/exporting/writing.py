@@ -245,7 +245,7 @@ def _blobs(seed: int) -> Image.Image:
     width, height = (int(side) for side in rng.integers(200, 500, 2))
     coarse = rng.integers(0, 256, (*rng.integers(2, 12, 2), 3), dtype=np.uint8)
     smooth = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-    grain = rng.normal(0, 12, (height, width, 3))
+    grain = rng.integers(-20, 21, (height, width, 3), dtype=np.int16)
     return Image.fromarray(np.clip(np.asarray(smooth) + grain, 0, 255).astype(np.uint8))
 
 
