@@ -187,8 +187,14 @@ def test_graphs_answer_as_the_model_does(fields: dict[str, Any], runtime: str) -
     assert largest_difference(torch.from_numpy(found), wanted) <= 1e-5 * max(1.0, wanted.abs().max())
 
 
-@kinds
-@pytest.mark.parametrize("ending", ["onnx", "xml", "pt2"])
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [
+        *((kind, ending) for kind in KINDS for ending in ("onnx", "xml")),
+        *(pytest.param(kind, "pt2", marks=pytest.mark.accept) for kind in ("differential", "parallel")),  # seconds each
+        ("differential parallel", "pt2"),
+    ],
+)
 def test_exported_files_pass_their_gate(tmp_path: Path, kind: str, ending: str) -> None:
     loaded(reference(kind), tmp_path).save(tmp_path / "model")
     assert vitkit.export(tmp_path / "model", out=tmp_path / f"out.{ending}").file.is_file()
