@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from torchvision.models import resnet18, squeezenet1_1
 
 import runs
 import tiny
+import vitkit
 from photos import smooth
 from vitkit.classifier import Classifier
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -69,6 +72,19 @@ def test_a_teacher_that_does_not_know_a_class_is_refused(tmp_path: Path) -> None
     path = saved_teacher(tmp_path / "t", classes=("red", "blue"))
     with pytest.raises(VitkitError, match="does not know the class green"):
         load_teacher(str(path), CLASSES, (16, 16))
+
+
+def test_a_teacher_that_nobody_knows_how_to_show_pictures_is_refused_until_it_is_said(tmp_path: Path) -> None:
+    folder = saved_teacher(tmp_path / "teacher", unknown="timm's crop_mode 'border' with crop_pct 0.9")
+    with pytest.raises(VitkitError) as caught:
+        load_teacher(str(folder), CLASSES, (16, 16))
+    command = re.search(r"vitkit (convert .*), and use NEW", str(caught.value))
+    assert command is not None and str(caught.value).startswith(
+        f"the preprocessing of teacher {folder} is unknown: timm's"
+    )
+    _, source, new, _, settings = shlex.split(command[1])
+    vitkit.convert(source, tmp_path / new, preprocess=settings)
+    assert load_teacher(str(tmp_path / new), CLASSES, (16, 16)).preprocess.mean == (0.5, 0.5, 0.5)
 
 
 def test_a_cnn_of_torchvision_from_a_file(tmp_path: Path) -> None:

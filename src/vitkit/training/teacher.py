@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import shlex
 import warnings
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -82,7 +83,7 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
 
     Raises:
         VitkitError: the teacher does not exist, cannot be loaded, lacks a class of the student, cannot process the
-            student's images, or has output that is not finite.
+            student's images, has an unknown preprocessing, or has output that is not finite.
     """
     teacher = _find(name, classes, size)
     _try(teacher, size)
@@ -120,6 +121,11 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
         raise VitkitError(f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
         raise VitkitError(f"teacher {name} requires grey pictures: choose a teacher of colour pictures")
+    if reason := classifier.preprocess.unknown:
+        raise VitkitError(
+            f"the preprocessing of teacher {name} is unknown: {reason}; set it, for example with "
+            f"vitkit convert {shlex.quote(name)} NEW --preprocess mean=0.5,std=0.5,interpolation=bilinear, and use NEW"
+        )
     assert classifier.report is not None
     notes = tuple(f"teacher: {caveat}" for caveat in classifier.report.caveats())
     columns = _columns(name, classifier.classes, classes)
