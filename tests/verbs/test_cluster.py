@@ -58,10 +58,11 @@ def test_a_part_that_kills_each_worker_is_named_and_the_others_are_kept(tmp_path
     with pytest.raises(VitkitError, match=r"part 4/4: its process died 3 times"):
         values(seen, out, at=19, times=9)
     kept = {file.name for file in (tmp_path / "out.csv.parts").glob("*.part")}
-    assert kept == {f"{i}-of-4.part" for i in (1, 2, 3)}
-    before = len(list(seen.glob("* by *")))
+    # The other process may not have begun by then, on a busy machine, and its part is not waited for.
+    assert kept < {f"{i}-of-4.part" for i in (1, 2, 3, 4)} and "4-of-4.part" not in kept and len(kept) >= 2
     assert values(seen, out, at=19, times=0, parts=None) == [i * i for i in range(20)]  # type: ignore[arg-type]
-    assert len(list(seen.glob("* by *"))) == before + 1, "only the image that was missing is computed"
+    computed = Counter(file.name.partition(" ")[0] for file in seen.glob("* by *"))
+    assert len(computed) == 20 and set(computed.values()) == {1}, "only what was missing is computed"
 
 
 def test_processes_write_what_one_command_writes(vitkit: Any, here: Path) -> None:
