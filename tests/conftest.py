@@ -16,7 +16,6 @@ from hypothesis import settings
 if "VITKIT_TEST_GPU" not in os.environ:  # what is tested here is the same on every machine; tests/gpu is of the others
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-import blank as pictures
 import warm
 
 settings.register_profile("vitkit", deadline=None)  # a busy machine is no failure
@@ -27,9 +26,10 @@ gc.disable()  # until all is imported that stays
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before the processes that run tests start: where they write, and the one server of warm programs for them all."""
+    # The tests write 6 GB in small files and delete them, 1 GB at a time; on a disk that takes a tenth of their time.
     memory = Path("/dev/shm")
-    # The tests write 6 GB in small files and delete them; on a disk that takes a tenth of their time.
-    if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 and not os.statvfs(memory).f_flag & os.ST_NOEXEC:
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
+    if has_room and not os.statvfs(memory).f_flag & os.ST_NOEXEC:  # some tests run what they have written
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         warm.share()
@@ -93,8 +93,10 @@ def _any_processor() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _blank_pictures() -> Iterator[None]:
     """Whoever looks at pictures, or has names that could break one, asks for `drawn_pictures`."""
+    import blank  # which imports torch: not in a process that only waits for others
+
     with pytest.MonkeyPatch.context() as patch:
-        pictures.blank(patch.setattr)
+        blank.blank(patch.setattr)
         yield
 
 
@@ -109,4 +111,6 @@ def _disk_in_its_own_time() -> Iterator[None]:
 @pytest.fixture
 def drawn_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """What matplotlib makes of the figures."""
-    pictures.real(monkeypatch.setattr)
+    import blank
+
+    blank.real(monkeypatch.setattr)
