@@ -47,12 +47,12 @@ class Call(NamedTuple):
 
 def vitkit() -> str:
     """Takes the place of the environment's `vitkit`."""
-    return _executables()["vitkit"]
+    return _executable("vitkit")
 
 
 def python() -> str:
     """Takes the place of its `python`, for `-c CODE`, `-m MODULE` and scripts, after -u or -P."""
-    return _executables()["python"]
+    return _executable("python")
 
 
 def starting() -> Callable[..., list[str]]:
@@ -74,14 +74,14 @@ _folder: list[Path] = []  # of the server that is asked
 _starting = threading.Lock()  # a thread that comes while another starts the server waits for it
 
 
-def _executables() -> dict[str, str]:
-    """The paths. The server is the parent's, or is started with the first call, or anew where it has ended."""
+def _executable(program: str) -> str:
+    """Its path. The server is the parent's, or is started with the first call, or anew where it has ended."""
     with _starting:
         if not _folder and _SHARED in os.environ:
             _folder.append(Path(os.environ[_SHARED]))
         if not _folder or not _listens(_folder[-1]):
             _folder.append(_start())
-        return {program: str(_folder[-1] / program) for program in _PROGRAMS}
+        return str(_folder[-1] / program)
 
 
 def _listens(folder: Path) -> bool:

@@ -8,6 +8,7 @@ test-time augmentation.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -20,6 +21,16 @@ from PIL import Image
 from vitkit.data.decode import MAX_PIXELS
 from vitkit.errors import VitkitError
 from vitkit.text.arguments import settle_types
+
+_REMEDY = "set it with preprocess= or --preprocess, such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
+
+
+def by_conversion(weights: str, then: str) -> str:
+    """Return the remedy for an unknown preprocessing if no option sets it: to convert the weights, and what to do then."""
+    settings = "crop_pct=0.875,interpolation=bilinear,mean=0.5,std=0.5"
+    command = f"vitkit convert {shlex.quote(weights)} NEW --preprocess {settings}"
+    return f"set it, for example with {command}, and {then}"
+
 
 Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -203,17 +214,18 @@ class Preprocess:
             raise VitkitError(f"preprocess must be an object with size, mean, std and so on, not {fields!r:.80}")
         return cls(**fields)
 
-    def check_known(self) -> None:
+    def check_known(self, model: str = "this model", remedy: str = _REMEDY) -> None:
         """Raise an error if the preprocessing is unknown.
+
+        Args:
+            model: the name of the model in the error message.
+            remedy: what to do about it, for the error message; see also `by_conversion`.
 
         Raises:
             VitkitError: the preprocessing is unknown; the message has the reason.
         """
         if self.unknown:
-            raise VitkitError(
-                f"the preprocessing of this model is unknown: {self.unknown}; set it with preprocess= or "
-                "--preprocess, such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
-            )
+            raise VitkitError(f"the preprocessing of {model} is unknown: {self.unknown}; {remedy}")
 
     def _placement(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return (height, width, top, left): the size of the resized picture, and where the model's input begins."""

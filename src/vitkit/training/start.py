@@ -19,7 +19,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ from vitkit.data.corrections import Earlier, earlier_runs, find_proposals, read_
 from vitkit.data.doctor.examine import Finding, examine, of_scenes, of_splits
 from vitkit.data.file_facts import Facts, Memory, scan
 from vitkit.data.loading import mix_seeds
-from vitkit.data.preprocess import HALF, Preprocess
+from vitkit.data.preprocess import HALF, Preprocess, by_conversion
 from vitkit.data.seen import DIGEST, PictureRecord, find_overlap, make_record
 from vitkit.data.splits import check_trainable, fold, held_out_split, limit_training, scenes, split
 from vitkit.data.table import ImageTable, Proposal, table_of
@@ -213,11 +212,7 @@ def blueprint_of(recipe: Recipe, classes: Sequence[str], weights: WeightsSource 
     preprocess = _preprocess(recipe, plan.preprocess)
     if preprocess.unknown and recipe.data is not None:  # a caller's datasets have a preprocessing of their own
         name = weights_of(recipe)
-        raise VitkitError(
-            f"the preprocessing of {name} is unknown: {preprocess.unknown}; set it, for example with vitkit convert "
-            f"{shlex.quote(name)} NEW --preprocess crop_pct=0.875,interpolation=bilinear,mean=0.5,std=0.5, and train "
-            "with --weights NEW"
-        )
+        preprocess.check_known(name, by_conversion(name, "train with --weights NEW"))
     return Blueprint(recipe, config, preprocess, weights, plan)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import shlex
 import warnings
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, by_conversion
 from vitkit.errors import VitkitError
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.system.environment import offline
@@ -121,11 +120,7 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
         raise VitkitError(f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
         raise VitkitError(f"teacher {name} requires grey pictures: choose a teacher of colour pictures")
-    if reason := classifier.preprocess.unknown:
-        raise VitkitError(
-            f"the preprocessing of teacher {name} is unknown: {reason}; set it, for example with "
-            f"vitkit convert {shlex.quote(name)} NEW --preprocess mean=0.5,std=0.5,interpolation=bilinear, and use NEW"
-        )
+    classifier.preprocess.check_known(f"teacher {name}", by_conversion(name, "use NEW"))
     assert classifier.report is not None
     notes = tuple(f"teacher: {caveat}" for caveat in classifier.report.caveats())
     columns = _columns(name, classifier.classes, classes)
