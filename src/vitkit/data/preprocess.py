@@ -22,16 +22,6 @@ from vitkit.data.decode import MAX_PIXELS
 from vitkit.errors import VitkitError
 from vitkit.text.arguments import settle_types
 
-_REMEDY = "set it with preprocess= or --preprocess, such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
-
-
-def by_conversion(weights: str, then: str) -> str:
-    """Return the remedy for an unknown preprocessing if no option sets it: to convert the weights, and what to do then."""
-    settings = "crop_pct=0.875,interpolation=bilinear,mean=0.5,std=0.5"
-    command = f"vitkit convert {shlex.quote(weights)} NEW --preprocess {settings}"
-    return f"set it, for example with {command}, and {then}"
-
-
 Fit = Literal["crop", "pad", "squash", "squash_crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 LEAST_CROP = 0.01
@@ -45,6 +35,16 @@ _SCALES = {
     (CLIP_MEAN, CLIP_STD): "CLIP's",
     (HALF[:1], HALF[:1]): "0.5",
 }
+
+
+_REMEDY = "set it with preprocess= or --preprocess, such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
+
+
+def by_conversion(weights: str, then: str) -> str:
+    """Return the remedy for an unknown preprocessing that no option sets: a command, and what to do after it."""
+    settings = "crop_pct=0.875,interpolation=bilinear,mean=0.5,std=0.5"
+    command = f"vitkit convert {shlex.quote(weights)} NEW --preprocess {settings}"
+    return f"set it, for example with {command}, and {then}"
 
 
 @dataclass(frozen=True, kw_only=True)
