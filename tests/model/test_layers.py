@@ -190,6 +190,27 @@ def test_autocast_does_not_round_logits(fields: dict[str, object], compiled: boo
         assert torch.equal(logits, F.linear(x.float(), head.weight, head.bias))
 
 
+@pytest.mark.parametrize("classes", [1, 2, 3, 4])
+def test_logits_do_not_depend_on_the_images_beside_them(classes: int) -> None:
+    """Not in a single bit, as parts of a prediction join to what one command writes."""
+    generator = torch.Generator().manual_seed(classes)
+    for features in (16, 32, 64, 192, 768):
+        head = Head(features, classes)
+        for batch in range(2, 40):
+            x = torch.randn(batch, features, generator=generator)
+            order = torch.randperm(batch, generator=generator)
+            assert torch.equal(head(x)[order], head(x[order])), (features, batch)
+
+
+def test_a_head_of_few_classes_computes_a_linear_layer_and_its_gradients() -> None:
+    for classes in (1, 2, 3, 5):
+        head = Head(6, classes).double()
+        x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+        torch.testing.assert_close(head(x), F.linear(x, head.weight, head.bias))
+        expected = torch.autograd.grad(F.linear(x, head.weight, head.bias).pow(2).sum(), [*head.parameters(), x])
+        torch.testing.assert_close(torch.autograd.grad(head(x).pow(2).sum(), [*head.parameters(), x]), expected)
+
+
 def test_a_head_has_the_precision_of_its_weights() -> None:
     x = torch.randn(2, 8)
     assert Head(8, 3)(x.bfloat16()).dtype == torch.float32
