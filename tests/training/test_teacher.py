@@ -78,7 +78,7 @@ def test_a_teacher_that_nobody_knows_how_to_show_pictures_is_refused_until_it_is
     folder = saved_teacher(tmp_path / "teacher", unknown="timm's crop_mode 'border' with crop_pct 0.9")
     with pytest.raises(VitkitError) as caught:
         load_teacher(str(folder), CLASSES, (16, 16))
-    command = re.search(r"vitkit (convert .*), and use NEW", str(caught.value))
+    command = re.search(r"vitkit (convert .*), and train with --teacher NEW", str(caught.value))
     assert command is not None and str(caught.value).startswith(
         f"the preprocessing of teacher {folder} is unknown: timm's"
     )

@@ -120,7 +120,7 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
         raise VitkitError(f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
         raise VitkitError(f"teacher {name} requires grey pictures: choose a teacher of colour pictures")
-    classifier.preprocess.check_known(f"teacher {name}", by_conversion(name, "use NEW"))
+    classifier.preprocess.check_known(f"teacher {name}", by_conversion(name, "train with --teacher NEW"))
     assert classifier.report is not None
     notes = tuple(f"teacher: {caveat}" for caveat in classifier.report.caveats())
     columns = _columns(name, classifier.classes, classes)
