@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -53,11 +54,16 @@ def test_scale_and_shift_of_a_kernel_do_not_matter(kind: Any) -> None:
         assert largest_difference(stem(x), before) < 1e-2
 
 
+@functools.cache
+def stem_of(stages: tuple[int, ...]) -> ResNetStem:
+    return ResNetStem(3, stages)
+
+
 @settings(max_examples=60)
 @given(height=st.integers(1, 70), width=st.integers(1, 70), stages=st.sampled_from([(), (1,), (1, 1), (1, 1, 1, 1)]))
 def test_sides_are_divided_and_rounded_up(height: int, width: int, stages: tuple[int, ...]) -> None:
     with torch.device("meta"):
-        stem = ResNetStem(3, stages)
+        stem = stem_of(stages)
         shape = stem(torch.empty(1, 3, height, width)).shape
     stride = stride_of(stages)
     assert shape == (1, stem.out_channels, -(-height // stride), -(-width // stride))

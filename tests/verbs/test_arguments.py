@@ -52,7 +52,7 @@ def defaults(place: Path) -> dict[str, dict[str, Any]]:
         "list_models": {},
         "search": {"model": place / "model", "sources": photo, "text": "a"},
         "zero_shot": {"source": place / "model", "classes": ["a", "b"]},
-        "plan": {"recipe": "cifar10-vit-tiny"},
+        "plan": {"recipe": "vit_micro_patch8_16", "classes": 10},
     }
 
 
