@@ -374,6 +374,22 @@ def test_a_shard_that_is_not_whole_is_no_unreadable_picture(copied: Path, damage
         find_images([str(copied)])
 
 
+def test_photographs_beside_shards_are_named(copied: Path, data: Path) -> None:
+    known = read_source(copied).overlooked
+    (copied / ".git").mkdir()
+    (copied / "README.md").write_text("what this is")
+    assert read_source(copied).overlooked == known
+    shutil.copytree(data / "train" / "blue", copied / "blue")
+    assert read_source(copied).overlooked == (
+        *known,
+        "1 folder or image is not in the shards and therefore not used: blue",
+    )
+    for name in ("a.jpg", "b.png", "c.webp"):
+        (copied / name).write_bytes(b"")
+    line = "4 folders or images are not in the shards and therefore not used: a.jpg, b.png, blue and 1 more"
+    assert any(line in said for said in vitkit.doctor(copied).lines())
+
+
 def test_what_is_not_packed_is_said(tmp_path: Path) -> None:
     photos = folder(tmp_path / "photos", {"a": 3, "b": 3})
     save(noise(), photos / "loose.png")

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from vitkit.data.layout import LayoutName, split_of_word
 from vitkit.data.remote import copy_of, read_file, read_part
-from vitkit.data.storage import UnreadableImageError
+from vitkit.data.storage import UnreadableImageError, is_passed_over, why_ignored
 from vitkit.data.table import TASKS, UNLABELLED, ImageTable, Proposal, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_bytes
@@ -427,13 +427,13 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
         splits=index.splits,
         folders=() if storage.is_afar else (storage.path,),
         sets=sets,
-        overlooked=tuple(_lines(index)),
+        overlooked=(*_left_out(index), *(() if storage.is_afar else _beside(storage.path))),
         proposals=index.proposals,
         storage=storage,
     )
 
 
-def _lines(index: ShardIndex) -> list[str]:
+def _left_out(index: ShardIndex) -> list[str]:
     if not index.left_out:
         return []
     images = plural(len(index.left_out), "image was", "images were")
@@ -441,6 +441,20 @@ def _lines(index: ShardIndex) -> list[str]:
         f"{images} left out when the shards were written: "
         + listed([f"{image.key} ({image.reason})" for image in index.left_out])
     ]
+
+
+def _beside(folder: Path) -> list[str]:
+    """Return a line about folders and images that somebody has put beside the shards."""
+    with os.scandir(folder) as entries:
+        names = sorted(
+            entry.name
+            for entry in entries
+            if (not is_passed_over(entry.name) if entry.is_dir() else why_ignored(entry.name) is None)
+        )
+    if not names:
+        return []
+    entries_are = plural(len(names), "folder or image is", "folders or images are")
+    return [f"{entries_are} not in the shards and therefore not used: {listed(names)}"]
 
 
 def read_unlabelled_shards(name: str, path: Path) -> ImageTable:
