@@ -130,6 +130,20 @@ def test_a_program_with_anything_else_in_it_is_refused(
     assert not (place / "exploded").exists()
 
 
+def test_a_program_multiplies_sizes_alone(exported: Path, place: Path) -> None:
+    """A list times a large number would fill the memory."""
+
+    def multiply(described: dict[str, Any]) -> None:
+        factors = ({"as_ints": [1]}, {"as_int": 10**12})
+        inputs = [{"name": "", "arg": factor, "kind": 1} for factor in factors]
+        described["graph_module"]["graph"]["nodes"][1] |= {"target": "_operator.mul", "inputs": inputs}
+
+    forge(exported, place / "model.pt2", in_model(multiply))
+    forged = load_exported(place / "model.pt2")
+    with pytest.raises(VitkitError, match="multiplies something other than sizes"):
+        forged.probabilities(torch.zeros(2, 3, *forged.preprocess.size))
+
+
 def test_pickled_sample_inputs_are_never_read(exported: Path, place: Path) -> None:
     forge(exported, place / "model.pt2", lambda own: {**own, "data/sample_inputs/model.pt": pickle.dumps(Bomb())})
     assert load_exported(place / "model.pt2").logits(images(2)).shape == (2, 7)

@@ -7,21 +7,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import vitkit
 from runs import photos
 from tiny import some
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
 from vitkit.exporting import choose_pictures, export, load_exported
 from vitkit.model import Network
 
-FEW = ("timm:test_efficientnet",)  # small, and it squeezes, gates and pools
+# Small ones: the first squeezes, gates and pools, and the second has the channels last in memory.
+FEW = ("timm:test_efficientnet", "timm:test_convnext")
 MORE = (
     *("torchvision:mobilenet_v3_small", "torchvision:resnet18"),
     *("torchvision:mobilenet_v2", "torchvision:shufflenet_v2_x0_5", "torchvision:densenet121"),
     *("torchvision:efficientnet_b0", "torchvision:convnext_tiny", "torchvision:regnet_y_400mf", "timm:resnet10t"),
     *("torchvision:googlenet", "torchvision:vgg11", "timm:convnext_atto", "timm:mobilenetv3_small_050"),
+    *("torchvision:swin_t", "torchvision:swin_v2_t", "timm:test_nfnet", "timm:test_efficientnet_evos"),
+    *("timm:cspresnet50", "timm:resnest14d", "timm:convmixer_768_32", "timm:mobilevit_xxs", "timm:poolformer_s12"),
 )
 NAMES = [*FEW, *(pytest.param(name, marks=pytest.mark.accept) for name in MORE)]
 
@@ -55,3 +60,38 @@ def test_a_file_answers_as_the_network_does(name: str, suffix: str, data: Path, 
     np.testing.assert_allclose(np.stack(ours), np.stack(theirs), atol=1e-4)
     assert exported.classes == classifier.classes
     assert str(Path.cwd()).encode() not in (tmp_path / f"net{suffix}").read_bytes()
+
+
+class Rounding(nn.Module):
+    """A network with an operation that no file of vitkit contains."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3 * 16 * 16, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.fc(images.flatten(1).round())
+        return logits
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
+def test_an_operation_that_files_may_not_contain_is_named(suffix: str, data: Path, tmp_path: Path) -> None:
+    vitkit.register_model("rounding", Rounding)
+    model = vitkit.create_model("custom:rounding", num_classes=3, image_size=16)
+    classifier = Classifier(model, ("a", "b", "c"), Preprocess(size=(16, 16)))
+    out = tmp_path / f"net{suffix}"
+    with pytest.raises(
+        VitkitError, match=rf"cannot be exported to \{suffix}: .*[rR]ound.*; try another format$"
+    ) as caught:
+        export(classifier, out, choose_pictures(classifier, data))
+    assert str(tmp_path) not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+def test_a_model_that_cannot_tell_classes_apart_is_exported(suffix: str, data: Path, tmp_path: Path) -> None:
+    classifier = classifier_of(FEW[1])
+    assert classifier.model.head is not None
+    for parameter in classifier.model.head.parameters():
+        nn.init.zeros_(parameter)
+    export(classifier, tmp_path / f"net{suffix}", choose_pictures(classifier, data))

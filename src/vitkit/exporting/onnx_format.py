@@ -29,8 +29,9 @@ _WRITTEN = (
     b"Sigmoid Slice Softmax Tanh Transpose"
 )
 _TRACED = (  # in networks of other libraries; none contains a graph or reads anything but its inputs
-    b"AveragePool BatchNormalization Clip Div Erf Flatten Gather Gemm GlobalAveragePool HardSigmoid HardSwish "
-    b"Pad Pow Split Sqrt Squeeze Sub Unsqueeze"
+    b"AveragePool BatchNormalization Clip ConstantOfShape Cos CumSum Div Einsum Equal Erf Flatten Gather GatherND Gemm "
+    b"GlobalAveragePool HardSigmoid HardSwish InstanceNormalization LeakyRelu Not Pad Pow Range ReduceL2 ReduceSum "
+    b"ScatterND Sin Split Sqrt Squeeze Sub Unsqueeze Where"
 )
 _OPERATIONS = frozenset((_WRITTEN + b" " + _TRACED).split())
 # The allowed fields of each kind of message, by their numbers in onnx.proto; the value is a message or None.

@@ -24,16 +24,19 @@ if TYPE_CHECKING:
 
 
 _OPERATIONS = {
-    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Divide GroupConvolution HardSigmoid MatMul Maximum "
-    "Minimum Multiply Pad Parameter Power ReLU ReduceMean Reshape Result Sigmoid Split Sqrt Squeeze Subtract Tanh "
-    "Transpose Unsqueeze VariadicSplit",
-    "opset3": "Broadcast ShapeOf",
-    "opset4": "HSwish Swish",
+    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Cos Divide Equal GroupConvolution HardSigmoid "
+    "LogicalNot MatMul Maximum Minimum Multiply Pad Parameter Power PReLU ReLU ReduceMean ReduceSum Reshape Result "
+    "Select Sigmoid Sin Split Sqrt Squeeze Subtract Tanh Transpose Unsqueeze VariadicSplit",
+    "opset3": "Broadcast CumSum ShapeOf",
+    "opset4": "HSwish Range ReduceL2 Swish",
+    "opset5": "BatchNormInference",
     "opset6": "MVN",
-    "opset7": "Gelu",
-    "opset8": "Gather MaxPool Slice SoftMax",
+    "opset7": "Einsum Gelu",
+    "opset8": "Gather GatherND MaxPool Slice SoftMax",
+    "opset12": "Pad",
     "opset14": "AvgPool MaxPool",
-    "opset16": "AvgPool",
+    "opset15": "ScatterNDUpdate",
+    "opset16": "AvgPool Identity",
 }
 _ALLOWED = frozenset((name, version) for version, names in _OPERATIONS.items() for name in names.split())
 _LAYER = "net/layers/layer"
@@ -53,9 +56,9 @@ _PLACES = {  # paths of the allowed elements, each with its required and its opt
 }
 _WORDS = (
     "approximation_mode auto_broadcast auto_pad axis batch_dims destination_type dilations element_type eps eps_mode "
-    "exclude-pad m_pythondiv max min num_splits pad_mode "
-    "index_element_type keep_dims kernel mode normalize_variance offset output_type pads_begin pads_end rounding_type "
-    "shape size special_zero strides transpose_a transpose_b"
+    "epsilon equation exclude-pad exclusive m_pythondiv max min num_splits pad_mode "
+    "index_element_type keep_dims kernel mode normalize_variance offset output_type pads_begin pads_end reduction "
+    "reverse rounding_type shape size special_zero strides transpose_a transpose_b"
 )
 _DATA = frozenset(_WORDS.split())
 _BEGINNING = b'<?xml version="1.0"?>\n<net '

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vitkit.errors import VitkitError, first_line
 from vitkit.exporting import card as seal
 from vitkit.exporting.card import CARD
-from vitkit.exporting.writing import Refused
+from vitkit.exporting.writing import Refused, reading_back
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.model.build import Model, build, classes_and_features
 from vitkit.model.layers import InParts
@@ -106,10 +106,12 @@ _WRITTEN = (
     "arange.default new_zeros.default"
 )
 _TRACED = (  # in networks of other libraries; none changes its arguments
-    "_native_batch_norm_legit_no_training.default adaptive_avg_pool2d.default avg_pool2d.default clamp.default "
-    "clone.default constant_pad_nd.default convolution.default elu.default hardsigmoid.default hardswish.default "
-    "hardtanh.default leaky_relu.default roll.default sigmoid.default softmax.int split.Tensor "
-    "split_with_sizes.default squeeze.dim sqrt.default"
+    "_native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training.default _unsafe_view.default "
+    "adaptive_avg_pool2d.default avg_pool2d.default clamp.default clone.default constant_pad_nd.default "
+    "conv2d.padding convolution.default einsum.default elu.default eq.Scalar fill.Scalar hardsigmoid.default "
+    "hardswish.default hardtanh.default leaky_relu.default masked_fill.Scalar ne.Scalar roll.default sigmoid.default "
+    "slice_scatter.default softmax.int split.Tensor split_with_sizes.default squeeze.dim sqrt.default "
+    "sum.dim_IntList var.dim zero.default"
 )
 _OPERATIONS = frozenset(f"{_WRITTEN} {_TRACED}".split())
 _OPERATION = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
@@ -281,11 +283,20 @@ def _steps(nodes: Sequence[dict[str, Any]], kept: set[str]) -> tuple[ProgramStep
 
 
 def _operation(target: str) -> Callable[..., Any]:
+    if target == "_operator.mul":
+        return _multiply_sizes
     match = _OPERATION.fullmatch(target)
     if match is None or f"{match[1]}.{match[2]}" not in _OPERATIONS:
         raise VitkitError(f"it is refused for its operation {target[:80]!r}, which vitkit does not write")
     operation: Callable[..., Any] = getattr(getattr(torch.ops.aten, match[1]), match[2])
     return operation
+
+
+def _multiply_sizes(a: Any, b: Any) -> int:
+    """Multiply two sizes, such as the number of images and that of the windows in each."""
+    if type(a) is not int or type(b) is not int:
+        raise VitkitError("it is refused: it multiplies something other than sizes, which vitkit does not write")
+    return a * b
 
 
 def _value(arg: dict[str, Any]) -> Any:
@@ -442,7 +453,9 @@ def _read_as_torch_does(path: Path, images: Tensor) -> None:
     """
     theirs = torch.export.load(path).module()(images)
     whole = theirs if isinstance(theirs, Tensor) else torch.cat(theirs, dim=1)
-    if not torch.equal(whole, read_program(path).compute(images)):
+    with reading_back(path.suffix):
+        program = read_program(path)
+    if not torch.equal(whole, program.compute(images)):
         raise Refused(f"PyTorch computes other logits from {path.name} than vitkit")
 
 

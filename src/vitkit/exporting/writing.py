@@ -91,14 +91,22 @@ def export(
     return Outcome(comparison, computed, in_bfloat16, size, seconds)
 
 
+@contextmanager
+def reading_back(suffix: str) -> Iterator[None]:
+    """Say which content is the reason if vitkit's reader, which accepts only known operations, refuses a new file."""
+    try:
+        yield
+    except VitkitError as error:
+        reason = error.__cause__ if isinstance(error.__cause__, VitkitError) else error
+        raise Refused(f"the model cannot be exported to {suffix}: {reason}; try another format") from error
+
+
 def _verify(
     classifier: Classifier, path: Path, form: Format, card: Card, pictures: Pictures
 ) -> tuple[LogitComparison, LogitComparison | None, str]:
     precision = card.dtype if form.has_fixed_precision else "float32"
-    try:
+    with reading_back(path.suffix):
         exported = load_exported(path, precision)
-    except VitkitError as error:
-        raise Refused(f"the file cannot be read back (is the disk full?): {error}") from error
     _check_card(card, exported.card)
     plain = _answers(classifier, _read_pictures(classifier, pictures), "asking the model")
     images = _read_pictures(exported, pictures)
@@ -387,7 +395,7 @@ def compare(ours: Tensor, theirs: Tensor, card: Card, dtype: str | None = None) 
         images=len(ours),
         dtype=dtype,
         difference=difference.abs().max().item(),
-        cosine=F.cosine_similarity(ours, theirs, dim=1).min().item(),
+        cosine=F.cosine_similarity(ours, theirs, dim=1).where(difference.any(dim=1), 1.0).min().item(),
         agreement=_agreement(ours, theirs, card, 0.0 if dtype == "float32" else _UNSURE * NOISE[dtype] * size.item()),
         drift=(difference.abs().max() / ours.abs().max().clamp(min=tiny)).item(),
         scale=((mine * other).sum() / mine.square().sum()).item() if mine.any() else 1.0,
