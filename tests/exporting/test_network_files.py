@@ -27,6 +27,7 @@ MORE = (
     *("torchvision:googlenet", "torchvision:vgg11", "timm:convnext_atto", "timm:mobilenetv3_small_050"),
     *("torchvision:swin_t", "torchvision:swin_v2_t", "timm:test_nfnet", "timm:test_efficientnet_evos"),
     *("timm:cspresnet50", "timm:resnest14d", "timm:convmixer_768_32", "timm:mobilevit_xxs", "timm:poolformer_s12"),
+    *("timm:ghostnet_050", "timm:edgenext_xx_small"),
 )
 NAMES = [*FEW, *(pytest.param(name, marks=pytest.mark.accept) for name in MORE)]
 

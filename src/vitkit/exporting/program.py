@@ -106,18 +106,20 @@ _WRITTEN = (
     "arange.default new_zeros.default"
 )
 _TRACED = (  # in networks of other libraries; none changes its arguments
-    "_native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training.default _unsafe_view.default "
-    "adaptive_avg_pool2d.default avg_pool2d.default clamp.default clone.default constant_pad_nd.default "
-    "conv2d.padding convolution.default einsum.default elu.default eq.Scalar fill.Scalar hardsigmoid.default "
-    "hardswish.default hardtanh.default leaky_relu.default masked_fill.Scalar ne.Scalar roll.default sigmoid.default "
-    "slice_scatter.default softmax.int split.Tensor split_with_sizes.default squeeze.dim sqrt.default "
-    "sum.dim_IntList var.dim zero.default"
+    "_native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training.default _to_copy.default "
+    "_unsafe_view.default adaptive_avg_pool2d.default avg_pool2d.default bitwise_not.default clamp.default "
+    "clone.default constant_pad_nd.default conv2d.padding convolution.default cumsum.default div.Tensor_mode "
+    "einsum.default elu.default eq.Scalar fill.Scalar hardsigmoid.default hardswish.default hardtanh.default "
+    "leaky_relu.default masked_fill.Scalar ne.Scalar pow.Scalar roll.default sigmoid.default slice_scatter.default "
+    "softmax.int split.Tensor split_with_sizes.default sqrt.default squeeze.dim sum.dim_IntList var.dim zero.default "
+    "zeros.default"
 )
 _OPERATIONS = frozenset(f"{_WRITTEN} {_TRACED}".split())
 _OPERATION = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
 # A symbolic number of images, or a multiple of it (the number of windows or tokens in all images).
 _SYMBOL = re.compile(r"s\d+|(Mul\(Integer\(\d+\), )?Symbol\('s\d+', positive=True, integer=True\)(?(1)\))")
-_DTYPES = {5: torch.int64, 6: torch.float16, 7: torch.float32, 13: torch.bfloat16}  # of torch._export.serde.schema
+# As in torch._export.serde.schema.
+_DTYPES = {5: torch.int64, 6: torch.float16, 7: torch.float32, 12: torch.bool, 13: torch.bfloat16}
 _MEMORY_FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
 _PLAIN = {"as_int": int, "as_float": float, "as_bool": bool, "as_string": str}
 
