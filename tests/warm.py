@@ -134,8 +134,9 @@ def serve(address: str) -> Call:
     import gc
     import select
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the background jobs of a shell ignore these two,
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and so would every program
+    # A background job of a shell ignores the first, and one of nohup the second; so would every program.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)

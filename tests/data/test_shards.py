@@ -382,11 +382,11 @@ def test_photographs_beside_shards_are_named(copied: Path, data: Path) -> None:
     shutil.copytree(data / "train" / "blue", copied / "blue")
     assert read_source(copied).overlooked == (
         *known,
-        "1 folder or image is not in the shards and therefore not used: blue",
+        "1 folder or image lies beside the shards and will not be read: blue",
     )
     for name in ("a.jpg", "b.png", "c.webp"):
         (copied / name).write_bytes(b"")
-    line = "4 folders or images are not in the shards and therefore not used: a.jpg, b.png, blue and 1 more"
+    line = "4 folders or images lie beside the shards and will not be read: a.jpg, b.png, blue and 1 more"
     assert any(line in said for said in vitkit.doctor(copied).lines())
 
 

@@ -149,7 +149,10 @@ def covered(seeds: int, images: int, luck: float, trials: int, rng: np.random.Ge
     return pairs, accuracies
 
 
-@pytest.mark.parametrize(("seeds", "luck", "least"), [(3, 0.02, 0.93), (3, 0.0, 0.93)])
+@pytest.mark.parametrize(
+    ("seeds", "luck", "least"),
+    [pytest.param(2, 0.02, 0.93, marks=pytest.mark.accept), (3, 0.02, 0.93), (3, 0.0, 0.93)],
+)
 def test_intervals_cover(seeds: int, luck: float, least: float, few_draws: None) -> None:
     trials = 100
     pairs, accuracies = covered(seeds, 200, luck, trials, np.random.default_rng(3))

@@ -348,6 +348,12 @@ def test_the_verdict() -> None:
     theirs = ours.clone()
     theirs[7] = theirs[7].roll(1)  # one image of all
     assert compare(ours, theirs, card(dtype="float16")).faults()[0].startswith("cosine 0.")
+    nothing = torch.zeros(3, 7)
+    assert compare(nothing, nothing, card()).faults() == []
+    theirs = nothing.clone()
+    theirs[1, 2] = 1.0
+    assert compare(nothing, theirs, card()).faults()[0].startswith("cosine 0.")
+    assert compare(nothing + torch.nan, nothing, card()).faults()
 
 
 @settings(max_examples=50)

@@ -130,11 +130,11 @@ def test_a_program_with_anything_else_in_it_is_refused(
     assert not (place / "exploded").exists()
 
 
-def test_a_program_multiplies_sizes_alone(exported: Path, place: Path) -> None:
-    """A list times a large number would fill the memory."""
+@pytest.mark.parametrize("factors", [({"as_ints": [1]}, {"as_int": 10**12}), ({"as_int": 10**12}, {"as_int": 10**12})])
+def test_a_program_multiplies_sizes_alone(factors: tuple[dict[str, Any], ...], exported: Path, place: Path) -> None:
+    """A list times a large number would fill the memory, and a square of a square of a square take forever."""
 
     def multiply(described: dict[str, Any]) -> None:
-        factors = ({"as_ints": [1]}, {"as_int": 10**12})
         inputs = [{"name": "", "arg": factor, "kind": 1} for factor in factors]
         described["graph_module"]["graph"]["nodes"][1] |= {"target": "_operator.mul", "inputs": inputs}
 
@@ -142,6 +142,17 @@ def test_a_program_multiplies_sizes_alone(exported: Path, place: Path) -> None:
     forged = load_exported(place / "model.pt2")
     with pytest.raises(VitkitError, match="multiplies something other than sizes"):
         forged.probabilities(torch.zeros(2, 3, *forged.preprocess.size))
+
+
+@pytest.mark.parametrize(
+    "operation", ["_native_batch_norm_legit_no_training.default", "_native_batch_norm_legit.no_stats"]
+)
+def test_a_batch_norm_reads_nothing_beyond_its_statistics(operation: str) -> None:
+    """PyTorch does not compare their size with the number of channels."""
+    compute, few = program_archive._operation(f"torch.ops.aten.{operation}"), torch.ones(1)
+    rest = (few, few, 0.1, 1e-5) if operation.endswith("training.default") else (True, 0.1, 1e-5)
+    with pytest.raises(VitkitError, match="sizes of a batch norm differ"):
+        compute(torch.zeros(1, 5000, 2), few, few, *rest)
 
 
 def test_pickled_sample_inputs_are_never_read(exported: Path, place: Path) -> None:

@@ -11,11 +11,10 @@ from torch import nn
 
 import vitkit
 from runs import photos
-from tiny import some
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.exporting import choose_pictures, export, load_exported
+from vitkit.exporting import Refused, choose_pictures, export, load_exported
 from vitkit.model import Network
 
 # Small ones: the first squeezes, gates and pools, and the second has the channels last in memory.
@@ -29,6 +28,7 @@ MORE = (
     *("timm:cspresnet50", "timm:resnest14d", "timm:convmixer_768_32", "timm:mobilevit_xxs", "timm:poolformer_s12"),
     *("timm:ghostnet_050", "timm:edgenext_xx_small"),
 )
+UNSAFE = {("torchvision:vgg11", ".xml"), ("torchvision:swin_v2_t", ".xml")}  # at this size
 NAMES = [*FEW, *(pytest.param(name, marks=pytest.mark.accept) for name in MORE)]
 
 
@@ -48,11 +48,15 @@ def classifier_of(name: str) -> Classifier:
     return Classifier(model, ("a", "b", "c"), Preprocess(size=(64, 64)), temperature=1.5)
 
 
-@pytest.mark.parametrize("suffix", some([".onnx", ".xml", ".pt2"], {".onnx", ".xml"}))
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_answers_as_the_network_does(name: str, suffix: str, data: Path, tmp_path: Path) -> None:
     classifier = classifier_of(name)
     pictures = choose_pictures(classifier, data)
+    if (name, suffix) in UNSAFE:
+        with pytest.raises(Refused, match="it has the operation 'GatherND'"):
+            export(classifier, tmp_path / f"net{suffix}", pictures)
+        return
     outcome = export(classifier, tmp_path / f"net{suffix}", pictures)
     assert outcome.comparison.drift < 1e-3
     exported = load_exported(tmp_path / f"net{suffix}", "float32")

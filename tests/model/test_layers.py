@@ -202,6 +202,20 @@ def test_logits_do_not_depend_on_the_images_beside_them(classes: int) -> None:
             assert torch.equal(head(x)[order], head(x[order])), (features, batch)
 
 
+@pytest.mark.parametrize(("classes", "outputs"), [(1, 4), (2, 4), (3, 4), (4, 4), (5, 5)])
+def test_a_head_computes_four_outputs_or_more(classes: int, outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the test before shows to be necessary on Intel processors alone."""
+    linear, seen = F.linear, list[int]()
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        seen.append(len(weight))
+        return linear(x, weight, bias)
+
+    monkeypatch.setattr(F, "linear", counted)
+    logits = Head(6, classes)(torch.zeros(3, 6))
+    assert seen == [outputs] and logits.shape == (3, classes) and logits.is_contiguous()
+
+
 def test_a_head_of_few_classes_computes_a_linear_layer_and_its_gradients() -> None:
     for classes in (1, 2, 3, 5):
         head = Head(6, classes).double()

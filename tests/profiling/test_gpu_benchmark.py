@@ -56,7 +56,8 @@ def test_it_is_killed_and_goes_on(tmp_path: Path) -> None:
         assert [row for row in of_stage[stage] if row.get(name) is not None], stage
     assert {row["key"] for row in of_stage["verbs"]} >= {"micro/4 predict", "micro/4 embed", "micro/4 explain"}
     left_out = {row["key"] for row in rows(out) if "left_out" in row}
-    assert left_out <= {f"micro/4 cudnn_attention {way}" for way in ("forward", "forward and backward")}, "not on CPUs"
+    # CPUs have no attention by cuDNN.
+    assert left_out <= {f"micro/4 cudnn_attention {way}" for way in ("forward", "forward and backward")}
     assert "predict micro/4 batch 2 vitkit eager" in done.stdout
 
 

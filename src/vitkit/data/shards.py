@@ -15,6 +15,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -444,17 +445,16 @@ def _left_out(index: ShardIndex) -> list[str]:
 
 
 def _beside(folder: Path) -> list[str]:
-    """Return a line about folders and images that somebody has put beside the shards."""
-    with os.scandir(folder) as entries:
-        names = sorted(
-            entry.name
-            for entry in entries
-            if (not is_passed_over(entry.name) if entry.is_dir() else why_ignored(entry.name) is None)
-        )
+    """Return a line about folders and images that lie beside the shards, or no line if there are none."""
+    names = list[str]()
+    with suppress(PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not is_passed_over(entry.name) if entry.is_dir() else why_ignored(entry.name) is None:
+                names.append(entry.name)
     if not names:
         return []
-    entries_are = plural(len(names), "folder or image is", "folders or images are")
-    return [f"{entries_are} not in the shards and therefore not used: {listed(names)}"]
+    some_lie = plural(len(names), "folder or image lies", "folders or images lie")
+    return [f"{some_lie} beside the shards and will not be read: {listed(sorted(names))}"]
 
 
 def read_unlabelled_shards(name: str, path: Path) -> ImageTable:

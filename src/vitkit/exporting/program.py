@@ -13,6 +13,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,8 @@ def check(path: Path, entries: Mapping[str, bytes]) -> None:
 
 _WRITTEN = (
     "_assert_tensor_metadata.default add.Tensor alias.default batch_norm.default cat.default chunk.default "
-    "conv2d.default cos.default div.Tensor dropout.default expand.default flatten.using_ints flip.default "
-    "gather.default gelu.default index.Tensor neg.default repeat_interleave.self_int sin.default "
+    "contiguous.default conv2d.default cos.default div.Tensor dropout.default expand.default flatten.using_ints "
+    "flip.default gather.default gelu.default index.Tensor neg.default repeat_interleave.self_int sin.default "
     "stack.default "
     "group_norm.default layer_norm.default linear.default matmul.default max_pool2d.default mean.dim mul.Tensor "
     "pad.default permute.default promote_types.default relu.default reshape.default rms_norm.default "
@@ -291,12 +292,19 @@ def _operation(target: str) -> Callable[..., Any]:
     if match is None or f"{match[1]}.{match[2]}" not in _OPERATIONS:
         raise VitkitError(f"it is refused for its operation {target[:80]!r}, which vitkit does not write")
     operation: Callable[..., Any] = getattr(getattr(torch.ops.aten, match[1]), match[2])
-    return operation
+    return partial(_normalise, operation) if match[1].startswith("_native_batch_norm_legit") else operation
+
+
+def _normalise(operation: Callable[..., Any], x: Tensor, *rest: Any) -> Any:
+    """Compute a batch norm, after checking what PyTorch does not: that each statistic has the size of the channels."""
+    if any(isinstance(each, Tensor) and each.numel() != x.shape[1] for each in rest):
+        raise VitkitError("it is refused: the sizes of a batch norm differ from its number of channels")
+    return operation(x, *rest)
 
 
 def _multiply_sizes(a: Any, b: Any) -> int:
     """Multiply two sizes, such as the number of images and that of the windows in each."""
-    if type(a) is not int or type(b) is not int:
+    if type(a) is not int or type(b) is not int or max(abs(a), abs(b)) >= 1 << 31:
         raise VitkitError("it is refused: it multiplies something other than sizes, which vitkit does not write")
     return a * b
 

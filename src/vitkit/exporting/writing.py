@@ -73,7 +73,7 @@ def export(
         precision: the dtype in which weights are stored: one of `DTYPES`.
 
     Raises:
-        Refused: the predictions differ; no file is left.
+        Refused: the predictions differ, or the model has an operation that files may not contain; no file is left.
         VitkitError: the format does not support the model, its runtime is not installed, another process is writing the
             file, or the file exists and `force` is False.
         OSError: the disk is full or not writable.
@@ -93,11 +93,13 @@ def export(
 
 @contextmanager
 def reading_back(suffix: str) -> Iterator[None]:
-    """Say which content is the reason if vitkit's reader, which accepts only known operations, refuses a new file."""
+    """Raise `Refused` with the reason if vitkit's reader does not accept a file that was just written."""
     try:
         yield
     except VitkitError as error:
-        reason = error.__cause__ if isinstance(error.__cause__, VitkitError) else error
+        reason = error.__cause__
+        if not isinstance(reason, VitkitError):
+            raise Refused(f"the written file cannot be read back: {error}") from error
         raise Refused(f"the model cannot be exported to {suffix}: {reason}; try another format") from error
 
 
@@ -274,7 +276,7 @@ _FEATURES = 16  # images whose features are compared
 
 
 class Refused(VitkitError):  # noqa: N818  # a verdict
-    """An exported file was refused because its predictions differ from those of the model."""
+    """An exported file was refused: its predictions differ from those of the model, or it cannot be read back."""
 
 
 @dataclass(frozen=True)

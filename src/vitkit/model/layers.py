@@ -271,13 +271,13 @@ def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a linear layer in the precision of its weights, even under autocast, and each row independently.
 
     On Intel processors, the last bits of a row depend on its position in the batch if there are fewer than four
-    outputs. The logits of an image would then depend on the images beside it, so zeros fill up the weights.
+    outputs. The logits of an image would then depend on the images beside it, so on CPUs, zeros fill up the weights.
     """
     kind, outputs = x.device.type, len(weight)
     if kind == "cpu" and outputs < 4:
         weight = F.pad(weight, (0, 0, 0, 4 - outputs))
         bias = None if bias is None else F.pad(bias, (0, 4 - outputs))
-        return _exact_linear(x, weight, bias)[..., :outputs]
+        return _exact_linear(x, weight, bias)[..., :outputs].contiguous()
     if kind == "meta" or not torch.is_autocast_enabled(kind):  # the meta device has none
         return F.linear(x, weight, bias)
     with torch.autocast(kind, enabled=False):

@@ -352,6 +352,12 @@ def trace_openvino(model: Network, batch: int | None = None, dtype: torch.dtype 
         read = openvino.Core().read_model(content)
     except RuntimeError as error:
         raise VitkitError(f"OpenVINO cannot read {model.config.full_name}: {first_line(error)}") from error
+    if dtype == torch.float32:  # constants of another dtype would be stored as float32
+        from openvino.passes import ConstantFolding, Manager  # type: ignore[import-untyped]
+
+        passes = Manager()
+        passes.register_pass(ConstantFolding())
+        passes.run_passes(read)
     for number, node in enumerate(read.get_ordered_ops()):
         node.set_friendly_name(f"{node.get_type_name()}_{number}")
     outputs = [made.input_value(0) for made in read.get_results()]
