@@ -57,7 +57,8 @@ def watch() -> Iterator[Watch]:
 def model_folder(folder: Path) -> Path:
     torch.manual_seed(0)
     model = tiny.build(num_classes=3)
-    provenance = {"recipe": {"seed": 0}, "metrics": {"epoch": 1}, "balance": {"a": [1.0]}, "versions": {"torch": "2"}}
+    even = {"counts": [4, 4, 4], "shift": [0.0] * 3, "in_head": [0.0] * 3, "prior": "data", "strength": 1.0}
+    provenance = {"recipe": {"seed": 0}, "metrics": {"epoch": 1}, "balance": even, "versions": {"torch": "2"}}
     size = model.config.image_size
     Classifier(model, ("a", "b", "c"), Preprocess(size=size), 0.7, provenance).save(folder)
     return folder
