@@ -15,7 +15,6 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 from vitkit.data.layout import LayoutName, split_of_word
 from vitkit.data.remote import copy_of, read_file, read_part
-from vitkit.data.storage import UnreadableImageError, is_passed_over, why_ignored
+from vitkit.data.storage import UnreadableImageError, entries_in, is_passed_over, why_ignored
 from vitkit.data.table import TASKS, UNLABELLED, ImageTable, Proposal, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_bytes
@@ -446,15 +445,17 @@ def _left_out(index: ShardIndex) -> list[str]:
 
 def _beside(folder: Path) -> list[str]:
     """Return a line about folders and images that lie beside the shards, or no line if there are none."""
-    names = list[str]()
-    with suppress(PermissionError), os.scandir(folder) as entries:
-        for entry in entries:
-            if not is_passed_over(entry.name) if entry.is_dir() else why_ignored(entry.name) is None:
-                names.append(entry.name)
+    try:
+        entries = entries_in(folder)
+    except PermissionError:  # the shards can be read all the same
+        return []
+    folders = [name for name, is_file in entries if not is_file and not is_passed_over(name)]
+    images = [name for name, is_file in entries if is_file and why_ignored(name) is None]
+    names = sorted(folders + images)
     if not names:
         return []
     some_lie = plural(len(names), "folder or image lies", "folders or images lie")
-    return [f"{some_lie} beside the shards and will not be read: {listed(sorted(names))}"]
+    return [f"{some_lie} beside the shards and will not be read: {listed(names)}"]
 
 
 def read_unlabelled_shards(name: str, path: Path) -> ImageTable:

@@ -98,7 +98,7 @@ def write_package(
         precision: the dtype in which weights are stored.
 
     Raises:
-        Refused: the predictions differ; no file is left.
+        Refused: the predictions differ, or the model has an operation that files may not contain; no file is left.
         VitkitError: the model cannot be exported, the file exists and `force` is False, or the page would be too large.
         OSError: the disk is full or not writable.
     """

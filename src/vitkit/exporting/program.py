@@ -412,7 +412,8 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
     """Trace a model and write it; see `Format.write`.
 
     Raises:
-        Refused: PyTorch's reader and the reader of vitkit compute different logits from the file.
+        Refused: PyTorch's reader and the reader of vitkit compute different logits from the file, or the reader of
+            vitkit does not accept the file.
         VitkitError: `torch.export` cannot trace the model.
         OSError: the disk is full or not writable.
     """
@@ -459,7 +460,7 @@ def _read_as_torch_does(path: Path, images: Tensor) -> None:
     """Check that PyTorch's own reader computes exactly the same logits from the file as vitkit's reader.
 
     Raises:
-        Refused: the logits differ.
+        Refused: the logits differ, or vitkit's reader does not accept the file.
     """
     theirs = torch.export.load(path).module()(images)
     whole = theirs if isinstance(theirs, Tensor) else torch.cat(theirs, dim=1)

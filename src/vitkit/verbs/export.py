@@ -154,7 +154,8 @@ def export(
 
     Raises:
         VitkitError: the model cannot be exported, or the file exists. No file is left.
-        Refused: the outputs of the file differ from those of the model (`exporting.writing`). No file is left.
+        Refused: the outputs of the file differ from those of the model (`exporting.writing`), or the model has an
+            operation that files may not contain. No file is left.
     """
     check_choice("--precision", precision, Dtype)
     check_choice("--layout", layout, LayoutName)
