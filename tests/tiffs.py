@@ -14,13 +14,13 @@ _TYPES = {3: "H", 4: "I", 11: "f", 12: "d", 9: "i"}
 
 
 def write_tiff(path: Path, values: np.ndarray[Any, Any], *, white_is_zero: bool = False, **tags: Any) -> Path:
-    """(h, w) or (h, w, 3) numbers of any type, in the byte order of their type, without compression.
+    """(h, w) or (h, w, C) numbers of any type, in the byte order of their type, without compression.
 
     Args:
         path: to write.
         values: the numbers.
         white_is_zero: PhotometricInterpretation 0.
-        tags: `t281=(3, 4095)`: further tags by number, with type and value.
+        tags: `t281=(3, 4095)`: further tags by number, with type and value; bytes for type 2.
     """
     height, width = values.shape[:2]
     colours = values.shape[2] if values.ndim == 3 else 1
@@ -40,13 +40,14 @@ def write_tiff(path: Path, values: np.ndarray[Any, Any], *, white_is_zero: bool 
         339: (3, (kind,) * colours),
     }
     for name, (type_, value) in tags.items():
-        entries[int(name[1:])] = (type_, (value,) * colours)
+        is_single = int(name[1:]) in (254, 259, 262, 330, 338, 50706)
+        entries[int(name[1:])] = (type_, value if type_ == 2 else (value,) * (1 if is_single else colours))
     pixels += b"\0" * (len(pixels) % 2)
     place = 8 + len(pixels)
     beyond = place + 2 + 12 * len(entries) + 4
     table, extra = struct.pack(f"{order}H", len(entries)), b""
     for tag, (type_, own) in sorted(entries.items()):
-        data = struct.pack(f"{order}{len(own)}{_TYPES[type_]}", *own)
+        data = bytes(own) if type_ == 2 else struct.pack(f"{order}{len(own)}{_TYPES[type_]}", *own)
         table += struct.pack(f"{order}HHI", tag, type_, len(own))
         if len(data) <= 4:
             table += data.ljust(4, b"\0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import subprocess
 import sys
 import threading
@@ -19,8 +20,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile, features
 
 from photos import noise, save, smooth
-from vitkit.data import Preprocess, Samples
-from vitkit.data import decode as module
+from vitkit.data import Preprocess, Samples, read_picture
+from vitkit.data import picture as module
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.errors import VitkitError
 
@@ -152,6 +153,21 @@ def test_the_transparent_grey_of_a_grey_png_lands_on_white(tmp_path: Path) -> No
     expected = np.asarray(grey).copy()
     expected[expected == level] = 255
     np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "RGB"])
+def test_a_picture_that_is_transparent_everywhere_is_read_as_opaque_with_a_doubt(tmp_path: Path, mode: str) -> None:
+    picture = noise().quantize(8) if mode == "P" else noise().convert("L" if mode == "LA" else "RGB")
+    options = {"transparency": bytes(8)} if mode == "P" else {}
+    if mode == "RGB":
+        picture = Image.new("RGB", (8, 6), (9, 8, 7))
+        options = {"transparency": (9, 8, 7)}
+    expected = np.asarray(picture.convert("RGB"))
+    if mode.endswith("A"):
+        picture.putalpha(0)
+    found = read_picture(save(picture, tmp_path / "a.png", **options))
+    np.testing.assert_array_equal(pixels(found.image), expected)
+    assert found.doubt == "it is transparent everywhere, and read as if it were opaque"
 
 
 def test_a_cmyk_jpeg_shows_its_colours(tmp_path: Path) -> None:
@@ -366,6 +382,55 @@ def test_a_jpeg_without_its_end_is_truncated_at_any_scale(tmp_path: Path, short_
         decode(path, short_side)
 
 
+def png_chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def spoiled(chunk: bytes) -> bytes:
+    """Return a chunk whose checksum is wrong."""
+    return chunk[:-1] + bytes([chunk[-1] ^ 1])
+
+
+LONG = zlib.compress(b"a" * 2**21, 9)  # more than Pillow reads
+UPRIGHT = rotated_exif(1).tobytes().removeprefix(b"Exif\0\0")
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + LONG),
+        png_chunk(b"zTXt", b"Comment\0\0" + LONG),
+        png_chunk(b"iCCP", b"p\0\0" + LONG),
+        spoiled(png_chunk(b"pHYs", bytes(9))),
+        spoiled(png_chunk(b"eXIf", UPRIGHT)),
+        png_chunk(b"gAMA", b"\0"),
+        png_chunk(b"cHRM", b"\0"),
+    ],
+)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_metadata_of_a_png_that_cannot_be_read_do_not_matter(tmp_path: Path, chunk: bytes, is_last: bool) -> None:
+    content = save(noise(), tmp_path / "a.png").read_bytes()
+    place = content.index(b"IEND") - 4 if is_last else content.index(b"IDAT") - 4
+    (tmp_path / "a.png").write_bytes(content[:place] + chunk + content[place:])
+    np.testing.assert_array_equal(pixels(decode(tmp_path / "a.png")), np.asarray(noise()))
+
+
+def test_a_png_with_a_text_that_is_too_long_keeps_its_orientation_and_its_transparency(tmp_path: Path) -> None:
+    paletted = noise().quantize(40)
+    content = save(paletted, tmp_path / "a.png", transparency=7, exif=rotated_exif(6)).read_bytes()
+    expected = pixels(decode(tmp_path / "a.png"))
+    place = content.index(b"PLTE") - 4
+    (tmp_path / "a.png").write_bytes(content[:place] + png_chunk(b"zTXt", b"Comment\0\0" + LONG) + content[place:])
+    np.testing.assert_array_equal(pixels(decode(tmp_path / "a.png")), expected)
+
+
+def test_a_png_whose_transparency_is_damaged_is_damaged(tmp_path: Path) -> None:
+    content = save(noise().quantize(40), tmp_path / "a.png").read_bytes()
+    place = content.index(b"IDAT") - 4
+    (tmp_path / "a.png").write_bytes(content[:place] + spoiled(png_chunk(b"tRNS", bytes(40))) + content[place:])
+    assert reason(tmp_path / "a.png") == "damaged PNG"
+
+
 def test_a_png_with_a_flipped_bit_is_damaged(tmp_path: Path) -> None:
     path = save(noise(64, 64), tmp_path / "a.png")
     content = bytearray(path.read_bytes())
@@ -541,7 +606,7 @@ def test_a_picture_is_the_same_however_many_rows_are_changed_at_a_time(
     save(paletted, tmp_path / "a.png", transparency=bytes(range(0, 225, 25)))
     save(Image.fromarray(rng.integers(0, 2**16, (31, 7), dtype=np.uint16)), tmp_path / "b.png")
     whole = [pixels(decode(tmp_path / name)) for name in ("a.png", "b.png")]
-    monkeypatch.setattr("vitkit.data.decode.STRIP", strip)
+    monkeypatch.setattr("vitkit.data.picture.STRIP", strip)
     for name, expected in zip(("a.png", "b.png"), whole, strict=True):
         np.testing.assert_array_equal(pixels(decode(tmp_path / name)), expected)
 

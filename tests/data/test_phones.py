@@ -19,7 +19,7 @@ from PIL import Image, features
 from data.test_decode import STORED_BY_ORIENTATION, pixels, reason, rotated_exif
 from photos import folder, noise, save, smooth
 from vitkit.data import bytes_of, decoders, examine, read_picture, read_source
-from vitkit.data import decode as module
+from vitkit.data import picture as module
 from vitkit.data.decode import UnreadableImageError, decode
 
 KINDS = ["heic", "avif"] if features.check("avif") else ["heic"]
@@ -63,6 +63,7 @@ def test_tiles_transparency_and_grey_are_read(tmp_path: Path, suffix: str) -> No
     tiled = save(smooth(200, 150), tmp_path / f"tiles.{suffix}", format="HEIF", quality=95, tile_size=64)
     np.testing.assert_allclose(pixels(decode(tiled)).astype(int), np.asarray(smooth(200, 150)).astype(int), atol=16)
     clear = Image.new("RGBA", (64, 64), (255, 0, 0, 0))
+    clear.paste((255, 0, 0, 255), (0, 0, 64, 8))
     assert pixels(decode(save(clear, tmp_path / f"clear.{suffix}", format="HEIF")))[32, 32].min() > 250
     grey = decode(save(Image.new("L", (64, 64), 90), tmp_path / f"grey.{suffix}", format="HEIF"))
     np.testing.assert_allclose(pixels(grey).astype(int), 90, atol=3)

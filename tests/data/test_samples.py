@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data.test_decode import png_chunk
 from photos import noise, save
 from tiffs import write_png, write_tiff
 from vitkit.data import LEAST_BUDGET, MemoryBudget, examine, read_picture, read_source, warn_of_doubt
 from vitkit.data import decode as decoding
-from vitkit.data.decode import decode
+from vitkit.data.decode import UnreadableImageError, decode
+from vitkit.data.in_memory import Held, picture_held
 
 RAMP = np.linspace(0, 1, 24 * 32).reshape(24, 32)
 
@@ -146,8 +148,121 @@ def test_the_significant_bits_of_a_png_are_its_upper_ones(tmp_path: Path) -> Non
 def test_strips_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiff(tmp_path / "a.tif", ramp("<u2", 4095), t281=(3, 4095))
     whole = grey(path)
-    monkeypatch.setattr(decoding, "STRIP", 100)
+    monkeypatch.setattr("vitkit.data.picture.STRIP", 100)
     np.testing.assert_array_equal(grey(path), whole)
+
+
+def nodata(text: str) -> dict[str, Any]:
+    return {"t42113": (2, text.encode() + b"\0")}
+
+
+HOLES = {  # numbers, the one that stands for a hole, and how the file says so
+    "the largest": ("<u2", 3000.0, 65535, "65535"),
+    "black": ("<u2", 60000.0, 0, "0"),
+    "a space": ("<i2", 3000.0, -9999, "-9999 "),
+    "a point": ("<i2", 3000.0, -9999, "-9999.0"),
+    "a comma": ("<f4", 300.0, -9999, "-9999,0"),
+    "an exponent": ("<f4", 300.0, -3.4028234663852886e38, "-3.4028234663852886e+38"),
+    "no number": ("<f4", 300.0, np.nan, "nan"),
+    "without end": ("<f4", 300.0, np.inf, "inf"),
+    "a decimal fraction": ("<f4", 300.0, -0.1, "-0.1"),
+    "within 0 to 1": ("<f4", 1.0, -9999, "-9999"),
+}
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_holes_do_not_change_how_other_numbers_are_read(tmp_path: Path, name: str) -> None:
+    dtype, most, hole, text = HOLES[name]
+    values = ramp(dtype, most, 1 if hole == 0 else 0)
+    plain = read_picture(write_tiff(tmp_path / "plain.tif", values[3:]))
+    values[:3] = hole
+    picture = read_picture(write_tiff(tmp_path / "a.tif", values, **nodata(text)))
+    np.testing.assert_array_equal(np.asarray(picture.image)[3:], np.asarray(plain.image))
+    assert np.asarray(picture.image)[:3].max() == 0
+    assert picture.doubt == plain.doubt
+
+
+@pytest.mark.parametrize("text", ["70000", "-1", "1e300", "0.5"])
+def test_a_hole_that_no_number_can_be_changes_nothing(tmp_path: Path, text: str) -> None:
+    picture = read_picture(write_tiff(tmp_path / "a.tif", ramp("<u2", 65535), **nodata(text)))
+    np.testing.assert_allclose(np.asarray(picture.image)[..., 0], 255 * RAMP, atol=0.51)
+    assert picture.doubt is None
+
+
+def test_a_hole_that_cannot_be_read_is_doubted(tmp_path: Path) -> None:
+    picture = read_picture(write_tiff(tmp_path / "a.tif", ramp("<u2", 65535), **nodata("none")))
+    assert picture.doubt == "what it says of missing data is no number: 'none'"
+
+
+def test_holes_in_colours_of_16_bits_do_not_hide_that_these_are_small(tmp_path: Path) -> None:
+    colours = np.stack([ramp("<u2", 4095)] * 3, axis=2)
+    colours[:3] = 65535
+    assert "none of its numbers" in str(read_picture(write_tiff(tmp_path / "a.tif", colours, **nodata("65535"))).doubt)
+
+
+def test_the_transparent_grey_of_a_png_of_16_bits_is_white(tmp_path: Path) -> None:
+    values = ramp("<u2", 65535)
+    values[:3] = 300
+    path = write_png(tmp_path / "a.png", values)
+    content = path.read_bytes()
+    place = content.index(b"IDAT") - 4
+    path.write_bytes(content[:place] + png_chunk(b"tRNS", b"\1\x2c") + content[place:])
+    expected = 255 * RAMP
+    expected[values == 300] = 255
+    np.testing.assert_allclose(grey(path), expected, atol=0.51)
+    with Image.open(path) as image, picture_held(Held("a", image)) as held:
+        np.testing.assert_array_equal(np.asarray(held.image)[..., 0], grey(path))
+
+
+def test_the_transparent_colour_of_a_png_of_16_bits_is_refused(tmp_path: Path) -> None:
+    path = write_png(tmp_path / "a.png", np.stack([ramp("<u2", 65535)] * 3, axis=2))
+    content = path.read_bytes()
+    place = content.index(b"IDAT") - 4
+    path.write_bytes(content[:place] + png_chunk(b"tRNS", bytes(6)) + content[place:])
+    with pytest.raises(UnreadableImageError, match="of which one is transparent, which is not supported"):
+        decode(path)
+
+
+RAW = "a camera's raw file, of which only the preview could be read: convert it to JPEG or TIFF"
+UNSUPPORTED = {
+    "13 bands": (np.zeros((4, 4, 13), "<u2"), {"262": (3, 1)}, "a TIFF of 13 grey bands of 16 bits, .* three of them"),
+    "reals": (np.zeros((4, 4, 3), "<f4"), {}, "a TIFF of 3 RGB bands of floating-point 32 bits, .* 8 or 16 bits"),
+    "grey colours": (np.zeros((4, 4, 3), "<u2"), {"262": (3, 1)}, "a TIFF of 3 grey bands of 16 bits, which is not"),
+    "Lab": (np.zeros((4, 4, 3), "<u2"), {"262": (3, 8)}, "a TIFF of 3 Lab bands of 16 bits, which is not supported"),
+    "long reals": (np.zeros((4, 4), "<f8"), {}, "a TIFF of 1 grey band of floating-point 64 bits, which is not"),
+    "JPEG 2000": (np.zeros((4, 4), "u1"), {"259": (3, 34712)}, "a TIFF with compression 34712, which is not supported"),
+    "a sensor": (np.zeros((4, 4), "<u2"), {"262": (3, 32803)}, RAW),
+    "DNG": (np.zeros((4, 4, 3), "u1"), {"50706": (4, 1)}, RAW),
+    "NEF": (np.zeros((4, 4, 3), "u1"), {"254": (4, 1), "330": (4, 0)}, RAW),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_intact_tiff_that_is_not_read_is_refused_with_the_reason(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values, tags, said = UNSUPPORTED[name]
+    write_tiff(tmp_path / "a.tif", values, **{f"t{tag}": value for tag, value in tags.items()})
+    with pytest.raises(UnreadableImageError, match=said):
+        decode(tmp_path / "a.tif")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_raw_file_that_is_no_tiff_is_recognised_too(tmp_path: Path) -> None:
+    write_tiff(tmp_path / "a.cr2", np.zeros((4, 4, 3), "u1"))
+    content = (tmp_path / "a.cr2").read_bytes()
+    for head in (content[:8] + b"CR\2\0", b"FUJIFILMCCD-RAW 0201", b"\0\0\0\x18ftypcrx \0\0\0\1"):
+        (tmp_path / "a").write_bytes(head + content[len(head) :])
+        with pytest.raises(UnreadableImageError, match=RAW):
+            decode(tmp_path / "a")
+
+
+def test_bands_that_are_not_read_are_named(tmp_path: Path) -> None:
+    values = np.stack([ramp("u1", 255)] * 4, axis=2)
+    path = write_tiff(tmp_path / "a.tif", values, t262=(3, 2), t338=(3, 0))
+    picture = read_picture(path)
+    np.testing.assert_allclose(np.asarray(picture.image)[..., 0], 255 * RAMP, atol=0.51)
+    assert picture.doubt == "it has 4 bands, of which only 3 can be read"
 
 
 def test_the_doctor_warns_and_keeps_the_doubt(tmp_path: Path) -> None:
@@ -157,7 +272,7 @@ def test_the_doctor_warns_and_keeps_the_doubt(tmp_path: Path) -> None:
         write_tiff(tmp_path / name / f"{i}.tif", np.random.default_rng(i).integers(0, 4096, (24, 32)).astype("<u2"))
     for _ in range(2):  # decoded, and known again
         told = [str(finding) for finding in examine(read_source(tmp_path)).findings]
-        assert any(line.startswith("warning: 6 pictures are possibly read too dark") for line in told)
+        assert any(line.startswith("warning: 6 pictures are possibly not read as meant") for line in told)
 
 
 def test_a_doubt_is_said_once_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

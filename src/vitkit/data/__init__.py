@@ -7,7 +7,7 @@ in the order of their use:
 - `sources.py` builds tables from folders, CSV files, archives, shards and named data sets.
 - `doctor/` searches a table for damaged files and duplicates.
 - `splits.py` assigns images to training, validation and test splits.
-- `decode.py` decodes pictures.
+- `decode.py` and `picture.py` decode pictures.
 - `preprocess.py` and `augment.py` transform decoded pictures.
 - `loading.py` builds batches.
 """
@@ -21,7 +21,7 @@ __all__, __getattr__ = public(
     {
         "augment": "Augment Mixing",
         "corrections": "correct labels_of proposals_of_run read_corrected read_proposals",
-        "decode": "LEAST_BUDGET MAX_PIXELS MemoryBudget Samples decoders read_picture warn_of_doubt",
+        "decode": "LEAST_BUDGET MemoryBudget decoders read_picture warn_of_doubt",
         "doctor.altered": "Described find_altered",
         "doctor.duplicates": (
             "LEAST_CORRELATION Link MOST_DIFFERENCE compare connect find_duplicates find_known find_pairs"
@@ -37,6 +37,7 @@ __all__, __getattr__ = public(
             "tell_lost_workers_once"
         ),
         "named": "DATASETS DataSet Torchvision folder_names materialise write_digits",
+        "picture": "MAX_PIXELS Samples",
         "preprocess": "CLIP_MEAN HALF IMAGENET_MEAN IMAGENET_STD Preprocess Views",
         "seen": "ROLES PictureRecord find_overlap from_text make_record read_digests to_text",
         "shard_writer": "write_shards",

@@ -40,7 +40,6 @@ from PIL import Image
 from vitkit.data.decode import (
     DECODE_BUDGET,
     LEAST_BUDGET,
-    QUIET,
     OverBudgetError,
     decoders,
     picture_of,
@@ -48,6 +47,7 @@ from vitkit.data.decode import (
     reason,
 )
 from vitkit.data.doctor.keypoints import BYTES, MOST, SHORT, Grey, find_keypoints, working_copy
+from vitkit.data.picture import QUIET
 from vitkit.data.storage import Place, Stored, UnreadableImageError, open_place
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import empty_array, to_json

@@ -24,7 +24,8 @@ import numpy.typing as npt
 from PIL import Image
 
 import vitkit.data.sources  # noqa: F401  # registers the archives that a path may lead into
-from vitkit.data.decode import MAX_PIXELS, Picture, UnreadableImageError, flattened, picture_of, reason, upright
+from vitkit.data.decode import UnreadableImageError, picture_of, reason
+from vitkit.data.picture import MAX_PIXELS, Picture, flattened, upright
 from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.text.arguments import path_text, type_of
@@ -128,10 +129,10 @@ def picture_held(held: Held, short_side: int | None = None) -> Iterator[Picture]
         if image.width * image.height > MAX_PIXELS:
             raise UnreadableImageError(f"{image.width}x{image.height} pixels, more than the limit of {MAX_PIXELS:,}")
         turned = upright(image)
-        rgb = flattened(turned)
+        rgb, doubt = flattened(turned)
     except Exception as error:  # PIL reads the file only now
         raise UnreadableImageError(reason(held.name, error, b"file")) from error
-    yield Picture(rgb, str(image.format or "memory"), image.mode, rgb.width, rgb.height, is_animated=False)
+    yield Picture(rgb, str(image.format or "memory"), image.mode, rgb.width, rgb.height, is_animated=False, doubt=doubt)
 
 
 def as_file(image: Image.Image) -> bytes:
@@ -143,8 +144,10 @@ def as_file(image: Image.Image) -> bytes:
     data = io.BytesIO()
     try:
         exif = image.getexif()
-        image = image.convert("RGBA") if image.has_transparency_data else image
-        image.save(data, "TIFF", exif=exif)
+        is_clear_grey = image.has_transparency_data and image.mode == "I;16"  # RGBA would have 8 bits
+        if image.has_transparency_data and not is_clear_grey:
+            image = image.convert("RGBA")
+        image.save(data, "PNG" if is_clear_grey else "TIFF", exif=exif)
     except (OSError, ValueError, KeyError) as error:
         raise VitkitError(f"a picture of mode {image.mode} cannot be read; convert it to RGB") from error
     return data.getvalue()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from vitkit.data.decode import MAX_PIXELS
+from vitkit.data.picture import MAX_PIXELS
 from vitkit.errors import VitkitError
 from vitkit.text.arguments import settle_types
 

@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitkit.data.augment import Augment
-from vitkit.data.decode import decode, flattened
+from vitkit.data.decode import decode
 from vitkit.data.doctor.keypoints import find_keypoints, working_copy
 from vitkit.data.file_facts import LEAST_SIDE, THUMBNAIL, Facts
 from vitkit.data.loading import Images, apply_seeded
+from vitkit.data.picture import flattened
 from vitkit.data.preprocess import Interpolation, Preprocess
 from vitkit.data.table import ImageTable, alike, check_names
 from vitkit.errors import VitkitError, first_line
@@ -640,4 +641,4 @@ def _rgb_of(image: Image.Image) -> Image.Image:
     """
     if image.mode.startswith(("I", "F")):
         raise VitkitError(f"a picture of mode {image.mode}, whose range of numbers is unknown: convert it to 8 bits")
-    return flattened(ImageOps.exif_transpose(image))
+    return flattened(ImageOps.exif_transpose(image))[0]

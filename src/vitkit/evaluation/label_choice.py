@@ -17,7 +17,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.decode import QUIET
+from vitkit.data.picture import QUIET
 
 Floats = npt.NDArray[np.float64]
 

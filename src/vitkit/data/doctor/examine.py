@@ -216,7 +216,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     doubtful = [f"{path} ({doubt})" for path, doubt in zip(table.paths, doubts, strict=True) if doubt]
     if doubtful:
         were = plural(len(doubtful), "picture is", "pictures are")
-        yield Finding("warning", f"{were} possibly read too dark or too light: {_list(doubtful, '; ', 3)}")
+        yield Finding("warning", f"{were} possibly not read as meant: {_list(doubtful, '; ', 3)}")
     misnamed = [path for path, form in zip(table.paths, formats, strict=True) if not _fits_name(path, form)]
     if misnamed:
         were = plural(len(misnamed), "image is", "images are")
