@@ -5,7 +5,10 @@ All classes are divided in the same proportions, and the images of a group stay 
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -331,11 +334,10 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
         A number for each image, which is the same for images of the same scene or group.
 
     Raises:
-        VitkitError: no path matches, or all paths match the same text.
+        VitkitError: no path matches, all paths match the same text, or the search takes too long.
         re.error: the pattern is not a regular expression.
     """
-    matches = [re.search(pattern, path) for path in table.paths]
-    names = [match and (match[1] if match.re.groups else match[0]) for match in matches]
+    names = _search(re.compile(pattern), table.paths)
     if len(set(names)) == 1:
         what = (
             f"matches no path, such as {table.paths[0]!r}"
@@ -349,6 +351,38 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
         if name is not None:
             forest.join(i, first.setdefault(name, i))
     return forest.roots()
+
+
+_LONGEST_SEARCH = 60.0  # seconds; a million paths take a few
+_SEARCH = """
+import json, re, sys
+pattern, paths = json.load(sys.stdin)
+matches = [re.search(pattern, path) for path in paths]
+json.dump([match and (match[1] if match.re.groups else match[0]) for match in matches], sys.stdout)
+"""
+
+
+def _search(pattern: re.Pattern[str], paths: Sequence[str]) -> list[str | None]:
+    """Return what a pattern finds in each path.
+
+    The search of some patterns would take years and cannot be interrupted, so it is done in another process.
+    """
+    question = json.dumps([pattern.pattern, list(paths)])  # ASCII, whatever the encoding of the other process
+    try:
+        done = subprocess.run(  # noqa: S603  # an interpreter, and the code above
+            [sys.executable, "-I", "-c", _SEARCH],
+            input=question.encode(),
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=_LONGEST_SEARCH,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise VitkitError(
+            f"--group-by {pattern.pattern!r} takes more than {_LONGEST_SEARCH:.0f} seconds to search {len(paths)} "
+            "paths: repeat nothing that is itself repeated, such as a+ instead of (a+)+"
+        ) from error
+    names: list[str | None] = json.loads(done.stdout)
+    return names
 
 
 def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:

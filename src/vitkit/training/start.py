@@ -668,7 +668,7 @@ def resolve(
     taught = None
     if recipe.teacher is not None:
         taught = load_teacher(recipe.teacher, table.classes, blueprint.config.image_size).pictures
-    diagnosis = examine(table, blueprint.preprocess)
+    diagnosis = examine(table, blueprint.preprocess, seek_groups=recipe.group_by is None)
     if diagnosis.table.classes != table.classes:  # a class has no readable image
         blueprint, of_head = resolve_model(recipe, request.fields, diagnosis.table)
         recipe = blueprint.recipe

@@ -6,6 +6,7 @@ Each finding is a sentence that names the problem, the number of affected images
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from functools import lru_cache, partial
 from typing import Any, Literal, get_args
 
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
+from vitkit.data.doctor.names import find_groups
 from vitkit.data.file_facts import Facts, FactTable, Memory, column, columns, scan
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS
@@ -204,6 +206,22 @@ def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
         yield Finding("problem", f"{scenes} in more than one of the data's own splits, which inflates results")
 
 
+def of_names(table: ImageTable) -> Iterator[Finding]:
+    """Report groups of images that the names of files reveal, unless each group is in one of the data's own splits."""
+    groups = find_groups(table)
+    if groups is None:
+        return
+    torn = [name for name, images in groups.members.items() if len({table.splits[i] for i in images}) > 1]
+    if any(table.splits) and not torn:
+        return
+    first, *others = groups.members[torn[0] if torn else next(iter(groups.members))]
+    other = next(i for i in others if not torn or table.splits[i] != table.splits[first])
+    text = f"the names of {sum(map(len, groups.members.values()))} images show {len(groups.members)} groups"
+    text += f", of which {plural(len(torn), 'is', 'are')} in more than one of the data's own splits" if torn else ""
+    text += f" ({table.paths[first]} and {table.paths[other]}); results are inflated unless each stays in one split"
+    yield Finding("problem", f"{text}: train with --group-by {shlex.quote(groups.pattern)}")
+
+
 def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report unusual properties of readable pictures."""
     all_modes, are_animated, doubts, formats = columns(facts, "mode", "is_animated", "doubt", "format")
@@ -319,7 +337,13 @@ class Diagnosis:
         }
 
 
-def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequence[Facts] | None = None) -> Diagnosis:
+def examine(
+    table: ImageTable,
+    preprocess: Preprocess | None = None,
+    known: Sequence[Facts] | None = None,
+    *,
+    seek_groups: bool = True,
+) -> Diagnosis:
     """Decode every file of a table, search for copies, and report problems.
 
     Files that have been examined before are not decoded again.
@@ -328,6 +352,8 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
         table: the images.
         preprocess: the model's preprocessing, to report how much a crop removes; None to skip this check.
         known: the `Facts` of all files, if they were examined elsewhere; None to examine them here.
+        seek_groups: whether to search the names of files for groups of images; False if the user has named the groups,
+            or if nothing is to be tested.
 
     Raises:
         VitkitError: the readable images have fewer than two different labels, or a table of one class has no readable
@@ -351,6 +377,7 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, known: Sequ
         *of_sets(readable),
         *of_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
         *of_splits(readable),
+        *(of_names(readable) if seek_groups else ()),
         *of_pictures(readable, facts),
         *(of_crop(facts, preprocess) if preprocess is not None else ()),
     ]

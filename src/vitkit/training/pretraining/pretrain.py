@@ -431,7 +431,7 @@ def _prepare(
     if out is not None:
         reserve_folder(out, hold, force=force, wait=wait)
     blueprint = _blueprint(recipe, choices)
-    diagnosis = examine(table, blueprint.preprocess)
+    diagnosis = examine(table, blueprint.preprocess, seek_groups=False)
     before = ancestry_of(recipe, blueprint.pictures, None)
     images = divide(RunImages.of(diagnosis), recipe, before)
     if recipe.max_images is not None:
