@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,38 @@ def test_hidden_folders_with_images_are_told_and_others_are_not(album: Path) -> 
     assert table.classes == ("cat", "dog")
     (line,) = table.overlooked
     assert ".bird, cat/.more" in line and str(album) not in line
+
+
+# Thumbnails, deleted files and snapshots that systems, file servers and programs put among photographs.
+SYSTEM_FOLDERS = (
+    *("@eaDir", "#recycle", "#Recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "$RECYCLE.BIN", "RECYCLER"),
+    *("System Volume Information", "lost+found", "__MACOSX", "Network Trash Folder", "Temporary Items", "@__thumb"),
+    *(".thumbnails", ".picasaoriginals", ".AppleDouble", ".Trash-1000", ".ipynb_checkpoints", ".@__thumb"),
+)
+
+
+@pytest.mark.parametrize("name", SYSTEM_FOLDERS)
+def test_folders_of_systems_and_file_servers_are_left_out_and_told(tmp_path: Path, name: str) -> None:
+    root = folder(tmp_path / "photos", {"cat": 3, "dog": 3, name: 1, f"cat/{name}": 1, f"dog/deep/{name}/1.png": 1})
+    archives = [Path(shutil.make_archive(str(root), kind, root)) for kind in ("zip", "tar")]
+    for data in (root, *archives):
+        table = read_source(data)
+        assert table.counts() == {"cat": 3, "dog": 3}, data
+        assert table.ignored[f"folder {name}"] == 3
+        (line,) = table.overlooked
+        assert "3 hidden or system folders" in line and f"cat/{name}" in line
+        overlooked = Overlooked()
+        assert len(find_images([str(data)], overlooked)) == 6
+        assert len(overlooked.hidden) == 3
+
+
+def test_a_pattern_does_not_lead_into_folders_of_file_servers_unless_it_names_them(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"cat": 3, "cat/@eaDir": 2})
+    overlooked = Overlooked()
+    assert len(find_images([str(root / "cat" / "*")], overlooked)) == 3
+    assert len(find_images([str(root / "**" / "*.png")], overlooked)) == 3
+    assert overlooked.hidden == {str(root / "cat" / "@eaDir")}
+    assert len(find_images([str(root / "cat" / "@eaDir" / "*")])) == 2
 
 
 def test_the_empty_name_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,8 +396,8 @@ def test_what_is_not_packed_is_said(tmp_path: Path) -> None:
     save(noise(), photos / ".hidden" / "c.png")
     sharding = vitkit.shard(photos, tmp_path / "shards")
     assert sharding.images == 6 and sharding.notes[0] == "folders read as classes: 2"
-    assert any("1 hidden folder" in note for note in sharding.notes)
-    assert any("1 other file is ignored" in note for note in sharding.notes)
+    assert any("1 hidden or system folder" in note for note in sharding.notes)
+    assert any("2 other files are ignored" in note for note in sharding.notes)
     assert sharding.to_dict()["notes"] == list(sharding.notes)
     assert all(f"note: {note}" in sharding.lines() for note in sharding.notes)
 

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 
 import runs
 from photos import fingerprint, folder, noise, save
-from vitkit.data import DATASETS, SUFFIXES, DataSet, examine, find_images, locate, read_source, split_from_file
+from vitkit.data import (
+    DATASETS,
+    SUFFIXES,
+    DataSet,
+    Overlooked,
+    examine,
+    find_images,
+    locate,
+    read_source,
+    split_from_file,
+)
 from vitkit.data.storage import walk
 from vitkit.errors import VitkitError
 from vitkit.text import restored
@@ -449,7 +459,7 @@ def test_a_named_pipe_is_unreadable_and_never_opened(tmp_path: Path) -> None:
     folder(tmp_path, {"a": 2, "b": 2})
     os.mkfifo(tmp_path / "a" / "pipe.png")
     (tmp_path / "b" / "null.jpg").symlink_to("/dev/zero")
-    diagnosis = examine(read_source(tmp_path))
+    diagnosis = examine(read_source(tmp_path, follow_links=True))
     assert set(diagnosis.unreadable.values()) == {"not a regular file"}
     assert len(diagnosis.table) == 4
 
@@ -499,12 +509,43 @@ def test_folders_that_link_to_one_another_are_entered_once(tmp_path: Path) -> No
     assert len(list(walk(tmp_path))) == 2
 
 
-def test_a_class_folder_may_be_a_link(tmp_path: Path) -> None:
-    folder(tmp_path / "elsewhere", {"kitten": 2})
-    folder(tmp_path / "data", {"dog": 1})
-    (tmp_path / "data" / "cat").symlink_to(tmp_path / "elsewhere" / "kitten")
-    table = read_source(tmp_path / "data")
+def test_a_class_folder_may_be_a_link_within_the_data_folder(tmp_path: Path) -> None:
+    folder(tmp_path, {"dog": 1})
+    folder(tmp_path / ".store", {"kitten": 2})
+    (tmp_path / "cat").symlink_to(tmp_path / ".store" / "kitten")
+    assert read_source(tmp_path).counts() == {"cat": 2, "dog": 1}
+
+
+def with_links_out(root: Path) -> Path:
+    """Two classes with two links out of the folder, and one to the folder that contains everything."""
+    data = folder(root / "data", {"cat": 2, "dog": 1})
+    folder(root, {"private": 2})
+    (data / "owl").symlink_to(root / "private")
+    (data / "cat" / "one.png").symlink_to(root / "private" / "private_0.png")
+    (data / "dog" / "all").symlink_to("/")
+    return data
+
+
+def test_links_out_of_the_folder_are_listed_and_left_out(tmp_path: Path) -> None:
+    data = with_links_out(tmp_path)
+    table = read_source(data)
     assert table.counts() == {"cat": 2, "dog": 1}
+    (line,) = table.overlooked
+    assert "3 links" in line and "cat/one.png, dog/all, owl" in line and "--follow-links" in line
+    overlooked = Overlooked()
+    assert len(find_images([str(data)], overlooked)) == 3
+    assert len(overlooked.links) == 3
+
+
+def test_links_out_of_the_folder_are_followed_on_request_but_not_upwards(tmp_path: Path) -> None:
+    data = with_links_out(tmp_path)
+    table = read_source(data, follow_links=True)
+    assert table.counts() == {"cat": 3, "dog": 1, "owl": 2}
+    (line,) = table.overlooked
+    assert "dog/all" in line and "owl" not in line
+    assert len(find_images([str(data)], Overlooked(follow_links=True))) == 6
+    with pytest.raises(VitkitError, match="--follow-links applies to folders"):
+        read_source(csv_file(tmp_path / "all.csv", lines("path,label")), follow_links=True)
 
 
 def test_the_data_folder_may_be_a_link_and_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,7 @@ OPEN |= {
     "distill_scale",
     "split_from",
     "layout",
+    "follow_links",
     "labels",
     "init",
     "model_fields",

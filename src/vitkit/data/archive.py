@@ -350,17 +350,16 @@ class _Tree:
         return [(name, True) for name in self._files[key]] + [(name, False) for name in self._folders[key]]
 
     def _hide(self, key: str) -> None:
-        place = str(self._root / key)
-        if not key.rpartition("/")[2].startswith(".") or place in self._overlooked.hidden:
-            return
-        if any(
-            key_below.startswith(f"{key}/") and why_ignored(Path(key_below).name) is None
-            for key_below in self.index.members
-        ):
-            self._overlooked.hidden.append(place)
+        if self._holds_images(key):
+            self._overlooked.hidden.add(str(self._root / key))
+
+    def _holds_images(self, key: str) -> bool:
+        return any(why_ignored(name) is None for name in self._files[key]) or any(
+            self._holds_images(_join(key, name)) for name in self._folders[key]
+        )
 
     def lines(self) -> tuple[str, ...]:
-        """Describe the hidden folders that contain images and the members with invalid names, each in one sentence."""
+        """Describe the ignored folders that contain images, and the members with invalid names, in one sentence each."""
         lines = self._overlooked.lines(self._root)
         if unsafe := self.index.unsafe:
             members = plural(len(unsafe), "member is", "members are")

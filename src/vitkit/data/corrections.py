@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, read_labels, read_suspects
@@ -33,7 +34,12 @@ _SAME = 0.75  # two runs have the same purpose if at least this share of their l
 
 
 def read_corrected(
-    data: str | Path, labels: str | Path | None, layout: LayoutName = "auto", *, may_be_one_class: bool = False
+    data: str | Path,
+    labels: str | Path | None,
+    layout: LayoutName = "auto",
+    *,
+    follow_links: bool = False,
+    may_be_one_class: bool = False,
 ) -> ImageTable:
     """Read a source as `read_source` does, and apply a label file if there is one.
 
@@ -45,6 +51,7 @@ def read_corrected(
         labels: the label file; None to change nothing.
         layout: how to read the folders in the data's folder: as `classes` or as `splits`. `auto` decides by their names
             and contents.
+        follow_links: also search the folders and files that links lead to outside of the folder.
         may_be_one_class: whether to accept data in which all images have the same class. A classifier can be tested on
             such data, but not trained on them.
 
@@ -53,11 +60,12 @@ def read_corrected(
             `may_be_one_class` is False.
     """
     if labels is None:
-        table = read_table(data, layout)
+        table = read_table(data, layout, follow_links=follow_links)
     else:
         labels_in_file = read_labels(labels)
-        is_heap = layout == "auto" and has_no_folders(data)
-        table = correct(read_unlabelled(data) if is_heap else read_table(data, layout), labels_in_file)
+        is_heap = layout == "auto" and has_no_folders(data, follow_links=follow_links)
+        read = read_unlabelled if is_heap else partial(read_table, layout=layout)
+        table = correct(read(data, follow_links=follow_links), labels_in_file)
     if not may_be_one_class:
         check_classes(table)
     return table

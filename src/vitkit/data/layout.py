@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from vitkit.data.storage import Branch, Overlooked, look_through, why_ignored
+from vitkit.data.storage import Branch, Overlooked, is_passed_over, look_through, why_ignored
 from vitkit.data.table import ImageTable, Row, look, table_of
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed
@@ -474,7 +474,7 @@ def table_of_layout(
         rows += [(f"{where}/{file}", folder.name, folder.split) for file in below_folder]
     for children in [entries(parent) for parent in layout.between]:
         ignored["outside the class folders"] += sum(is_file for _, is_file in children)
-        ignored["folder __MACOSX"] += sum(child == "__MACOSX" for child, _ in children)
+        ignored.update(f"folder {child}" for child, is_file in children if not is_file and is_passed_over(child))
     ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)
     if not rows:
         loose = sum(is_file and why_ignored(child) is None for child, is_file in entries(root))

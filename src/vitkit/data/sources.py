@@ -44,7 +44,8 @@ class SourceKind:
         name: the name of the kind.
         tells: a description in a few words. Error messages list the descriptions of all kinds of sources.
         read: a function (name, path, layout) -> ImageTable that finds the images of a source. It raises VitkitError if
-            the source cannot be understood or has no images; `name` is the name of the source for messages.
+            the source cannot be understood or has no images; `name` is the name of the source for messages. Functions
+            that read folders also accept `follow_links=True`.
         suffixes: the file suffixes of this kind, in lower case; empty if a source of this kind is a folder.
         marks: the files by which a folder of this kind is recognised; None if the suffix of a file decides. A kind with
             neither marks nor suffixes covers all folders that are of no other kind.
@@ -56,12 +57,12 @@ class SourceKind:
 
     name: str
     tells: str
-    read: Callable[[str, Path, LayoutName], ImageTable]
+    read: Callable[..., ImageTable]
     suffixes: tuple[str, ...] = ()
     has_layout: bool = False
     marks: Marks | None = None
     storage: Callable[[Path], Storage] | None = None
-    read_unlabelled: Callable[[str, Path], ImageTable] | None = None
+    read_unlabelled: Callable[..., ImageTable] | None = None
 
 
 SOURCE_KINDS: dict[str, SourceKind] = {}
@@ -108,13 +109,13 @@ def kind_of(path: Path) -> SourceKind | None:
     return next(kind for kind in SOURCE_KINDS.values() if _suffixes(kind) == ("",))
 
 
-def read_source(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
+def read_source(data: str | Path, layout: LayoutName = "auto", *, follow_links: bool = False) -> ImageTable:
     """Find the images of a source as `read_table` does, and check that a classifier can be trained on the classes.
 
     Raises:
         VitkitError: as for `read_table`, or all images have the same class.
     """
-    table = read_table(data, layout)
+    table = read_table(data, layout, follow_links=follow_links)
     check_classes(table)
     return table
 
@@ -128,10 +129,11 @@ def check_classes(table: ImageTable) -> None:
     if len(table.classes) == 1 < table.task.least_classes:
         raise VitkitError(
             f"{table.name} has a single class, {table.classes[0]!r}; a classifier needs at least two{_within(table)}"
+            + "".join(f"; {line}" for line in table.overlooked)
         )
 
 
-def read_table(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
+def read_table(data: str | Path, layout: LayoutName = "auto", *, follow_links: bool = False) -> ImageTable:
     """Find the images of a source: a folder, a CSV file, an archive, a folder of shards, or a named data set.
 
     - A folder contains `class/image`, or `train/class/image` next to `val` and `test` (see `layout.understand`).
@@ -144,6 +146,7 @@ def read_table(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
         data: a path, or the name of a data set.
         layout: how to read the folders in the data's folder: as `classes` or as `splits`. `auto` decides by their names
             and contents, and raises an error if it cannot.
+        follow_links: also search the folders and files that links lead to outside of the folder.
 
     Raises:
         VitkitError: there is no such path or name, the layout of the folders is ambiguous, or there are no images.
@@ -159,7 +162,18 @@ def read_table(data: str | Path, layout: LayoutName = "auto") -> ImageTable:
             layout = "splits" if DATASETS[str(data)].splits else "classes"
     if layout != "auto" and not kind.has_layout:
         raise VitkitError(f"--layout {layout} applies to folders, but {data} is a {kind.name}; leave it out")
-    return kind.read(str(data), root, layout)
+    return kind.read(str(data), root, layout, **_links_of(kind, data, follow_links=follow_links))
+
+
+def _links_of(kind: SourceKind, data: str | Path, *, follow_links: bool) -> dict[str, bool]:
+    """Return the argument `follow_links` for a kind of source that can have links.
+
+    Raises:
+        VitkitError: links are to be followed, but the source is no folder of images.
+    """
+    if follow_links and _suffixes(kind) != ("",):
+        raise VitkitError(f"--follow-links applies to folders, but {data} is a {kind.name}; leave it out")
+    return {"follow_links": True} if follow_links else {}
 
 
 def find_source(data: str | Path) -> SourceKind | None:
@@ -195,9 +209,9 @@ def _within(table: ImageTable) -> str:
     return f": if the folders in it are the classes, use {folder} as the data" if holds_folders else ""
 
 
-def read_folders(name: str, root: Path, layout_name: LayoutName) -> ImageTable:
+def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links: bool = False) -> ImageTable:
     """Find the images of a folder with class folders, possibly inside split folders (`layout.understand`)."""
-    overlooked = Overlooked()
+    overlooked = Overlooked(top=root, follow_links=follow_links)
     layout = understand(name, survey(root, overlooked), layout_name)
     return table_of_layout(
         name,
@@ -269,7 +283,7 @@ def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool)
     return path, label, split_of_word(split)
 
 
-def read_unlabelled(data: str | Path) -> ImageTable:
+def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTable:
     """Return all pictures of a source as a table of one class without splits.
 
     Raises:
@@ -283,12 +297,12 @@ def read_unlabelled(data: str | Path) -> ImageTable:
     kind = kind_of(root)
     if kind is None or kind.read_unlabelled is None:
         raise VitkitError(f"no such folder or archive of pictures: {data}")
-    return kind.read_unlabelled(str(data), root)
+    return kind.read_unlabelled(str(data), root, **_links_of(kind, data, follow_links=follow_links))
 
 
-def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
+def _read_unlabelled_folder(name: str, root: Path, *, follow_links: bool = False) -> ImageTable:
     """Return all pictures below a folder as a table of one class without splits."""
-    overlooked = Overlooked()
+    overlooked = Overlooked(follow_links=follow_links)
     paths = tuple(images_below(root, overlooked))
     if not paths:
         notes = "".join(f"; {line}" for line in overlooked.lines(root))
@@ -307,14 +321,14 @@ def _read_unlabelled_folder(name: str, root: Path) -> ImageTable:
     )
 
 
-def has_no_folders(data: str | Path) -> bool:
+def has_no_folders(data: str | Path, *, follow_links: bool = False) -> bool:
     """Return whether a folder or archive contains images, none of them in a subfolder."""
     root = Path(data)
     kind = kind_of(root)
     if kind is None or kind.read_unlabelled is None:
         return False
     if kind.storage is None:
-        paths = images_below(root, Overlooked())
+        paths = images_below(root, Overlooked(follow_links=follow_links))
         return bool(paths) and not any("/" in path for path in paths)
     return not any("/" in key for key in kind.read_unlabelled(str(data), root).paths)
 

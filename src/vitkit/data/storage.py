@@ -227,35 +227,77 @@ SUFFIXES = frozenset(
         *("bmp", "tif", "tiff", "ppm", "pgm", "heic", "heif", "hif", "avif"),
     )
 )
-_SYSTEM = frozenset((".ds_store", "thumbs.db", "desktop.ini"))
+_SYSTEM = frozenset((".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini"))
+_SYSTEM_FOLDERS = (
+    frozenset(  # thumbnails, deleted files and snapshots, in lower case; hidden folders are left out anyway
+        (
+            *(
+                "@eadir",
+                "@sharebin",
+                "@tmp",
+                "#recycle",
+                "#snapshot",
+                "@synologydrive",
+                "@synologycloudsync",
+            ),  # Synology
+            *("@recycle", "@recently-snapshot", "@__thumb", "@qsync"),  # QNAP
+            *("$recycle.bin", "recycler", "recycled", "system volume information", "found.000"),  # Windows
+            *("__macosx", "network trash folder", "temporary items", "thevolumesettingsfolder"),  # macOS
+            *(
+                "lost+found",
+                "~snapshot",
+                "trashbox",
+                "_gsdata_",
+                "__pycache__",
+            ),  # Linux, NetApp, Buffalo, GoodSync, Python
+        )
+    )
+)
 _LOOKED_AT = 10_000  # number of files in a hidden folder that are checked
 
 
 @dataclass
 class Overlooked:
-    """Files and folders that a search for images ignored.
+    """Files and folders that a search for images ignored, and how far the search goes.
 
     Attributes:
         ignored: the number of ignored files and folders by reason, such as `not an image format`.
         closed: the folders that could not be read and may contain images, each with the reason.
-        hidden: hidden folders that contain images.
+        hidden: folders that are ignored because of their names (`is_passed_over`), but contain images.
+        links: links that were not followed, because they lead out of the searched folder.
+        top: the folder that links may not leave; None for the folder that is searched.
+        follow_links: whether to follow links out of this folder, too.
     """
 
     ignored: Counter[str] = field(default_factory=Counter)
     closed: dict[str, str] = field(default_factory=dict)
-    hidden: list[str] = field(default_factory=list)
+    hidden: set[str] = field(default_factory=set)
+    links: set[str] = field(default_factory=set)
+    top: Path | None = None
+    follow_links: bool = False
 
     def close(self, error: OSError) -> None:
         """Record a folder that could not be read."""
         self.closed[str(error.filename)] = (error.strerror or type(error).__name__).lower()
 
     def hide(self, folder: str | Path) -> None:
-        """Record a hidden folder, but only if it contains images."""
-        if Path(folder).name.startswith(".") and str(folder) not in self.hidden and _has_images(folder):
-            self.hidden.append(str(folder))
+        """Record a folder that is ignored because of its name, but only if it contains images."""
+        if str(folder) not in self.hidden and _has_images(folder):
+            self.hidden.add(str(folder))
+
+    def leaves_out(self, link: str, top: str) -> bool:
+        """Return whether a link is not followed; record it if it leads out of the folder with the real path `top`.
+
+        A link to a folder that contains `top` is never followed, because the search might not end.
+        """
+        target = os.path.realpath(link)
+        if _lies_in(target, top) or (self.follow_links and not _lies_in(top, target)):
+            return False
+        self.links.add(link)
+        return True
 
     def lines(self, root: Path | None = None) -> list[str]:
-        """Return a sentence about the unreadable folders, if any, and another about the hidden ones.
+        """Describe the unreadable folders, the folders ignored because of their names, and the links, one line each.
 
         Paths are relative to `root`, if set.
         """
@@ -265,10 +307,20 @@ class Overlooked:
             folders = plural(len(named), "folder", "folders")
             lines.append(f"{folders} cannot be read, and their content is left out: {listed(named)}")
         if self.hidden:
-            folders = plural(len(self.hidden), "hidden folder", "hidden folders")
+            folders = plural(len(self.hidden), "hidden or system folder", "hidden or system folders")
             names = listed([_from(root, folder) for folder in sorted(self.hidden)])
             lines.append(f"images in {folders} are left out; rename the folders to include them: {names}")
+        if self.links:
+            links = plural(len(self.links), "link out of the folder is", "links out of the folder are")
+            names = listed([_from(root, link) for link in sorted(self.links)])
+            lines.append(
+                f"{links} left out, and --follow-links of train, doctor, eval, predict, embed and shard takes them: {names}"
+            )
         return lines
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _from(root: Path | None, folder: str) -> str:
@@ -276,8 +328,8 @@ def _from(root: Path | None, folder: str) -> str:
 
 
 def is_passed_over(folder: str) -> bool:
-    """Return whether a folder is ignored by its name: it is hidden, or `__MACOSX`, which macOS adds to archives."""
-    return folder.startswith(".") or folder == "__MACOSX"
+    """Return whether a folder is ignored by its name: it is hidden, or one that a system or file server adds."""
+    return folder.startswith(".") or folder.lower() in _SYSTEM_FOLDERS
 
 
 def why_ignored(file: str) -> str | None:
@@ -322,31 +374,42 @@ Branch = tuple[Path, bool, list["Branch"]]  # a folder, whether it contains imag
 
 
 def look_through(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Branch:
-    """Return the tree of folders below `path`. Symbolic links are followed, except to folders above the link.
+    """Return the tree of folders below `path`. Links are followed, except to folders above the link.
 
     Args:
         path: the folder.
-        overlooked: the object in which hidden and unreadable folders are recorded.
+        overlooked: the object in which ignored and unreadable folders are recorded.
         above: the real paths of the folders above `path`.
     """
     real = os.path.realpath(path)
     if real in above:
         return path, False, []
+    top = above[0] if above else real
+    folders, files, _ = _entries(str(path), overlooked, top)
+    has_images = any(why_ignored(name) is None for name in files)
+    return path, has_images, [look_through(path / child, overlooked, (*above, real)) for child in folders]
+
+
+def _entries(folder: str, overlooked: Overlooked, top: str) -> tuple[list[str], list[str], list[str]]:
+    """Return the sorted names of the folders to enter, of the files, and of the ignored folders in a folder.
+
+    `top` is the real path of the folder that links may not leave.
+    """
+    folders, files, passed_over = [], [], []
     try:
-        with os.scandir(path) as listed_entries:
-            entries = list(listed_entries)
+        with os.scandir(folder) as scanned:
+            entries = sorted(scanned, key=lambda entry: entry.name)
     except OSError as error:
         overlooked.close(error)
         entries = []
-    has_images, folders = False, []
     for entry in entries:
-        if not _is_folder(entry):
-            has_images = has_images or why_ignored(entry.name) is None
-        elif is_passed_over(entry.name):
+        is_folder = _is_folder(entry)
+        if is_folder and is_passed_over(entry.name):
+            passed_over.append(entry.name)
             overlooked.hide(entry.path)
-        else:
-            folders.append(entry.name)
-    return path, has_images, [look_through(path / child, overlooked, (*above, real)) for child in sorted(folders)]
+        elif not (entry.is_symlink() and overlooked.leaves_out(entry.path, top)):
+            (folders if is_folder else files).append(entry.name)
+    return folders, files, passed_over
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -357,31 +420,29 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
-    """Yield every file below a folder, sorted. Symbolic links are followed, but no folder is entered twice.
+    """Yield every file below a folder, sorted. No folder is entered twice, even if links lead to it.
 
-    Hidden folders, `__MACOSX` and unreadable folders are skipped, and recorded in `overlooked`.
+    Folders that are ignored by name (`is_passed_over`), links out of the folder, and unreadable folders are skipped,
+    and recorded in `overlooked`.
     """
-    for parent, files in _walk(folder, overlooked):
+    for parent, files in _walk(folder, Overlooked() if overlooked is None else overlooked):
         yield from (Path(parent, name) for name in files)
 
 
-def _walk(folder: Path, overlooked: Overlooked | None) -> Iterator[tuple[str, list[str]]]:
+def _walk(folder: Path, overlooked: Overlooked) -> Iterator[tuple[str, list[str]]]:
     """Yield the path of each visited folder, with the sorted names of its files."""
     seen: set[str] = set()
-    for parent, folders, files in os.walk(
-        folder, onerror=None if overlooked is None else overlooked.close, followlinks=True
-    ):
-        if os.path.realpath(parent) in seen:  # reached a second time through a link
-            folders.clear()
+    top = os.path.realpath(overlooked.top or folder)
+    waiting = [str(folder)]
+    while waiting:
+        parent = waiting.pop()
+        if (real := os.path.realpath(parent)) in seen:  # reached a second time through a link
             continue
-        seen.add(os.path.realpath(parent))
-        if overlooked is not None:
-            passed_over = [name for name in folders if is_passed_over(name)]
-            overlooked.ignored.update(f"folder {name}" for name in passed_over)
-            for name in passed_over:
-                overlooked.hide(Path(parent, name))
-        folders[:] = sorted(name for name in folders if not is_passed_over(name))
-        yield parent, sorted(files)
+        seen.add(real)
+        folders, files, passed_over = _entries(parent, overlooked, top)
+        overlooked.ignored.update(f"folder {name}" for name in passed_over)
+        yield parent, files
+        waiting += [os.path.join(parent, name) for name in reversed(folders)]  # noqa: PTH118  # faster than a Path
 
 
 def find_images(sources: Iterable[str], overlooked: Overlooked | None = None) -> list[str]:
@@ -405,7 +466,7 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
         raise VitkitError(
             'one of the sources is empty (""): pass a file, a folder ("." is the current one) or a pattern'
         )
-    closed = len(overlooked.closed)
+    closed, paths = len(overlooked.closed), list[str]()
     if Path(source).exists() or below_storage(source) is not None:
         paths = _as_named(source, overlooked)
     else:
@@ -413,7 +474,11 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
         matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
         if not matches and len(overlooked.closed) == closed:
             raise VitkitError(f"no such file, folder or pattern: {source}")
-        paths = [path for match in matches for path in _as_named(match, overlooked)]
+        named = [part.lower() for part in Path(source).parts]
+        for match in matches:
+            hidden = [part for part in Path(match).parts if part.lower() in _SYSTEM_FOLDERS.difference(named)]
+            overlooked.hidden.update(match[: match.index(part) + len(part)] for part in hidden[:1])
+            paths += [] if hidden else _as_named(match, overlooked)
     if not paths:
         unread = list(overlooked.closed.items())[closed:]
         because = f": {unread[0][0]} cannot be read ({unread[0][1]})" if unread else ""
@@ -421,7 +486,7 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
     return sorted(paths, key=natural)
 
 
-def _below(source: str, stored: Stored) -> list[str]:
+def _below(source: str, stored: Stored, overlooked: Overlooked) -> list[str]:
     """Return the images below a place in a storage. If an image is at this place itself, return only this image."""
     keys = stored.storage.keys()
     if stored.key in keys:
@@ -429,15 +494,19 @@ def _below(source: str, stored: Stored) -> list[str]:
     if isinstance(stored.storage, Checkable):
         stored.storage.check_files()
     above = f"{stored.key}/" if stored.key else ""
-    images = [key for key in keys if key.startswith(above) and _is_image(key.removeprefix(above))]
+    images = []
+    for key in keys:
+        *folders, name = key.removeprefix(above).split("/")
+        if not key.startswith(above) or why_ignored(name) is not None:
+            continue
+        hidden = next((i for i, folder in enumerate(folders, start=1) if is_passed_over(folder)), None)
+        if hidden is None:
+            images.append(key)
+        else:
+            overlooked.hidden.add("/".join([source.rstrip("/"), *folders[:hidden]]))
     if not images and above and not any(key.startswith(above) for key in keys):
         raise VitkitError(f"no such file or folder in {stored.storage.name}: {stored.key}")
     return [f"{source.rstrip('/')}/{key.removeprefix(above)}" for key in images]
-
-
-def _is_image(key: str) -> bool:
-    *folders, name = key.split("/")
-    return why_ignored(name) is None and not any(map(is_passed_over, folders))
 
 
 def _note_closed(pattern: str, overlooked: Overlooked) -> None:
@@ -458,7 +527,7 @@ def _as_named(source: str, overlooked: Overlooked) -> list[str]:
     If `source` is a single file, return it unchanged.
     """
     if (stored := below_storage(source)) is not None:
-        return _below(source, stored)
+        return _below(source, stored, overlooked)
     if not Path(source).is_dir():
         return [source]
     files = images_below(Path(source), overlooked)

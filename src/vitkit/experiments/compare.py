@@ -331,7 +331,8 @@ def _begun(
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.training.run_folder import check_place, new_run_folder
 
-    table = read_corrected(arguments["data"], fields.get("labels"), fields.get("layout", "auto"))
+    reading = {name: fields[name] for name in ("layout", "follow_links") if name in fields}
+    table = read_corrected(arguments["data"], fields.get("labels"), **reading)
     check_place(out, table, None, "none")
     if out is not None:
         PLACE.reserve(out, hold)

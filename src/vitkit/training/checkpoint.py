@@ -304,6 +304,7 @@ _DIGITS = 12  # shown of a digest
 _PLACES = ("data", "weights", "teacher")  # their content has a digest, or is in the state
 _SPLITTING = (
     "layout",
+    "follow_links",
     "labels",
     "split",
     "split_from",

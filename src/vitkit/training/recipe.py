@@ -463,6 +463,7 @@ class Recipe:
     layout: Annotated[
         LayoutName, "Whether the folders in the data folder are classes or splits; auto: depends on their names."
     ] = "auto"
+    follow_links: Annotated[bool, "Also search what links lead to outside of the data folder."] = False
     labels: Annotated[
         str | None,
         "Label file (CSV: path, label), which overrides the labels of the data; an empty label removes a picture.",
@@ -771,6 +772,7 @@ class SharedFields(TypedDict, total=False):
     rand_augment: int
     random_erasing: float
     layout: LayoutName
+    follow_links: bool
     split: tuple[float, float, float]
     split_from: str | Path | None
     group_by: str | None

@@ -466,7 +466,9 @@ def write_start(
     write_text(folder / RECIPE, recipe.to_toml())
 
 
-_DEALING = ("layout", "labels", "split", "split_from", "group_by", "folds", "max_images", "split_seed")
+_DEALING = (
+    *("layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images", "split_seed"),
+)
 OF_FILES = ("data", *_DEALING, "find_lr", "cache", "select_time")  # fields
 
 

@@ -596,9 +596,9 @@ def choose_and_resolve(
 
 def _blueprints(requests: Sequence[Request]) -> list[Blueprint]:
     """Return the blueprint of each candidate. A candidate that cannot be used fails here, before images are read."""
-    recipe_first = requests[0].recipe
-    assert recipe_first.data is not None
-    table = read_corrected(recipe_first.data, recipe_first.labels, recipe_first.layout)
+    first = requests[0].recipe
+    assert first.data is not None
+    table = read_corrected(first.data, first.labels, first.layout, follow_links=first.follow_links)
     check_trainable(table)
     blueprints = []
     for recipe in [complete(request, table)[0] for request in requests]:

@@ -657,7 +657,12 @@ def resolve(
     request = Request.of(fields)
     recipe_requested = request.recipe
     assert recipe_requested.data is not None
-    table = read_corrected(recipe_requested.data, recipe_requested.labels, recipe_requested.layout)
+    table = read_corrected(
+        recipe_requested.data,
+        recipe_requested.labels,
+        recipe_requested.layout,
+        follow_links=recipe_requested.follow_links,
+    )
     check_trainable(table)
     recipe, reasons = complete(request, table)
     if reserve is not None:

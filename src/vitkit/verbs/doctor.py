@@ -117,6 +117,7 @@ def doctor(
     fit: Fit = "crop",
     crop_pct: float = _CROP,
     layout: LayoutName = "auto",
+    follow_links: bool = False,
     force: bool = False,
     shard: str | None = None,
     progress: Progress = silent,
@@ -144,6 +145,7 @@ def doctor(
         fit: how training will fit pictures to the input of the model.
         crop_pct: the fraction of the shorter side that a crop keeps, from 0 to 1.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
+        follow_links: also search the folders and files that links lead to outside of the folder.
         force: overwrite `out`.
         shard: examine only one part of the images, such as 2/8 (the second of eight), and write the results into the
             folder `out`.parts; `vitkit gather` joins the parts, compares all images, and reports.
@@ -161,12 +163,14 @@ def doctor(
     if is_list_of_suspects(data):
         if is_divided:
             raise VitkitError(f"{data} lists suspected label errors, which are few: leave out --shard")
-        if layout != "auto" or (fit, crop_pct) != ("crop", _CROP):
-            raise VitkitError(f"{data} lists suspected label errors: leave out --layout, --fit and --crop-pct")
+        if layout != "auto" or follow_links or (fit, crop_pct) != ("crop", _CROP):
+            raise VitkitError(
+                f"{data} lists suspected label errors: leave out --layout, --follow-links, --fit and --crop-pct"
+            )
         return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
         raise VitkitError("--data-root is only for the label_errors.csv of a run: leave it out")
-    request = _DoctorRequest(str(data), None if labels is None else str(labels), layout, fit, crop_pct)
+    request = _DoctorRequest(str(data), None if labels is None else str(labels), layout, follow_links, fit, crop_pct)
     table = request.table()
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
@@ -184,6 +188,7 @@ class _DoctorRequest:
     data: str
     labels: str | None
     layout: LayoutName
+    follow_links: bool
     fit: Fit
     crop_pct: float
 
@@ -191,7 +196,7 @@ class _DoctorRequest:
         """Read the images and their labels."""
         from vitkit.data.corrections import read_corrected
 
-        return read_corrected(self.data, self.labels, self.layout)
+        return read_corrected(self.data, self.labels, self.layout, follow_links=self.follow_links)
 
     def examine(self, table: ImageTable, out: Path | None, known: Sequence[Facts] | None = None) -> Checkup:
         """Examine the images, and write the page if `out` is not None.

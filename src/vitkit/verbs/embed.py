@@ -110,6 +110,7 @@ def embed(
     model: str | Path | Classifier,
     sources: str | Sources,
     *,
+    follow_links: bool = False,
     out: Path | str | None = None,
     what: Features = "head",
     near: Path | str | None = None,
@@ -142,6 +143,7 @@ def embed(
             is accepted, too.
         sources: images, folders (including their sub-folders), or glob patterns. One or several pictures in memory are
             accepted, too, as for `vitkit.predict`.
+        follow_links: also search what links lead to outside of a folder.
         out: write the features to this .npz file. Its arrays are paths, features, what, unreadable and errors. With
             `labels`, it also contains the array labels.
         what: the kind of features: `head` is the input of the head, `class` the class token, `mean` the mean of the
@@ -183,7 +185,7 @@ def embed(
     _check(out, near, what, names)
     notes = Notes(note)
     request = _EmbedRequest(
-        model, tuple(names), what, None if labels is None else str(labels), preprocess, batch_size, device
+        model, tuple(names), follow_links, what, None if labels is None else str(labels), preprocess, batch_size, device
     )
     if check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out):
         assert out is not None
@@ -242,6 +244,7 @@ class _EmbedRequest:
 
     model: str | Path | Classifier
     names: tuple[str, ...]
+    follow_links: bool
     what: Features
     labels: str | None
     preprocess: str | PreprocessLike | None
@@ -253,7 +256,7 @@ class _EmbedRequest:
 
         Without a label file, None is returned instead of the dict.
         """
-        paths = find_pictures(self.names, note)[0]
+        paths = find_pictures(self.names, note, follow_links=self.follow_links)[0]
         label_of = None if self.labels is None else labels_by_path(paths, self.labels, source_folders(self.names), note)
         paths = paths if label_of is None else list(label_of)
         if not paths:

@@ -202,6 +202,7 @@ def evaluate(
     labels: Path | str | None = None,
     split: str | None = None,
     layout: LayoutName = "auto",
+    follow_links: bool = False,
     out: Path | str | None = None,
     classes: str | Sequence[str] | None = None,
     templates: Sequence[str] = (),
@@ -243,6 +244,7 @@ def evaluate(
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data or the run.
         split: `train`, `val`, `test` or `all`; by default test if it exists, else val if it exists, else all.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
+        follow_links: also search the folders and files that links lead to outside of the folder.
         out: write report.html, evaluation.json and predictions.csv into this folder.
         classes: the names of the data's classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that
             lists the names. The model needs no training for these classes. A list is accepted, too. The file is a .txt,
@@ -300,6 +302,7 @@ def evaluate(
         labels=labels,
         split=split,
         layout=layout,
+        follow_links=follow_links,
         classes=classes if classes is None or isinstance(classes, str) else tuple(classes),
         templates=tuple(templates),
         coverage=coverage,
@@ -345,6 +348,7 @@ class _EvaluationRequest:
     labels: str | Path | None
     split: str | None
     layout: LayoutName
+    follow_links: bool
     classes: str | tuple[str, ...] | None
     templates: tuple[str, ...]
     coverage: float | None
@@ -367,13 +371,51 @@ class _EvaluationRequest:
     def open(self, note: Say) -> tuple[Classifier, ImageTable, ImageTable | None]:
         """Return the model, the images to evaluate, and the images that the run recorded (None with `data`)."""
         opened = open_for_labels(self.model, self.classes, self.templates, note, self.preprocess)
-        run_table = _of_run(self.folder, self.data, self.layout, self.data_root)
-        table = _table(run_table, self.data, self.labels, self.layout, note)
+        run_table = self._of_run()
+        table = self._table(run_table, note)
         classifier = opened(table)
         classifier.preprocess.check_known()
         if run_table is not None and self.classes is None:
             _check_order(classifier, run_table)
         return classifier, table, run_table
+
+    def _of_run(self) -> ImageTable | None:
+        """Return the images that the run has recorded; None if `data` names other images."""
+        folder = self.folder
+        if self.data is not None:
+            if self.data_root is not None:
+                raise VitkitError(
+                    f"--data-root sets the folder of the run's own images: leave out --data-root, or {self.data}"
+                )
+            return None
+        from vitkit.data.corrections import proposals_of_run
+        from vitkit.data.split_file import images_of_run
+
+        if self.layout != "auto" or self.follow_links:
+            flag = "--follow-links" if self.follow_links else f"--layout {self.layout}"
+            raise VitkitError(f"{flag} applies to the folders of DATA: pass DATA, or leave out the flag")
+        if folder is None:
+            raise VitkitError("a classifier in memory has no record of its data: pass the data")
+        if not (folder / SPLIT).is_file():
+            raise VitkitError(f"{folder} has no record of its data; pass the data: vitkit eval {folder} DATA")
+        table = images_of_run(folder / SPLIT, self.data_root)
+        return replace(table, proposals=proposals_of_run(folder, table))
+
+    def _table(self, run_table: ImageTable | None, note: Say) -> ImageTable:
+        """Return the images of the run or of `data`, with labels from the label file if there is one."""
+        from vitkit.data.corrections import correct, read_corrected
+        from vitkit.data.labels import read_labels
+
+        if run_table is None:
+            assert self.data is not None
+            table = read_corrected(
+                self.data, self.labels, self.layout, follow_links=self.follow_links, may_be_one_class=True
+            )
+        else:
+            table = run_table if self.labels is None else correct(run_table, read_labels(self.labels), may_add=False)
+        for line in (*table.overlooked, *table.unmatched, *table.corrections):
+            note(line)
+        return table
 
     def job(self, note: Say = ignore) -> DividedJob:
         """Open the model, find the images, and return a job that can be divided into parts."""
@@ -665,25 +707,6 @@ def _note_folds(folder: Path, note: Say) -> None:
         note(f"this model was trained on all images of the run; cross-validated: {headline.words}")
 
 
-def _of_run(folder: Path | None, data: str | Path | None, layout: LayoutName, root: Path | None) -> ImageTable | None:
-    """Return the images that the run in a folder has recorded; None if `data` names other images."""
-    if data is not None:
-        if root is not None:
-            raise VitkitError(f"--data-root sets the folder of the run's own images: leave out --data-root, or {data}")
-        return None
-    from vitkit.data.corrections import proposals_of_run
-    from vitkit.data.split_file import images_of_run
-
-    if layout != "auto":
-        raise VitkitError(f"--layout {layout} applies to the folders of DATA: pass DATA, or leave out the flag")
-    if folder is None:
-        raise VitkitError("a classifier in memory has no record of its data: pass the data")
-    if not (folder / SPLIT).is_file():
-        raise VitkitError(f"{folder} has no record of its data; pass the data: vitkit eval {folder} DATA")
-    table = images_of_run(folder / SPLIT, root)
-    return replace(table, proposals=proposals_of_run(folder, table))
-
-
 def _check_order(classifier: Classifier, run_table: ImageTable) -> None:
     """Check that the classes of the model are in the same order as in the run's split.json.
 
@@ -695,27 +718,6 @@ def _check_order(classifier: Classifier, run_table: ImageTable) -> None:
             f"model.json has its classes in another order than {SPLIT}, so predictions would get wrong names: restore "
             "the file that was edited"
         )
-
-
-def _table(
-    run_table: ImageTable | None,
-    data: str | Path | None,
-    labels: str | Path | None,
-    layout: LayoutName,
-    note: Say,
-) -> ImageTable:
-    """Return the images of the run or of `data`, with labels from the label file if there is one."""
-    from vitkit.data.corrections import correct, read_corrected
-    from vitkit.data.labels import read_labels
-
-    if run_table is None:
-        assert data is not None
-        table = read_corrected(data, labels, layout, may_be_one_class=True)
-    else:
-        table = run_table if labels is None else correct(run_table, read_labels(labels), may_add=False)
-    for line in (*table.unmatched, *table.corrections):
-        note(line)
-    return table
 
 
 def _exclusive_out(out: Path | None, table: ImageTable, *, force: bool) -> AbstractContextManager[None]:

@@ -187,12 +187,14 @@ def check_data(data: str | Path) -> None:
         find_source(data)
 
 
-def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
+def find_pictures(sources: Iterable[str], note: Say, *, follow_links: bool = False) -> tuple[list[str], bool]:
     """Find all images that are given as files, are in folders, or match patterns.
 
     Args:
         sources: files, folders and patterns.
-        note: called with a line about folders that cannot be read, and a line about hidden folders with images.
+        note: called with a line about folders that cannot be read, one about ignored folders with images, and one about
+            links out of the folders.
+        follow_links: whether to follow such links.
 
     Returns:
         The paths, and whether all folders could be read.
@@ -202,7 +204,7 @@ def find_pictures(sources: Iterable[str], note: Say) -> tuple[list[str], bool]:
     """
     from vitkit.data.storage import Overlooked, find_images
 
-    overlooked = Overlooked()
+    overlooked = Overlooked(follow_links=follow_links)
     paths = find_images(sources, overlooked)
     for line in overlooked.lines():
         note(line)

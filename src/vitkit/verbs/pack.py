@@ -25,13 +25,13 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 import vitkit
-from vitkit.data.storage import STORAGES, walk, why_ignored
+from vitkit.data.storage import STORAGES, Overlooked, walk, why_ignored
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive_in, from_json, replacing, write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, ignore, reporting_within, silent
 from vitkit.system.progress import progress as report
 from vitkit.text.arguments import check_arguments
-from vitkit.text.cells import one_of, plural
+from vitkit.text.cells import listed, one_of, plural
 from vitkit.verbs.result import Result
 
 _CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # has PyTorch for Linux without CUDA
@@ -349,7 +349,12 @@ def _copy_weights(weights: Sequence[str], folder: Path) -> list[str]:
 def _copy_data(source: Path, target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     if source.is_dir():
-        images = [path for path in walk(source) if why_ignored(path.name) is None]
+        overlooked = Overlooked()
+        images = [path for path in walk(source, overlooked) if why_ignored(path.name) is None]
+        if overlooked.links:
+            raise VitkitError(
+                f"links lead out of {source} ({listed(sorted(overlooked.links))}): copy what they lead to"
+            )
         if not images:
             raise VitkitError(f"{source} contains no photographs")
         _copy_tree(source, target, iter(images))

@@ -200,6 +200,7 @@ def predict(
     sources: str | Sources = (),
     *,
     from_list: str | None = None,
+    follow_links: bool = False,
     out: Path | str | None = None,
     pictures: Path | str | None = None,
     top: Annotated[int, Between(1)] = 1,
@@ -253,6 +254,7 @@ def predict(
         from_list: a file that lists the images instead of `sources`, with a path or an address (`https://`, `s3://`,
             `hf://`) on each line; `-` is standard input. Empty lines are ignored, and spaces at the ends of a line
             belong to the path.
+        follow_links: also search what links lead to outside of a folder.
         out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The rows of the result are then read from this
             file. Excel workbooks, Parquet files and files at an address such as s3://bucket/rows.csv are written at the
             end, so they cannot be resumed.
@@ -323,6 +325,7 @@ def predict(
         names=tuple(names),
         held=tuple(held),
         listed=from_list,
+        follow_links=follow_links,
         lines=tuple(read_list("-")) if from_list == "-" else None,
         classes=classes if classes is None or isinstance(classes, str) else tuple(classes),
         templates=tuple(templates),
@@ -431,6 +434,7 @@ class _PredictCommand:
     names: tuple[str, ...]
     held: tuple[Held, ...]
     listed: str | None
+    follow_links: bool
     lines: tuple[str, ...] | None
     classes: str | tuple[str, ...] | None
     templates: tuple[str, ...]
@@ -480,7 +484,7 @@ class _PredictCommand:
             return [picture.name for picture in self.held], True
         if self.listed is not None:
             return list(dict.fromkeys(read_list(self.listed) if self.lines is None else self.lines)), True
-        paths, is_whole = find_pictures(self.names, note)
+        paths, is_whole = find_pictures(self.names, note, follow_links=self.follow_links)
         return list(dict.fromkeys(paths)), is_whole
 
     def source(self, path: str) -> str | Stored:

@@ -93,6 +93,7 @@ def shard(
     size: str = "256MB",
     labels: Path | str | None = None,
     layout: LayoutName = "auto",
+    follow_links: bool = False,
     progress: Progress = silent,
 ) -> Sharding:
     """Write images as shards: plain .tar files with an index, which every command accepts instead of the images.
@@ -116,6 +117,7 @@ def shard(
         size: the largest size of a shard, in kB, MB or GB.
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data.
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
+        follow_links: also search the folders and files that links lead to outside of the folder.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
@@ -131,10 +133,10 @@ def shard(
 
     target, labels = Path(path_text(folder, "the folder")), path_of(labels)
     most = _bytes_in(size)
-    if labels is None and layout == "auto" and has_no_folders(data):
-        table = read_unlabelled(data)
+    if labels is None and layout == "auto" and has_no_folders(data, follow_links=follow_links):
+        table = read_unlabelled(data, follow_links=follow_links)
     else:
-        table = read_corrected(str(data), labels, layout, may_be_one_class=True)
+        table = read_corrected(str(data), labels, layout, follow_links=follow_links, may_be_one_class=True)
     if address_of(target) is None:
         check_outside("the folder", target, map(str, table.folders))
     index = write_shards(table, target, most)

@@ -22,7 +22,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from vitkit.data.storage import STORAGES, SUFFIXES
+from vitkit.data.storage import STORAGES, SUFFIXES, is_passed_over
 from vitkit.data.table import bare
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import RECIPE
@@ -82,7 +82,7 @@ def _below(top: Path, named_from: Path) -> Iterator[PhotoFolder]:
         if next(searched) > _SEARCHED or RECIPE in files:
             names.clear()
             continue
-        names[:] = sorted(name for name in names if not name.startswith(".") and name != "__pycache__")
+        names[:] = sorted(name for name in names if not is_passed_over(name))
         images = sum(os.path.splitext(name)[1].lower() in SUFFIXES for name in files)  # noqa: PTH122  # as in walk
         for above in (folder, *folder.parents) if images else ():
             counts[above] = counts.get(above, 0) + images
@@ -163,6 +163,8 @@ def target_in(folder: Path, name: str) -> Path:
     kept = [_part(part) for part in parts]
     if not parts or ".." in parts or not all(kept):
         raise VitkitError(f"{name!r} is not a valid name for an uploaded file: rename the file")
+    if any(map(is_passed_over, parts[:-1])) or parts[-1].startswith("._"):
+        raise VitkitError(f"{name} was written by a system or file server: it is left out")
     if Path(kept[-1]).suffix.lower() not in SUFFIXES | STORAGES.keys():
         raise VitkitError(f"{kept[-1]} is neither a picture nor an archive of pictures: it is left out")
     *above, name = kept

@@ -137,7 +137,7 @@ _OF_BOTH = (  # fields that a pre-training shares with the training: model, prep
         "shear",
         "color_jitter",
     ),
-    *("layout", "split", "split_seed", "split_from", "group_by", "seed"),
+    *("layout", "follow_links", "split", "split_seed", "split_from", "group_by", "seed"),
     *("precision", "device", "compile", "cache", "workers"),
 )
 

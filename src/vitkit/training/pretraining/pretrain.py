@@ -398,10 +398,10 @@ def resolve_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
 
 def _read(choices: Pretraining, recipe: Recipe) -> ImageTable:
     assert recipe.data is not None
-    if choices.unlabelled or has_no_folders(recipe.data):
-        return read_unlabelled(recipe.data)
+    if choices.unlabelled or has_no_folders(recipe.data, follow_links=recipe.follow_links):
+        return read_unlabelled(recipe.data, follow_links=recipe.follow_links)
     try:
-        table = read_source(recipe.data, recipe.layout)
+        table = read_source(recipe.data, recipe.layout, follow_links=recipe.follow_links)
         check_trainable(table)
     except VitkitError as error:
         if not Path(recipe.data).is_dir():
