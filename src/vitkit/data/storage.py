@@ -395,7 +395,7 @@ def _entries(folder: str, overlooked: Overlooked, top: str) -> tuple[list[str], 
 
     `top` is the real path of the folder that links may not leave.
     """
-    folders, files, passed_over = [], [], []
+    folders, files, passed_over = list[str](), list[str](), list[str]()
     try:
         with os.scandir(folder) as scanned:
             entries = sorted(scanned, key=lambda entry: entry.name)
