@@ -45,6 +45,7 @@ def shell(place: Path, command: str, *, begins: str, encoding: str = "utf-8") ->
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1", "utf-8"])
 def test_any_text_can_be_said_on_any_console(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
     data = io.BytesIO()
     stream = io.TextIOWrapper(data, encoding=encoding)
     monkeypatch.setattr(sys, "__stdout__", stream)
@@ -54,6 +55,16 @@ def test_any_text_can_be_said_on_any_console(encoding: str, monkeypatch: pytest.
     written = data.getvalue()
     assert b"\x1b" not in written and b"\\x1b[2J \xff" in written
     assert ("Δ".encode() in written) == (encoding == "utf-8")
+
+
+def test_redirected_output_is_utf_8_in_any_code_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    data = io.BytesIO()
+    stream = io.TextIOWrapper(data, encoding="cp1252")
+    monkeypatch.setattr(sys, "__stdout__", stream)
+    prepare_streams()
+    say("Δ 鳥", file=stream, flush=True)
+    assert data.getvalue().decode().strip() == "Δ 鳥"
 
 
 def test_rows_for_an_ascii_console_hold_escapes(place: Path) -> None:

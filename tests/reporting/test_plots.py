@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from pathlib import Path
 
@@ -218,6 +219,25 @@ def test_a_single_epoch_has_a_whole_number() -> None:
     for axis in figure.axes:
         low, high = axis.get_xlim()
         assert [tick for tick in axis.get_xticks() if low <= tick <= high] == [1]
+
+
+@pytest.mark.parametrize("names", [("向日葵", "たんぽぽ", "꽃 rose"), ("ดอกไม้", "ගස්", "🌻 Sonne")])
+def test_names_that_no_font_has_are_numbers_and_a_note_says_what_they_stand_for(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shipped = [font for font in font_manager.fontManager.ttflist if font.name == "DejaVu Sans"]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", shipped)
+    monkeypatch.setattr("vitkit.text.pages._NUMBERS", {})
+    monkeypatch.setattr("vitkit.text.pages._TOLD", set())
+    figure = plots.confusion(np.eye(4, dtype=np.int64), [*names, "Δ роза"], "test")
+    with caplog.at_level(logging.WARNING):
+        to_svg(figure)
+        to_svg(figure)
+    (first, second), (third, other) = names[:2], names[2].split()
+    shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert shown == ["[1]", "[2]", f"[3] {other}", "Δ роза"]
+    (note,) = [record.getMessage() for record in caplog.records]
+    assert note.endswith(f"such as Noto Sans CJK): [1] = {first}, [2] = {second}, [3] = {third}")
 
 
 def test_letters_that_matplotlib_lacks_come_from_a_font_of_the_machine(

@@ -40,13 +40,17 @@ codecs.register_error(HARMLESS, _replace)
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr accept any text. If one of them is closed, replace it with the null device."""
+    """Make stdout and stderr accept any text. If one of them is closed, replace it with the null device.
+
+    Output into a file or a pipe is UTF-8, as all files of vitkit are, unless PYTHONIOENCODING says otherwise.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # for as long as it runs
     for stream in (sys.__stdout__, sys.__stderr__):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=HARMLESS)
+            is_free = not stream.isatty() and "PYTHONIOENCODING" not in os.environ
+            stream.reconfigure(encoding="utf-8" if is_free else None, errors=HARMLESS)
 
 
 def give_up_stdout() -> None:

@@ -196,7 +196,7 @@ def flattened(image: Image.Image) -> tuple[Image.Image, str | None]:
     """
     doubt = None
     if image.has_transparency_data:
-        if any(strip.convert("RGBA").getextrema()[3][1] for _, strip in _strips(image)):
+        if any(strip.convert("RGBA").getchannel("A").getextrema()[1] for _, strip in _strips(image)):
             return _in_strips(image, _on_white), None
         doubt = "it is transparent everywhere, and read as if it were opaque"
     is_done = image.mode == "RGB" and image.format == "JPEG"  # other readers may keep their file or its bytes alive

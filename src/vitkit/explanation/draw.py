@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from vitkit.text import pages
-from vitkit.text.pages import new_figure, whole_numbers
+from vitkit.text.pages import new_figure, shorten, whole_numbers
 
 FloatArray = npt.NDArray[np.float32]
 Box = tuple[float, float, float, float]
@@ -360,10 +360,3 @@ def unit(values: FloatArray) -> FloatArray:
     """Scale the values of a map to the range from 0 to 1; a constant map becomes 0."""
     low, high = float(values.min()), float(values.max())
     return ((values - low) / (high - low) if high > low else np.zeros_like(values)).astype(np.float32)
-
-
-def shorten(name: str, most: int) -> str:
-    """Shorten a name to one line of at most `most` characters, and escape it for matplotlib."""
-    name = " ".join(name.encode(errors="replace").decode().split())  # it may have line breaks or invalid UTF-8
-    text = name if len(name) <= most else name[: most - 1] + "…"
-    return text.replace("$", r"\$")  # matplotlib renders text between dollar signs as mathematics

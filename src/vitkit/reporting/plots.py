@@ -33,7 +33,7 @@ from vitkit.evaluation.metrics import ClassRanking
 from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction import Row
 from vitkit.system.files import common_folder, fitting, path_below, replacing
-from vitkit.text.pages import DPI, address, image, new_figure, to_png, whole_numbers
+from vitkit.text.pages import DPI, address, image, new_figure, shorten, to_png, whole_numbers
 
 # The colours of Okabe and Ito, which colour-blind readers can also distinguish.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#777777"
@@ -279,7 +279,7 @@ def embedding(
         outline = [withStroke(linewidth=2.5, foreground="white")]
         for label in present[np.argsort(-counts, kind="stable")][:_NAMED].tolist():
             x, y = np.median(points[labels == label], axis=0)
-            name = _shorten(classes[label], 16)
+            name = shorten(classes[label], 16)
             axis.text(x, y, name, fontsize=7, ha="center", va="center", path_effects=outline)
     title = "Images that look similar to the model are close together (t-SNE); black edge: mistake"
     if images > len(points):
@@ -319,17 +319,11 @@ def _label_classes(axis: Axes, classes: Sequence[str]) -> bool:
     if len(classes) > _MOST_NAMED:
         axis.set_xlabel("class")
         return False
-    names = [_shorten(name) for name in classes]
+    names = [shorten(name) for name in classes]
     is_short = max(map(len, names)) * len(names) < 60
     axis.set_xticks(range(len(names)), names, rotation=0 if is_short else 60, ha="center" if is_short else "right")
     axis.tick_params(axis="x", labelsize=8)
     return True
-
-
-def _shorten(name: str, most: int = 22) -> str:
-    name = name.encode(errors="replace").decode()  # a folder's name may not be UTF-8
-    text = name if len(name) <= most else name[: most - 1] + "…"
-    return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
 
 
 def in_legend(name: str, most: int = 22) -> str:
@@ -337,7 +331,7 @@ def in_legend(name: str, most: int = 22) -> str:
 
     A thin space is put before a leading underscore, because matplotlib hides names that begin with an underscore.
     """
-    return f"\N{THIN SPACE}{_shorten(name, most)}" if name.startswith("_") else _shorten(name, most)
+    return f"\N{THIN SPACE}{shorten(name, most)}" if name.startswith("_") else shorten(name, most)
 
 
 # --- Photographs ----------------------------------------------------------------------------------------------
@@ -359,7 +353,7 @@ def contact_sheet(pictures: Sequence[Image.Image], titles: Sequence[str], title:
         x, y = 1.35 * (number % columns + 0.5), 0.4 + 1.55 * (number // columns) + 0.2  # middle of the upper edge
         width, height = (1.27 * side / max(picture.size) for side in picture.size)
         axis.imshow(picture, interpolation="nearest", extent=(x - width / 2, x + width / 2, y + height, y))
-        axis.text(x, y - 0.03, _shorten(name), fontsize=7, ha="center", va="bottom")
+        axis.text(x, y - 0.03, shorten(name), fontsize=7, ha="center", va="bottom")
     axis.set(xlim=(0, wide), ylim=(tall, 0))
     return figure
 
@@ -369,7 +363,7 @@ def classified(picture: Image.Image, label: str, confidence: float, *, is_reject
     scale = max(1, 400 // max(picture.size))
     width, height = (side * scale / DPI for side in picture.size)  # inches
     figure = new_figure(max(width, 5.2), height + 0.4, layout=None)  # room for the title, however narrow the picture
-    title = f"class: {_shorten(label, 32)}   probability: {confidence:.3f}{'   rejected' if is_rejected else ''}"
+    title = f"class: {shorten(label, 32)}   probability: {confidence:.3f}{'   rejected' if is_rejected else ''}"
     figure.text(0.5, (height + 0.2) / (height + 0.4), title, ha="center", va="center", fontsize=10)
     axis = figure.add_axes((0, 0, 1, height / (height + 0.4)))
     axis.set_axis_off()

@@ -13,6 +13,7 @@ import hashlib
 import io
 import itertools
 import json
+import logging
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from vitkit.errors import VitkitError
 from vitkit.system.files import write_text
-from vitkit.text.cells import plural
+from vitkit.text.cells import plural, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,26 +87,66 @@ def whole_numbers(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-# Fonts for East Asian and Indic scripts on Linux, Windows and macOS; matplotlib's default font lacks these scripts.
+# Fonts for East Asian and Indic scripts, Thai, Arabic and emoji on Linux, Windows and macOS. The first is matplotlib's
+# default font, which lacks most of these.
 _FONTS = (
+    "DejaVu Sans",
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR"),
     *("WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "Microsoft YaHei", "SimHei", "Yu Gothic"),
     *("MS Gothic", "Malgun Gothic", "PingFang SC", "Hiragino Sans", "Hiragino Sans GB", "Apple SD Gothic Neo"),
-    *("Arial Unicode MS", "Noto Sans Devanagari", "Nirmala UI", "Noto Sans Thai", "Leelawadee UI", "Noto Emoji"),
+    *("Noto Sans CJK KR", "Noto Sans CJK TC", "Source Han Sans", "Microsoft JhengHei", "AR PL UMing CN", "SimSun"),
+    *("IPAGothic", "IPAexGothic", "TakaoPGothic", "VL Gothic", "Meiryo", "NanumGothic", "UnDotum", "Baekmuk Dotum"),
+    *("Arial Unicode MS", "Noto Sans Devanagari", "Nirmala UI", "Noto Sans Thai", "Leelawadee UI", "Loma", "Tahoma"),
+    *("Noto Sans Arabic", "Noto Naskh Arabic", "Geeza Pro", "Noto Emoji", "Symbola", "Segoe UI Emoji", "GNU Unifont"),
 )
+_NUMBERS: dict[str, int] = {}  # of the words that no installed font can show, and that pictures show as numbers
+_TOLD: set[str] = set()
 _BEYOND = 0x24F  # the last character of the Latin scripts
+
+
+def shorten(name: str, most: int = 22) -> str:
+    """Return a name as a picture can show it: in one line of at most `most` characters, escaped for matplotlib.
+
+    A word with a character that no installed font has becomes a number, and `with_all_letters` logs what it stands for.
+    """
+    words = name.encode(errors="replace").decode().split()  # the name of a folder may not be UTF-8
+    text = " ".join(word if all(map(_has_font, word)) else _number_of(word) for word in words)
+    text = text if len(text) <= most else text[: most - 1] + "…"
+    return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
+
+
+def _number_of(word: str) -> str:
+    return f"[{_NUMBERS.setdefault(word, len(_NUMBERS) + 1)}]"
+
+
+def _has_font(character: str) -> bool:
+    from matplotlib.font_manager import get_font
+
+    files = _installed() if ord(character) > _BEYOND else {}
+    return not files or any(get_font(file).get_char_index(ord(character)) for file in files.values())
+
+
+def _installed() -> dict[str, str]:
+    """Return the files of the installed fonts of `_FONTS`, by name."""
+    from matplotlib.font_manager import fontManager
+
+    files = {font.name: font.fname for font in fontManager.ttflist}
+    return {name: files[name] for name in _FONTS if name in files}
 
 
 def with_all_letters(figure: F) -> F:
     """Add installed fallback fonts to texts with characters beyond Latin, and return the figure."""
-    from matplotlib.font_manager import get_font_names
     from matplotlib.text import Text
 
     texts: list[Text] = figure.findobj(Text)
     others = [text for text in texts if any(ord(character) > _BEYOND for character in text.get_text())]
-    if others and (fonts := [name for name in _FONTS if name in set(get_font_names())]):
-        for text in others:
-            text.set_fontfamily([*text.get_fontfamily(), *fonts])
+    for text in others:
+        text.set_fontfamily([*text.get_fontfamily(), *_installed()])
+    if legend := [f"[{number}] = {word}" for word, number in _NUMBERS.items() if word not in _TOLD]:
+        _TOLD.update(_NUMBERS)
+        text = "note: no installed font has all characters of some names, so pictures show numbers instead"
+        install = "install one that has them, such as Noto Sans CJK"
+        logging.getLogger(__name__).warning("%s", visible(f"{text} ({install}): {', '.join(legend)}"))
     return figure
 
 
