@@ -26,13 +26,13 @@ PRE_TRAINING = {
     ("b16", "imagenet"): (300, 3e-3, 0.3, 0.1, "cosine", 1),
     ("l16", "imagenet"): (300, 3e-3, 0.3, 0.1, "cosine", 1),
 }
-# Table 4: steps, and the images that an epoch has here.
+# Table 4: steps, the images that an epoch has here, and the least and the largest learning rate.
 FINE_TUNING = {
-    "imagenet": (20_000, 1_281_167),
-    "cifar10": (10_000, 49_000),
-    "pets": (500, 3_312),
-    "flowers": (500, 1_020),
-    "vtab": (2_500, 1_000),
+    "imagenet": (20_000, 1_281_167, 0.003, 0.06),
+    "cifar10": (10_000, 49_000, 0.001, 0.03),
+    "pets": (500, 3_312, 0.001, 0.03),
+    "flowers": (500, 1_020, 0.001, 0.03),
+    "vtab": (2_500, 1_000, 0.01, 0.01),
 }
 # Parameters with the hidden layer of the head, of ImageNet-21k; counted by the reference implementation.
 PARAMETERS = {"b16": 103_186_515, "l16": 326_740_307, "l32": 328_949_075, "h14": 660_385_363}
@@ -60,6 +60,8 @@ def test_pre_training_is_table_3(size: str, corpus: str) -> None:
     assert found == expected
     assert (recipe.batch_size, recipe.optimizer, recipe.momentum, recipe.beta2) == (4096, "adamw", 0.9, 0.999)
     assert (recipe.weights, recipe.drop_path, recipe.label_smoothing) == ("none", 0.0, 0.0)
+    config = config_of(recipe, CLASSES[corpus])
+    assert config.position_dropout == config.dropout == recipe.dropout, "after the positions, too (app. B.1)"
     steps = recipe.epochs * math.ceil(IMAGES[corpus] / recipe.batch_size)
     assert round(recipe.warmup * steps) == pytest.approx(10_000, abs=1), "warm-up steps"
     head = "\n".join(line for line in bundled()[name].splitlines() if line.startswith("#"))
@@ -81,11 +83,12 @@ def test_the_models_that_are_pre_trained_have_the_references_size(size: str) -> 
 def test_fine_tuning_is_table_4(task: str) -> None:
     name = f"paper-finetune-b16-{task}"
     recipe = recipe_of(name)
-    said, images = FINE_TUNING[task]
+    said, images, least, largest = FINE_TUNING[task]
     assert (recipe.optimizer, recipe.momentum, recipe.weight_decay) == ("sgd", 0.9, 0.0)
     assert (recipe.batch_size, recipe.schedule, recipe.clip_grad) == (512, "cosine", 1.0)
     assert (recipe.method, recipe.image_size, recipe.lp_ft, recipe.layer_decay) == ("full", 384, False, 1.0)
-    assert 0.001 <= recipe.lr <= 0.06
+    assert least <= recipe.lr <= largest
+    assert ("several learning rates" in bundled()[name]) == (least < largest), "VTAB has one for all tasks (app. B.1.1)"
     each = math.ceil(images / recipe.batch_size)
     assert abs(recipe.epochs * each - said) <= each / 2, "no other number of epochs is nearer"
     assert f"{recipe.epochs * each:,} steps" in bundled()[name]
