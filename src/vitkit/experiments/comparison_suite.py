@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder
+from vitkit.profiling.accelerators import core_days
 from vitkit.system.files import write_json, write_text
 from vitkit.system.progress import Say
 from vitkit.text.cells import aligned, harmless, plural, sentence
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.html"
 PLACE = ExperimentFolder(PLAN, "comparison")
 _COMPARISON_PLAN = "plan.json"  # in the folder of each data set's comparison
-_USED = 0.4  # utilisation of a TPU core, as assumed by `vitkit plan`
-_DAY = 86_400  # seconds
 _TESTED = (3, 5)  # minimum numbers of models and data sets for a test of ranks
 
 
@@ -315,7 +314,7 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
                 "wins": sum(cell["wins"] for cell in cells),
                 "losses": sum(cell["losses"] for cell in cells),
                 "training_flops": statistics.mean(known) if is_known else None,
-                "core_days": _core_days(sum(known)) if is_known else None,
+                "core_days": core_days(sum(known)) if is_known else None,
             }
         )
     seeds = contents[0]["seeds"]
@@ -342,12 +341,6 @@ def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         sum((cell["interval"][end] - cell["accuracy"]) ** 2 for cell in cells) ** 0.5 / len(cells) for end in (0, 1)
     )
     return {"accuracy": mean, "interval": [mean - below, mean + above]}
-
-
-def _core_days(flops: float) -> float:
-    from vitkit.profiling.accelerators import find_accelerator
-
-    return flops / (_USED * find_accelerator("tpu-v3").peak("bfloat16")) / _DAY
 
 
 def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: int) -> list[str]:

@@ -17,7 +17,7 @@ from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config, NetworkConfig, config_for, is_model_name, is_network_name
-from vitkit.profiling.accelerators import Accelerator, accelerator_names, find_accelerator
+from vitkit.profiling.accelerators import UTILISATION, Accelerator, accelerator_names, find_accelerator
 from vitkit.system.progress import Progress, progress, reporting_to, silent
 from vitkit.system.run_files import RECIPE
 from vitkit.text.arguments import Between, check_arguments
@@ -298,7 +298,7 @@ def plan(
     images: Annotated[int | None, Between(1)] = None,
     classes: Annotated[int | None, Between(1)] = None,
     accelerator: AcceleratorName = "h100",
-    utilisation: float = 0.4,
+    utilisation: float = UTILISATION,
     price: float | None = None,
     decode_rate: float = DECODE_RATE,
     progress: Progress = silent,
@@ -557,6 +557,16 @@ def passes(recipe: Recipe, images: int) -> tuple[int, int]:
         return images * (1 + recipe.views), 0
     batches = math.ceil(images / recipe.batch_size)
     return images * recipe.epochs, math.ceil(batches / recipe.grad_accum) * recipe.epochs
+
+
+@cache
+def published_training(recipe: str) -> tuple[PlannedTraining, int]:
+    """Return a training of the paper, and its FLOPs as `plan` counts them, from a simulated step with one image."""
+    from vitkit.experiments.footprint import rehearse_step
+
+    job = job_of(recipe, {}, None, None)
+    step = rehearse_step(job.config, job.recipe, 1, precision="bfloat16", on_gpu=True)
+    return job, passes(job.recipe, job.images)[0] * step.flops
 
 
 def tokens_of(recipe: Recipe, config: Config) -> int:

@@ -14,7 +14,7 @@ __all__, __getattr__ = public(
     {
         "build": "classes_and_features config_of filled read_features with_features",
         "config": "IMAGENET_1K Position PositionResize StemKind ViTConfig canonical stride_of",
-        "hybrids": "ResNetStem StandardisedConv2d pad_same",
+        "hybrids": "ResNet ResNetStem StandardisedConv2d pad_same",
         "layers": "DropPath Dropout Head random_bits survives",
         "names": "IMAGENET_21K MIXTURES config_for is_model_name list_models",
         "network": "Network",

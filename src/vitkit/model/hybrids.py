@@ -6,7 +6,7 @@ names of its parameters are timm's. Padding is SAME as in TensorFlow and Flax: a
 the right.
 
 `ConvProjection` convolves tokens before their projection to q, k and v. `ConvMixer` replaces attention by convolution.
-A third layer, `mlp_kind="conv"`, is in `vit.MLP`. None of these layers changes the number or the order of tokens. The
+A third layer, `mlp_kind="conv"`, is in `vit.MLP`. `ResNet` is the stem as a whole network. None of these layers changes the number or the order of tokens. The
 papers that they come from use batch normalisation. It is left out here, so that a prediction does not depend on other
 images of the batch.
 
@@ -61,6 +61,18 @@ class ResNetStem(nn.Module):
         for stage in self.stages:
             x = stage(x)
         return x
+
+
+class ResNet(nn.Module):
+    """The network that the paper compares with, "ResNet (BiT)" (sec. 4.1): (B, C, height, width) to logits (B, K)."""
+
+    def __init__(self, in_channels: int, stages: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        self.features = ResNetStem(in_channels, stages)
+        self.head = nn.Linear(self.features.out_channels, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.features(images).mean(dim=(2, 3)))
 
 
 class StandardisedConv2d(nn.Conv2d):

@@ -75,6 +75,14 @@ def find_accelerator(name: str) -> Accelerator:
     return ACCELERATORS[name]
 
 
+UTILISATION = 0.4  # the assumed fraction of an accelerator's peak
+
+
+def core_days(flops: float) -> float:
+    """Return the days that a training of `flops` takes on one core of a TPUv3, the unit of the paper's Table 2."""
+    return flops / (UTILISATION * find_accelerator("tpu-v3").peak("bfloat16")) / 86_400
+
+
 def register(entry: Accelerator) -> None:
     """Add an accelerator.
 

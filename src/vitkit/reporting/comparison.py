@@ -424,12 +424,14 @@ def pictures_of_experiment(
     """Return functions that plot the result of an experiment, by caption.
 
     Args:
-        kind: the kind of plot: dots, curves, computation, few-shot or sizes.
+        kind: the kind of plot: dots, curves, computation, few-shot, sizes or none.
         figures: the content of lab.json.
         lines: for `computation`, the lines to draw: the labels of the variants that each line connects, by the name of
             the line.
     """
     match kind:
+        case "none":
+            return {}
         case "dots":
             return {"Accuracy of each variant": lambda: _dots(figures)}
         case "curves":

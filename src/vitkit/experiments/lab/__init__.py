@@ -104,7 +104,7 @@ class Experiment:
     says: str
     differs: str
     recipe: str | None = None
-    picture: Literal["dots", "curves", "computation", "few-shot", "attention", "sizes"] = "dots"
+    picture: Literal["dots", "curves", "computation", "few-shot", "attention", "sizes", "none"] = "dots"
     drawn_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
     printed: PaperFigure | None = None
 
@@ -141,6 +141,11 @@ class Measurement(Experiment):
 @dataclass(frozen=True, kw_only=True)
 class PretrainingSizes(Experiment):
     """Pre-train models on subsets of one source of images, and fine-tune them on another source; see `data_size`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs(Experiment):
+    """Time models on this machine, without images or training; see `cost`."""
 
 
 LAB, PAGE = "lab.json", "lab.html"
@@ -267,6 +272,21 @@ def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
     return (summary_of(figures["pairs"], seeds), judged, *figures["findings"], *verdicts, *claims)
 
 
+def outcome_of(pair: Mapping[str, Any], seeds: int) -> Literal[-1, 0, 1]:
+    """Return 1 if the variant is better than the reference, -1 if it is worse, and 0 if this cannot be distinguished.
+
+    The verdict, the summary and the claims of an experiment all follow this test.
+
+    Args:
+        pair: the comparison of the variant with the reference; p-values are adjusted for all pairs.
+        seeds: the number of seeds. With one seed, only these trained models are compared.
+    """
+    test = pair if seeds > 1 else pair["trained"]
+    if test["p"] >= _LEVEL:
+        return 0
+    return 1 if pair["difference"] > 0 else -1
+
+
 def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
     """Summarise in one sentence which variants are better or worse than the reference.
 
@@ -275,10 +295,7 @@ def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
         seeds: the number of seeds. With several seeds, the sentence is also about trainings with other seeds. With one
             seed, it is only about these trained models.
     """
-    tested = [(pair, pair if seeds > 1 else pair["trained"]) for pair in pairs]
-    better = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] > 0]
-    worse = [pair["a"] for pair, test in tested if test["p"] < _LEVEL and pair["difference"] < 0]
-    open_ = [pair["a"] for pair in pairs if pair["a"] not in (*better, *worse)]
+    better, worse, open_ = ([pair["a"] for pair in pairs if outcome_of(pair, seeds) == sign] for sign in (1, -1, 0))
     reference = _named([pairs[0]["b"]])
     parts = [
         f"{_named(labels)} {_is(labels)} {word} than {reference}"

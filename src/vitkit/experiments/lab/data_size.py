@@ -25,13 +25,14 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import images_in_words
 from vitkit.experiments.comparison_figures import Judged, JudgedFamily, families_of, pairs_of, read_judged
-from vitkit.experiments.comparison_plan import ComparisonJob, Plan, passes_of
+from vitkit.experiments.comparison_plan import ComparisonJob, Plan
 from vitkit.experiments.comparison_request import names_of
 from vitkit.experiments.judging import after_training, hash_of_images
 from vitkit.experiments.lab import TUNING, AblationVariant, LabResult, PretrainingSizes
 from vitkit.experiments.lab.ablations import draw, fit_on
 from vitkit.experiments.statistics import LEVEL, Family
 from vitkit.model.names import config_for, is_network_name
+from vitkit.profiling.accelerators import UTILISATION, core_days
 from vitkit.system.files import without_place
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT
@@ -363,26 +364,20 @@ def _shown(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> 
 
 _PAPER_SIZES = (9_000_000, 30_000_000, 90_000_000, 303_000_000)  # of JFT, in Figure 4
 _PAPER_RECIPES = ("paper-vit-b16-jft", "paper-vit-l32-jft", "paper-vit-l16-jft", "paper-vit-h14-jft")
-_USED = 0.4  # utilisation of a TPU core, as assumed by `vitkit plan`
 
 
 def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
     """Predict the cost of the paper's pre-trainings on parts of JFT, with the same number of steps for each part."""
-    from vitkit.experiments.training_plan import passes
-    from vitkit.profiling.accelerators import find_accelerator
+    from vitkit.experiments.training_plan import passes, published_training
     from vitkit.profiling.model_info import describe
-    from vitkit.training.recipe import build
-    from vitkit.training.request import request_of
 
-    core = find_accelerator("tpu-v3")
     rows: list[tuple[str, ...]] = []
     models: list[dict[str, Any]] = []
     for name in _PAPER_RECIPES:
-        recipe = build(request_of({"data": "JFT-300M"}, name).fields)
-        info = describe(config_for(str(recipe.model), 18_291))
-        seen, steps = passes(recipe, _PAPER_SIZES[-1])
-        flops = 2e9 * passes_of("scratch") * info.gmacs * seen
-        days = flops / (_USED * core.peak("bfloat16")) / 86_400
+        job, flops = published_training(name)
+        info = describe(job.config)
+        seen, steps = passes(job.recipe, job.images)
+        days = core_days(flops)
         by_size = [{"images": images, "epochs": seen / images} for images in _PAPER_SIZES]
         models.append({"name": name, "steps": steps, "flops": flops, "core_days": days, "by_size": by_size})
         models[-1] |= {"parameters": info.parameters, "gmacs": info.gmacs}
@@ -392,7 +387,7 @@ def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
     headings = ("", "parameters", *sizes, "steps", "FLOPs", "TPUv3-core-days each")
     total = sum(model["core_days"] for model in models) * len(_PAPER_SIZES)
     lines = (
-        f"{len(rows) * len(_PAPER_SIZES)} pre-trainings take {total:,.0f} TPUv3-core-days at {_USED:.0%} of the peak",
+        f"{len(rows) * len(_PAPER_SIZES)} pre-trainings take {total:,.0f} TPUv3-core-days at {UTILISATION:.0%} of the peak",
         "JFT-300M is not public: nothing was trained",
         "with --upstream FOLDER --data FOLDER, the experiment uses other images",
     )

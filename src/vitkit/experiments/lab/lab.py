@@ -23,10 +23,12 @@ from vitkit.experiments.lab import (
     PAGE,
     Ablation,
     AblationVariant,
+    Costs,
     Experiment,
     LabResult,
     Measurement,
     PretrainingSizes,
+    outcome_of,
     quoted,
     remarks_of,
     table_of,
@@ -222,8 +224,8 @@ def lab(
         name: the name of the experiment; None returns a list of all experiments.
         data: folder of class folders, or a name; by default digits.
         model: for an ablation, the model whose variants are compared; for a measurement, the model to measure:
-            a run or model folder, a checkpoint, or a published name. For `data-size`, several models, separated by
-            commas; by default a ViT, a hybrid and a ResNet.
+            a run or model folder, a checkpoint, or a published name. For `data-size` and `cost`, several models,
+            separated by commas; by default a ViT, a hybrid and a ResNet.
         upstream: for `data-size`, the images to pre-train on: a folder of class folders, or a name. By default, the
             models are pre-trained on every second class of `data` and evaluated on the others.
         preset: `small` takes minutes on two cores; `paper` uses the published hyper-parameters. Without `data`, `paper`
@@ -257,6 +259,11 @@ def lab(
         raise VitkitError(f"{name} does not use --upstream, which applies only to data-size: leave it out")
     if isinstance(experiment, PretrainingSizes):
         return _transfer(experiment, data, upstream, model, preset, seeds, fields, out, say)
+    if isinstance(experiment, Costs):
+        if data is not None or fields.keys() - {"image_size"}:
+            field = "--data" if data is not None else min(fields.keys() - {"image_size"})
+            raise VitkitError(f"{name} times models without images or training, so {field} has no effect; leave it out")
+        return _cost(experiment, model, preset, fields, out)
     if isinstance(experiment, Measurement):
         if fields.keys() - {"seed"}:
             field = min(fields.keys() - {"seed"})
@@ -417,6 +424,28 @@ def _measure(
         return _written(result)
 
 
+def _cost(
+    experiment: Costs,
+    models: str | Path | None,
+    preset: Preset,
+    fields: Mapping[str, Any],
+    out: str | Path | None,
+) -> LabResult:
+    from vitkit.experiments.lab.cost import foresee_costs, measure_costs
+
+    if preset == "paper":
+        return foresee_costs(experiment)
+    side = int(fields.get("image_size") or _SIDES[False])
+    names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},custom:bit_resnet_micro")
+    with ExitStack() as hold:
+        folder = None if out is None else PLACE.reserve(out, hold)
+        result = measure_costs(experiment, names, side)
+        options = {} if models is None else {"model": str(models)}
+        words = _command(experiment, None, {**options, **fields})
+        figures = {"vitkit": vitkit.__version__, "command": words, **result.figures}
+        return _written(replace(result, figures=figures, folder=folder or _next(experiment, hold)))
+
+
 # --- Files ----------------------------------------------------------------------------------------------------
 
 
@@ -435,9 +464,9 @@ def _written(result: LabResult) -> LabResult:
     return result
 
 
-def _command(experiment: Experiment, data: str, options: Mapping[str, Any]) -> str:
+def _command(experiment: Experiment, data: str | None, options: Mapping[str, Any]) -> str:
     """Return the command that repeats the experiment."""
-    words = ["vitkit", "lab", experiment.name, "--data", without_place(data)]
+    words = ["vitkit", "lab", experiment.name, *([] if data is None else ["--data", without_place(data)])]
     usual = {"preset": "small", "seeds": 3, "seed": 0}
     for name, value in options.items():
         if name == "model_fields":
@@ -457,7 +486,7 @@ add_recipe_fields(lab, NOT_COMPARED)
 
 
 HERE = "{folder}"  # placeholder for the experiment's folder, which may be moved
-_HELD, _NOT_SHOWN, _REVERSED = "held", "not shown", "the other way round"
+_OUTCOMES = {1: "held", 0: "not shown", -1: "the other way round"}
 
 
 def plan_ablation(
@@ -566,7 +595,7 @@ def figures_of(ablation: Ablation, plan: Plan, described: Sequence[Mapping[str, 
     return {
         "variants": variants,
         "pairs": pairs,
-        "claims": claims_of(ablation, pairs),
+        "claims": claims_of(ablation, pairs, len(plan.seeds)),
         "seeds": list(plan.seeds),
         "split": judging.split,
         "chosen_on": list(judging.chosen_on),
@@ -614,20 +643,16 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
     return rows
 
 
-def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return each claim of the source with its outcome here.
-
-    The outcome depends on the 95 % interval of the difference: the claim held if the interval is above 0, is reversed
-    if the interval is below 0, and is not shown if the interval contains 0.
-    """
-    claims = []
-    for pair in pairs:
-        if pair["a"] not in ablation.better:
-            continue
-        low, high = pair["interval"]
-        outcome = _HELD if low > 0 else _REVERSED if high < 0 else _NOT_SHOWN
-        claims.append({"claim": f"{quoted(pair['a'])} is better than {quoted(pair['b'])}", "outcome": outcome})
-    return claims
+def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]], seeds: int) -> list[dict[str, str]]:
+    """Return each claim of the source with its outcome here, by the test of the verdicts (`outcome_of`)."""
+    return [
+        {
+            "claim": f"{quoted(pair['a'])} is better than {quoted(pair['b'])}",
+            "outcome": _OUTCOMES[outcome_of(pair, seeds)],
+        }
+        for pair in pairs
+        if pair["a"] in ablation.better
+    ]
 
 
 class Corpus(NamedTuple):

@@ -1,0 +1,106 @@
+"""The cost of a ViT, a hybrid and a ResNet (app. D.5), and of the pre-trainings of the paper's Table 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.experiments.comparison_request import names_of
+from vitkit.experiments.lab import Costs, LabResult
+from vitkit.experiments.training_plan import passes, published_training
+from vitkit.model.build import Model
+from vitkit.model.names import NetworkConfig, config_for, split_network
+from vitkit.profiling.accelerators import UTILISATION, core_days
+from vitkit.profiling.model_info import describe
+from vitkit.profiling.speed import interleave, random_model
+
+BATCH, ROUNDS = 16, 5
+_TIMES = (1, 2)  # of the images' side
+
+# Table 2: thousand TPUv3-core-days of the pre-training, and top-1 accuracy on ImageNet; the recipe, if it is published.
+TABLE_2: dict[str, tuple[str | None, float, str]] = {
+    "ViT-H/14, JFT": ("paper-vit-h14-jft", 2500, "88.55"),
+    "ViT-L/16, JFT": ("paper-vit-l16-jft", 680, "87.76"),
+    "ViT-L/16, ImageNet-21k": ("paper-vit-l16-imagenet21k", 230, "85.30"),
+    "BiT-L (ResNet152x4)": (None, 9900, "87.54"),
+    "Noisy Student (EfficientNet-L2)": (None, 12300, "88.4"),
+}
+
+
+def measure_costs(experiment: Costs, models: str, side: int) -> LabResult:
+    """Time a forward pass of each model on images of `side` and of twice as many pixels a side, in turn.
+
+    Args:
+        experiment: the experiment.
+        models: the names of the models, separated by commas.
+        side: the side of the smaller images in pixels.
+
+    Raises:
+        VitkitError: a model cannot be built for these images.
+    """
+    built = {(name, times * side): _model(name, times * side) for name in names_of(models) for times in _TIMES}
+    works = {
+        f"{name} at {pixels} pixels": lambda model=model, pixels=pixels: _forward(model, pixels)
+        for (name, pixels), model in built.items()
+    }
+    timings = dict(zip(built, interleave(works, ROUNDS).values(), strict=True))
+    rows, entries = [], []
+    for (name, pixels), model in built.items():
+        info, speed = describe(model.config), timings[name, pixels].rate(BATCH)
+        entry: dict[str, Any] = {"name": name, "image_size": pixels, "parameters": info.parameters}
+        entry |= {"gmacs": info.gmacs, "images_per_s": speed.median, "quartiles": [speed.low, speed.high]}
+        entries.append(entry | {"activation_bytes": info.activation_bytes})
+        cells = [name, f"{pixels}x{pixels}", f"{info.parameters:,}", f"{info.gmacs:.3g}", f"{speed.median:,.0f}"]
+        rows.append((*cells, f"{speed.low:,.0f} to {speed.high:,.0f}", f"{info.activation_bytes / 2**20:.2f}"))
+    headings = ("", "images", "parameters", "GMACs", "images/s", "quartiles", "MiB an image in training")
+    fastest = {pixels: max((e for e in entries if e["image_size"] == pixels), key=_speed) for _, pixels in built}
+    remarks = [f"at {pixels} pixels, {entry['name']} is the fastest" for pixels, entry in fastest.items()]
+    for small, large in zip(entries[::2], entries[1::2], strict=True):
+        slower, more = small["images_per_s"] / large["images_per_s"], large["gmacs"] / small["gmacs"]
+        remarks.append(f"{small['name']}: four times the pixels take {slower:.1f} times as long ({more:.1f} x GMACs)")
+    remarks.append(f"batches of {BATCH} images, {ROUNDS} rounds in turn, float32, {torch.get_num_threads()} threads")
+    figures = {"experiment": experiment.name, "preset": "small", "models": entries}
+    return LabResult(experiment, figures, headings, tuple(rows), tuple(remarks))
+
+
+def _model(name: str, side: int) -> Model:
+    network = split_network(name)
+    if network is None:
+        return random_model(config_for(name, image_size=side))
+    return random_model(NetworkConfig(library=network[0], name=network[1], image_size=(side, side)))
+
+
+@torch.inference_mode()
+def _forward(model: Model, side: int) -> Tensor:
+    logits: Tensor = model(torch.zeros(BATCH, 3, side, side))
+    return logits
+
+
+def _speed(entry: dict[str, Any]) -> float:
+    return float(entry["images_per_s"])
+
+
+def foresee_costs(experiment: Costs) -> LabResult:
+    """Predict the core-days of the pre-trainings of Table 2, next to those that the paper states."""
+    rows, models = [], []
+    for name, (recipe, paper_days, accuracy) in TABLE_2.items():
+        entry: dict[str, Any] = {"name": name, "paper_core_days": paper_days, "paper_accuracy": accuracy}
+        cells = ["-"] * 4
+        if recipe is not None:
+            job, flops = published_training(recipe)
+            parameters = describe(job.config).parameters
+            days, steps = core_days(flops), passes(job.recipe, job.images)[1]
+            entry |= {"recipe": recipe, "parameters": parameters, "steps": steps, "flops": flops, "core_days": days}
+            cells = [f"{parameters:,}", f"{steps:,}", f"{flops:.3g}", f"{days:,.0f}"]
+        models.append(entry)
+        rows.append((name, *cells, f"{paper_days:,}", accuracy))
+    headings = ("", "parameters", "steps", "FLOPs", "TPUv3-core-days", "paper: TPUv3-core-days", "paper: ImageNet, %")
+    remarks = (
+        f"core-days are counted at {UTILISATION:.0%} of a core's peak, as by vitkit plan; nothing was trained",
+        "FLOPs are those that vitkit executes: its last block computes only the class token",
+    )
+    figures = {"experiment": experiment.name, "preset": "paper", "models": models}
+    figures["command"] = f"vitkit lab {experiment.name} --preset paper"
+    return LabResult(experiment, figures, headings, tuple(rows), remarks)
