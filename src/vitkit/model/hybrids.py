@@ -5,10 +5,10 @@ consists of post-activation bottlenecks with weight-standardised convolutions an
 names of its parameters are timm's. Padding is SAME as in TensorFlow and Flax: an odd pixel is added at the bottom and
 the right.
 
-`ConvProjection` convolves tokens before their projection to q, k and v. `ConvMixer` replaces attention by convolution.
-A third layer, `mlp_kind="conv"`, is in `vit.MLP`. `ResNet` is the stem as a whole network. None of these layers changes the number or the order of tokens. The
-papers that they come from use batch normalisation. It is left out here, so that a prediction does not depend on other
-images of the batch.
+`ResNet` is a stem as a whole network. `ConvProjection` convolves tokens before their projection to q, k and v.
+`ConvMixer` replaces attention by convolution. A third layer, `mlp_kind="conv"`, is in `vit.MLP`. None of these layers
+changes the number or the order of tokens. The papers that they come from use batch normalisation. It is left out here,
+so that a prediction does not depend on other images of the batch.
 
 Shapes: B batch, C channels, height and width of a feature map; N tokens, n leading tokens whose output is computed, D
 hidden size.

@@ -19,8 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError, first_line
+from vitkit.model.hybrids import ResNet
 from vitkit.model.names import NetworkConfig
 from vitkit.model.registry import NETWORKS, build_registered
+
+# The paper's ResNet-50, and one of the size of `vit_micro`: the units of each stage, by the name after "custom:".
+_BIT = {"bit_resnet50": (3, 4, 6, 3), "bit_resnet_micro": (2, 2)}
 
 
 def on_meta(config: NetworkConfig) -> nn.Module:
@@ -94,6 +98,8 @@ def _from_timm(config: NetworkConfig, num_classes: int) -> nn.Module:
 
 
 def _registered(config: NetworkConfig, num_classes: int) -> nn.Module:
+    if config.name in _BIT and config.name not in NETWORKS:
+        return ResNet(config.in_channels, _BIT[config.name], num_classes)
     network: nn.Module = build_registered(config.name, num_classes, config.in_channels, config.image_size)
     return network
 
@@ -115,7 +121,7 @@ def names_of(library: str) -> list[str]:
     if library == "timm":
         return list(import_timm().list_models())
     if library == "custom":
-        return list(NETWORKS)
+        return [*NETWORKS, *_BIT]
     from torchvision import models
 
     return list(models.list_models(module=models))

@@ -17,18 +17,7 @@ from vitkit.errors import VitkitError
 if TYPE_CHECKING:
     from torch import nn
 
-
-def _resnet(*stages: int) -> Callable[[int, int], nn.Module]:
-    def build(num_classes: int, in_channels: int) -> nn.Module:
-        from vitkit.model.hybrids import ResNet
-
-        return ResNet(in_channels, stages, num_classes)
-
-    return build
-
-
-# The paper's ResNet-50 with GroupNorm and standardised convolutions, and one of the size of `vit_micro`.
-NETWORKS: dict[str, Callable[..., Any]] = {"bit_resnet50": _resnet(3, 4, 6, 3), "bit_resnet_micro": _resnet(2, 2)}
+NETWORKS: dict[str, Callable[..., Any]] = {}
 BLOCKS: dict[str, Callable[..., Any]] = {}
 
 

@@ -1,8 +1,8 @@
 """The table of all experiments of the lab, and the functions with which they vary or measure models.
 
 To add an experiment, add a function and a row to `EXPERIMENTS`. The command line, its help and the documentation are
-made from this table. The experiments are from the paper (app. B.1, D.1 to D.7; sec. 3.1, 3.2, 4.1 to 4.6) and from later
-articles. Each row names its source. Importing this module does not import torch.
+made from this table. The experiments are from the paper (app. B.1, D.1 to D.7; sec. 3.1, 3.2, 4.1 to 4.6) and from
+later articles. Each row names its source. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -276,9 +276,9 @@ OPTIMIZER = Ablation(
         "ResNet50x1 is better on ImageNet (78.24 % instead of 77.54 %)"
     ),
     differs=(
-        "Table 7 is the accuracy after fine-tuning, on average over ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers, of "
-        "a ResNet50x1 pre-trained on JFT; here a ResNet of the same kind is trained from scratch. SGD has momentum 0.9, "
-        "weight decay 1e-4 and ten times the learning rate of Adam"
+        "Table 7 is the accuracy after fine-tuning, on average over ImageNet, CIFAR-10, CIFAR-100, Pets and Flowers, "
+        "of a ResNet50x1 pre-trained on JFT; here a ResNet of the same kind is trained from scratch. SGD has momentum "
+        "0.9, weight decay 1e-4 and ten times the learning rate of Adam"
     ),
     variants=lambda base: (
         AblationVariant(
@@ -302,8 +302,8 @@ AXIAL = Ablation(
     question="Attention to all patches, or to those of the same row and then of the same column?",
     source=f"{PAPER}, app. D.6, Figure 13",
     says=(
-        "Axial-ViT is better than ViT with the same number of blocks, at a higher cost: each block becomes two, of rows "
-        "and of columns, each with an MLP"
+        "Axial-ViT is better than ViT with the same number of blocks, at a higher cost: each block becomes two, of "
+        "rows and of columns, each with an MLP"
     ),
     differs=(
         "Figure 13 has the 5-shot accuracy on ImageNet of models pre-trained on JFT against computation, without "

@@ -386,8 +386,9 @@ def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
     sizes = [f"epochs of {images / 1e6:.0f} M" for images in _PAPER_SIZES]
     headings = ("", "parameters", *sizes, "steps", "FLOPs", "TPUv3-core-days each")
     total = sum(model["core_days"] for model in models) * len(_PAPER_SIZES)
+    trainings = len(rows) * len(_PAPER_SIZES)
     lines = (
-        f"{len(rows) * len(_PAPER_SIZES)} pre-trainings take {total:,.0f} TPUv3-core-days at {UTILISATION:.0%} of the peak",
+        f"{trainings} pre-trainings take {total:,.0f} TPUv3-core-days at {UTILISATION:.0%} of the peak",
         "JFT-300M is not public: nothing was trained",
         "with --upstream FOLDER --data FOLDER, the experiment uses other images",
     )
