@@ -283,6 +283,58 @@ def test_a_damaged_memory_changes_nothing_and_is_made_anew(
     assert decoded == []
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP TABLE facts",
+        "DROP TABLE stamps; CREATE TABLE stamps (stamp, digest)",
+        "DROP TABLE compared; CREATE TABLE compared (name, contents, pairs, seal)",
+        "ALTER TABLE facts DROP COLUMN keypoints",
+        "ALTER TABLE facts ADD COLUMN more",
+        "DROP TABLE facts; CREATE VIEW facts AS SELECT * FROM stamps",
+        "CREATE TRIGGER t BEFORE INSERT ON facts BEGIN SELECT RAISE(ABORT, 'no'); END; DELETE FROM facts",
+        "UPDATE facts SET width = 'wide'",
+        "UPDATE facts SET width = width + 1",
+        "UPDATE facts SET width = NULL",
+        "UPDATE facts SET thumbnail = zeroblob(3)",
+        "UPDATE facts SET thumbnail = 'text'",
+        "UPDATE facts SET keypoints = zeroblob(7)",
+        "UPDATE facts SET keypoints = NULL",
+        "UPDATE facts SET error = 'damaged'",
+        "UPDATE facts SET error = CAST(x'fffe' AS TEXT)",
+        "UPDATE facts SET format = 3",
+        "UPDATE facts SET doubt = x'00'",
+        "UPDATE facts SET seal = NULL",
+        "UPDATE facts SET is_animated = 7",
+        "UPDATE stamps SET digest = (SELECT MIN(digest) FROM facts)",
+        "UPDATE stamps SET digest = NULL",
+        "UPDATE compared SET pairs = 'no JSON'",
+        "UPDATE compared SET pairs = '[[[0, 99, \"near\"]], []]'",
+        "UPDATE compared SET pairs = NULL",
+        "UPDATE compared SET name = zeroblob(32), pairs = '[]'",
+        "UPDATE compared SET name = zeroblob(32), contents = 5",
+        "UPDATE compared SET name = zeroblob(32), contents = zeroblob(33)",
+    ],
+)
+def test_a_memory_of_other_values_changes_nothing_and_is_made_anew(
+    photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[str], statement: str
+) -> None:
+    age(photos)
+    expected, findings = look(files_of(photos)), examine(read_source(photos)).findings
+    with contextlib.closing(sqlite3.connect(database(cache))) as connection:
+        connection.executescript(statement)
+    assert look(files_of(photos)) == expected
+    shutil.copy(photos / "cat" / files_of(photos / "cat")[0].name, photos / "cat" / "more.png")  # not as compared
+    examine(read_source(photos))
+    (photos / "cat" / "more.png").unlink()
+    assert examine(read_source(photos)).findings == findings
+    look(files_of(photos))
+    decoded.clear()
+    assert look(files_of(photos)) == expected
+    assert decoded == []
+    assert {path.suffix for path in cache.iterdir()} <= {".sqlite3", ".damaged"}
+
+
 def test_a_folder_in_the_memorys_place_changes_nothing(photos: Path, cache: Path) -> None:
     expected = look(files_of(photos))
     name = database(cache)

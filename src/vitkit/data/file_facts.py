@@ -23,10 +23,13 @@ import struct
 import sys
 import threading
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from queue import SimpleQueue
@@ -57,17 +60,20 @@ Stamped = tuple[Place, bytes | None]  # a file, and its stamp (`stamp_of`)
 _PART = 2**20  # bytes read at a time
 THUMBNAIL = 16  # pixels of a thumbnail's sides: enough to recognise a picture, too few to show its details
 LEAST_SIDE = 48  # pixels; in smaller pictures, blobs have too few pixels for keypoints
+NO_BORDER, PLAIN = -1, -2  # `Facts.border`
+_ALIKE, _MOSTLY = 16, 0.9  # an edge is plain if so large a part of its pixels differs by so many levels at most
+_NOISE = 2  # levels by which the pixels of a picture of one colour differ at most
+_STEP = 51  # levels between two of the six coarse levels of a colour
 _KEPT = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of the formats that are decoded from memory just as from a file
 
-_VERSION = 6  # increase it if the stored facts or the comparison of pictures change
-_FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt, keypoints"
+_VERSION = 7  # increase it if the stored facts or the comparison of pictures change
+_FACTS = "digest, error, format, mode, width, height, is_animated, thumbnail, doubt, keypoints, quality, camera, border"
 _CREATE = f"""
-CREATE TABLE IF NOT EXISTS facts ({_FACTS}, PRIMARY KEY (digest));
-CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS compared (number INTEGER PRIMARY KEY, name UNIQUE, contents, pairs);
-"""
-_BY_DIGEST = f"SELECT {_FACTS} FROM facts WHERE digest IN"  # noqa: S608  # constants
-_BY_STAMP = f"SELECT stamp, {_FACTS} FROM stamps JOIN facts USING (digest) WHERE stamp IN"  # noqa: S608
+CREATE TABLE IF NOT EXISTS facts ({_FACTS}, seal, PRIMARY KEY (digest));
+CREATE TABLE IF NOT EXISTS stamps (stamp PRIMARY KEY, digest, seal) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS compared (number INTEGER PRIMARY KEY, name UNIQUE, contents, pairs, seal);
+"""  # the seal of a row (`_seal_of`) reveals damage
+_BY_DIGEST = f"SELECT {_FACTS}, seal FROM facts WHERE digest IN"  # noqa: S608  # constants
 _FORGET = """
 DELETE FROM compared WHERE number IN (
     SELECT number FROM (SELECT number, SUM(LENGTH(contents)) OVER (ORDER BY number DESC) AS held FROM compared)
@@ -95,6 +101,9 @@ class Facts:
         thumbnail: the 16 x 16 thumbnail in RGB, as 768 bytes.
         doubt: why the brightness may be wrong, as in `decode.Picture`; None if there is no doubt.
         keypoints: the keypoints of the picture (`doctor.keypoints`); empty if they were not computed.
+        quality, camera: as in `picture.Picture`.
+        border: the coarse colour of the edges that are of one colour, as `_border` returns it; PLAIN for a picture of
+            one colour, and NO_BORDER for other pictures that are small or have no such edge.
     """
 
     digest: bytes
@@ -107,6 +116,9 @@ class Facts:
     thumbnail: bytes = b""
     doubt: str | None = None
     keypoints: bytes = b""
+    quality: int = 0
+    camera: str = ""
+    border: int = NO_BORDER
 
 
 row_of = attrgetter(*_FACTS.split(", "))
@@ -190,8 +202,7 @@ class _FactColumns:
         digests, thumbnails, keypoints: the bytes of each image, (n, bytes). Shorter values are padded with zeros.
         sizes: the width, the height and the number of bytes of keypoints of each image, (n, 3).
         kind: the index of each image's row in `kinds`, (n,).
-        kinds: combinations of the fields error, format, mode, is_animated and doubt, and of whether there are a digest
-            and a thumbnail.
+        kinds: combinations of the fields `_NAMED`, and of whether there are a digest and a thumbnail.
         numbers: the index of each row of `kinds`, by row.
     """
 
@@ -205,7 +216,7 @@ class _FactColumns:
 
     @classmethod
     def empty(cls, images: int) -> _FactColumns:
-        missing = ("not read", "", "", False, None, False, False)
+        missing = ("not read", "", "", False, None, 0, "", NO_BORDER, False, False)
         return cls(
             np.zeros((images, _DIGEST), np.uint8),
             empty_array((images, 3 * THUMBNAIL**2), "uint8"),
@@ -217,10 +228,7 @@ class _FactColumns:
         )
 
     def fill(self, rows: npt.NDArray[np.int64], facts: Sequence[Facts]) -> None:
-        kinds = [
-            (fact.error, fact.format, fact.mode, fact.is_animated, fact.doubt, bool(fact.digest), bool(fact.thumbnail))
-            for fact in facts
-        ]
+        kinds = [(*_named(fact), bool(fact.digest), bool(fact.thumbnail)) for fact in facts]
         for kind in dict.fromkeys(kinds):
             if kind not in self.numbers:
                 self.numbers[kind] = len(self.kinds)
@@ -234,19 +242,15 @@ class _FactColumns:
                 self.keypoints[row, : len(fact.keypoints)] = np.frombuffer(fact.keypoints, np.uint8)
 
     def get(self, row: int) -> Facts:
-        error, form, mode, is_animated, doubt, has_digest, has_thumbnail = self.kinds[self.kind[row]]
+        *named, has_digest, has_thumbnail = self.kinds[self.kind[row]]
         width, height, keypoints = self.sizes[row].tolist()
         return Facts(
             self.digests[row].tobytes() if has_digest else b"",
-            error,
-            form,
-            mode,
-            width,
-            height,
-            is_animated,
-            self.thumbnails[row].tobytes() if has_thumbnail else b"",
-            doubt,
-            self.keypoints[row, :keypoints].tobytes(),
+            width=width,
+            height=height,
+            thumbnail=self.thumbnails[row].tobytes() if has_thumbnail else b"",
+            keypoints=self.keypoints[row, :keypoints].tobytes(),
+            **dict(zip(_NAMED, named, strict=True)),
         )
 
     def column(self, name: str, rows: npt.NDArray[np.int64]) -> list[Any]:
@@ -278,7 +282,9 @@ def _fill(array: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], values: Seq
     array[where] = np.frombuffer(b"".join(there), np.uint8).reshape(len(there), array.shape[1])
 
 
-_KIND, _SIZES = ("error", "format", "mode", "is_animated", "doubt", "has_digest"), ("width", "height")
+_NAMED = ("error", "format", "mode", "is_animated", "doubt", "quality", "camera", "border")
+_KIND, _SIZES = (*_NAMED, "has_digest"), ("width", "height")
+_named = attrgetter(*_NAMED)
 
 
 def columns(facts: Sequence[Facts], *names: str) -> list[list[Any]]:
@@ -426,6 +432,7 @@ def _may_pass(cause: BaseException | None) -> bool:
 def _decode(file: Place, content: _Content) -> _Look:
     with picture_of(file, short_side=SHORT // 2, content=content.itself) as opened:  # reads a JPEG to its end
         small = opened.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
+        is_large = min(opened.image.size) >= LEAST_SIDE
         facts = Facts(
             content.digest,
             None,
@@ -436,10 +443,34 @@ def _decode(file: Place, content: _Content) -> _Look:
             opened.is_animated,
             small,
             opened.doubt,
+            quality=opened.quality,
+            camera=opened.camera,
+            border=PLAIN if _is_plain(opened.image) else _border(opened.image) if is_large else NO_BORDER,
         )
-        return _Look(
-            facts, working_copy(opened.image) if min(opened.image.size) >= LEAST_SIDE else None, is_lasting=True
-        )
+        return _Look(facts, working_copy(opened.image) if is_large else None, is_lasting=True)
+
+
+def _is_plain(picture: Image.Image) -> bool:
+    return all(high - low <= _NOISE for low, high in picture.getextrema())
+
+
+def _border(picture: Image.Image) -> int:
+    """Return a number for the coarse colour of a border or bar, or NO_BORDER.
+
+    An edge belongs to one if its outermost pixels are of one colour, within a tolerance that recognises a border of 4
+    pixels after compression as JPEG. In photographs, 15 % of the edges are of one colour, too. If the edges have
+    several colours, the most frequent one counts.
+    """
+    width, height = picture.size
+    boxes = ((0, 0, width, 1), (0, 0, 1, height), (width - 1, 0, width, height), (0, height - 1, width, height))
+    colours = Counter[int]()
+    for box in boxes:
+        pixels = np.asarray(picture.crop(box)).reshape(-1, 3).astype(np.int16)
+        median = np.median(pixels, axis=0)
+        if np.mean(np.abs(pixels - median).max(axis=1) <= _ALIKE) >= _MOSTLY:
+            red, green, blue = np.rint(median / _STEP).astype(int).tolist()
+            colours[36 * red + 6 * green + blue] += 1
+    return max(colours, key=lambda colour: (colours[colour], colour), default=NO_BORDER)
 
 
 _MOST_READERS = 32  # processes
@@ -548,6 +579,14 @@ def serve() -> None:
 # --- What is remembered ------------------------------------------------------------------------------------------
 
 
+def _seal_of(*cells: Any) -> int:
+    """Return a checksum of a row."""
+    seal = 0
+    for cell in cells:
+        seal = zlib.crc32(cell if isinstance(cell, bytes) else str(cell).encode(), seal)
+    return seal
+
+
 class Memory:
     """A database of the facts of files and of the pairs of copies that were found. Threads may share it.
 
@@ -560,16 +599,10 @@ class Memory:
         self._facts: list[Facts] = []  # not yet written
         self._stamps: list[tuple[bytes, bytes]] = []
         self._database: sqlite3.Connection | None = None
+        self._is_another = False  # whether a damaged database was set aside
 
     def __enter__(self) -> Self:
-        for _ in range(2):  # the second attempt follows the removal of a damaged file
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._database = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
-                self._database.executescript(_CREATE)
-                break
-            except (OSError, sqlite3.Error) as error:
-                self._give_up(error)
+        self._open()
         return self
 
     def __exit__(
@@ -581,7 +614,10 @@ class Memory:
     def of_files(self, stamps: Sequence[bytes | None]) -> dict[bytes, Facts]:
         """Look up the facts of files by their stamps (`stamp_of`). Unknown files are left out."""
         known = [stamp for stamp in stamps if stamp is not None]
-        return {row[0]: Facts(*row[1:]) for part in _parts(known) for row in self._ask(_BY_STAMP, part)}
+        question = "SELECT stamp, digest, seal FROM stamps WHERE stamp IN"
+        digests = dict(row for part in _parts(known) for row in self._ask(question, part))
+        facts = self.of_contents(list(set(digests.values())))
+        return {stamp: facts[digest] for stamp, digest in digests.items() if digest in facts}
 
     def of_contents(self, digests: Sequence[bytes]) -> dict[bytes, Facts]:
         """Look up the facts of file contents by their SHA-256 digests. Unknown contents are left out."""
@@ -605,23 +641,24 @@ class Memory:
             The digests of the contents of that comparison, and its result. None if no comparison covered more than half
             of `digests`.
         """
-        rows = self._ask("SELECT pairs FROM compared WHERE name IN", [_name_of(digests)])
-        if rows:
-            return tuple(digests), json.loads(rows[0][0])
+        by_name = "SELECT name, pairs, seal FROM compared WHERE name IN"
+        if rows := self._ask(by_name, [_name_of(b"".join(digests))]):
+            return tuple(digests), json.loads(rows[0][1])
         wanted, most, best = set(digests), len(digests) // 2, None
-        for number in self._ask("SELECT number FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
-            blobs = self._ask("SELECT contents FROM compared WHERE number IN", number)
-            contents = _split(blobs[0][0]) if blobs else []
+        for names in self._query("SELECT name FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
+            rows = self._ask("SELECT contents, name FROM compared WHERE name IN", names, _name_of)
+            contents = _split(rows[0][0]) if rows else []
             there = len(wanted.intersection(contents))
             if there > most:
-                most, best = there, (number, contents)
-        rows = [] if best is None else self._ask("SELECT pairs FROM compared WHERE number IN", best[0])
-        return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][0]))
+                most, best = there, (names, contents)
+        rows = [] if best is None else self._ask(by_name, best[0])
+        return None if best is None or not rows else (tuple(best[1]), json.loads(rows[0][1]))
 
     def learn_compared(self, digests: Sequence[bytes], outcome: Any) -> None:
         """Store the result of comparing these contents with one another. The result must consist of JSON types."""
-        row = (_name_of(digests), b"".join(digests), to_json(outcome))
-        self._run("INSERT OR REPLACE INTO compared (name, contents, pairs) VALUES (?, ?, ?)", [row])
+        contents, pairs = b"".join(digests), to_json(outcome)
+        row = (_name_of(contents), contents, pairs, _seal_of(_name_of(contents), pairs))
+        self._run("INSERT OR REPLACE INTO compared (name, contents, pairs, seal) VALUES (?, ?, ?, ?)", [row])
         self._run(_FORGET, [(_MOST_COMPARED,)])
 
     def write(self, least: int = 1) -> None:
@@ -629,10 +666,25 @@ class Memory:
         if len(self._facts) >= least:
             with self._lock:
                 facts, stamps, self._facts, self._stamps = self._facts, self._stamps, [], []
-            self._run("INSERT OR IGNORE INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", list(map(row_of, facts)))
-            self._run("INSERT OR REPLACE INTO stamps VALUES (?, ?)", stamps)
+            rows = [tuple(int(cell) if isinstance(cell, bool) else cell for cell in row_of(fact)) for fact in facts]
+            self._learn("INSERT OR IGNORE INTO facts", rows)
+            self._learn("INSERT OR REPLACE INTO stamps", stamps)
 
-    def _ask(self, question: str, keys: Sequence[Any]) -> list[Any]:
+    def _learn(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            values = ", ".join("?" * (len(rows[0]) + 1))
+            self._run(f"{statement} VALUES ({values})", [(*row, _seal_of(*row)) for row in rows])
+
+    def _ask(self, question: str, keys: Sequence[Any], seal_of: Callable[..., Any] = _seal_of) -> list[Any]:
+        """Return rows without their last column, which must be the seal of the others."""
+        rows = self._query(question, keys)
+        if any(seal_of(*row[:-1]) != row[-1] for row in rows):
+            with self._lock:
+                self._give_up(sqlite3.DatabaseError("a row is damaged"))
+            return []
+        return [row[:-1] for row in rows]
+
+    def _query(self, question: str, keys: Sequence[Any]) -> list[Any]:
         with self._lock:
             if self._database is None or not keys:
                 return []
@@ -651,15 +703,35 @@ class Memory:
                 except sqlite3.Error as error:
                     self._give_up(error)
 
+    def _open(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self._path, timeout=30, check_same_thread=False)
+            self._database.text_factory = partial(str, encoding="utf-8", errors="replace")  # the seal reveals damage
+            self._database.executescript(_CREATE)
+        except (OSError, sqlite3.Error) as error:
+            self._give_up(error)
+
     def _give_up(self, reason: Exception | None = None) -> None:
-        """Close the database, and work without it from now on. If `reason` says that it is damaged, delete it."""
+        """Close the database, and work without it. If `reason` says that it is damaged, set it aside and make another.
+
+        A reason that may pass, such as a full disk, is no damage. An error in an SQL statement is, because the tables
+        are not as they were made.
+        """
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
         self._database = None
-        if isinstance(reason, sqlite3.DatabaseError) and not isinstance(reason, sqlite3.OperationalError):
+        is_passing = isinstance(reason, sqlite3.OperationalError) and (
+            getattr(reason, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR
+        )
+        if isinstance(reason, sqlite3.DatabaseError) and not is_passing and not self._is_another:
+            self._is_another = True
             with contextlib.suppress(OSError):
-                self._path.unlink()
+                for journal in self._path.parent.glob(f"{self._path.name}-*"):  # would be played back into the other
+                    journal.unlink()
+                self._path.replace(self._path.with_suffix(".damaged"))
+                self._open()
 
 
 def _parts(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
@@ -684,8 +756,8 @@ def stamp_of(file: Place) -> bytes | None:
     return struct.pack("=QQQqq", seen.st_dev, inode, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
 
 
-def _name_of(digests: Sequence[bytes]) -> bytes:
-    return hashlib.sha256(b"".join(digests)).digest()
+def _name_of(contents: Any) -> bytes:
+    return hashlib.sha256(contents if isinstance(contents, bytes) else b"").digest()
 
 
 def _split(contents: bytes) -> list[bytes]:

@@ -70,6 +70,8 @@ class Picture:
         is_animated: whether the file has several frames. The first frame was decoded.
         doubt: why the brightness may be wrong, for example because the file does not state which numbers are black and
             white; None if there is no doubt.
+        quality: the sum of a JPEG's first quantisation table: the lower, the better; 0 for other formats.
+        camera: the maker and the model of the camera; empty if the file does not name them.
     """
 
     image: Image.Image
@@ -79,6 +81,8 @@ class Picture:
     height: int
     is_animated: bool
     doubt: str | None = None
+    quality: int = 0
+    camera: str = ""
 
 
 class UnsupportedError(Exception):
@@ -122,7 +126,8 @@ def _picture_in(source: str | bytes, short_side: int | None, reserve: Callable[[
         width, height = file_size[::-1] if _orientation(image) in _SIDEWAYS else file_size
         rgb, *doubts = _to_rgb(upright(image), samples, is_png=image.format == "PNG")
         doubt = "; ".join(filter(None, [*doubts, samples.unread])) or None
-        return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt)
+        quality, camera = sum(getattr(image, "quantization", {}).get(0, ())), _camera(image)
+        return Picture(rgb, str(image.format), mode, width, height, is_animated, doubt, quality, camera)
 
 
 def why_unreadable(source: str | bytes, error: Exception) -> str:
@@ -171,6 +176,14 @@ def _orientation(image: Image.Image) -> int | None:
     except Exception:  # unreadable metadata does not make the picture unreadable
         return None
     return orientation
+
+
+def _camera(image: Image.Image) -> str:
+    try:
+        named = [image.getexif().get(tag) for tag in (ExifTags.Base.Make, ExifTags.Base.Model)]
+    except Exception:  # unreadable metadata does not make the picture unreadable
+        return ""
+    return " ".join(str(name).strip("\0 ")[:40] for name in named if name)
 
 
 def _bytes_per_pixel(mode: str) -> int:

@@ -15,7 +15,8 @@ from typing import Any, Literal, get_args
 
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
 from vitkit.data.doctor.names import find_groups
-from vitkit.data.file_facts import Facts, FactTable, Memory, column, columns, scan
+from vitkit.data.doctor.shortcuts import find_shortcuts
+from vitkit.data.file_facts import PLAIN, Facts, FactTable, Memory, column, columns, scan
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS
 from vitkit.data.storage import SUFFIXES
@@ -30,6 +31,7 @@ MOST_LOST, MOST_CROPPED = (
     0.2,
 )  # warn if a crop loses more than this share of the area in more than this share of the images
 _SINGLY = 20  # if more classes than this lack a split, they are reported together
+_DECISIVE = 0.8  # Cramér's V of a property that leaves nothing to learn
 _IMBALANCE = 10.0  # ratio of the largest class to the smallest
 _JPEG = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"))
 _SUFFIXES_OF = {
@@ -222,9 +224,26 @@ def of_names(table: ImageTable) -> Iterator[Finding]:
     yield Finding("problem", f"{text}: train with --group-by {shlex.quote(groups.pattern)}")
 
 
+def of_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
+    """Report properties of files that tell the classes apart, so that nothing else need be learned."""
+    if shortcuts := find_shortcuts(table, facts):
+        named = _list([f"{each.name} (right for {100 * each.right:.0f} % of the images)" for each in shortcuts])
+        text = (
+            f"the label can be guessed from what is not the subject of the pictures: {named}; the most frequent label"
+        )
+        text += f" is right for {100 * shortcuts[0].trivial:.0f} %"
+        severity: Literal["problem", "warning"] = "problem" if shortcuts[0].strength >= _DECISIVE else "warning"
+        yield Finding(severity, f"{text}; a model may learn that alone, so collect all classes in the same way")
+
+
 def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report unusual properties of readable pictures."""
-    all_modes, are_animated, doubts, formats = columns(facts, "mode", "is_animated", "doubt", "format")
+    all_modes, are_animated, doubts, formats, borders = columns(
+        facts, "mode", "is_animated", "doubt", "format", "border"
+    )
+    if plain := [path for path, border in zip(table.paths, borders, strict=True) if border == PLAIN]:
+        were = plural(len(plain), "picture is of one colour and shows", "pictures are of one colour and show")
+        yield Finding("warning", f"{were} nothing: {_list(plain)}")
     if modes := Counter(mode for mode in all_modes if mode not in ("RGB", "L")):
         named = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
         were = plural(sum(modes.values()), "image is", "images are")
@@ -378,6 +397,7 @@ def examine(
         *of_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
         *of_splits(readable),
         *(of_names(readable) if seek_groups else ()),
+        *of_shortcuts(readable, facts),
         *of_pictures(readable, facts),
         *(of_crop(facts, preprocess) if preprocess is not None else ()),
     ]

@@ -1,0 +1,113 @@
+"""Find properties of files that tell the classes apart, such as a format, a camera or a border.
+
+A model may learn such a shortcut instead of what the pictures show, and then be right on these data only. Each property
+is tested for independence of the classes (chi-squared), the tests are corrected for their number (Benjamini and
+Yekutieli 2001), and the strength of what is left is Cramér's V without its bias (Bergsma 2013), from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.data.file_facts import Facts, columns
+from vitkit.data.table import UNLABELLED, ImageTable
+
+CHANCE = 0.01  # that data without shortcuts are said to have one
+_LEAST_STRENGTH = 0.3
+_LEAST_IMAGES = 5  # of a value or a class that is not counted with the other rare ones
+_BINS = 10  # of a number
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shortcut:
+    """A property of files that tells the classes apart.
+
+    Attributes:
+        name: the property.
+        strength: Cramér's V: 0 if the property is independent of the class, 1 if it determines the class.
+        right: the share of the images whose class is the most frequent one among images with the same value.
+        trivial: the share of the images in the largest class.
+    """
+
+    name: str
+    strength: float
+    right: float
+    trivial: float
+
+
+def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
+    """Return the properties of files that tell the classes apart, the strongest first."""
+    labelled = [i for i in range(len(table)) if table.name_of(i) != UNLABELLED]
+    classes = _without_rare(np.array(table.labels, dtype=np.int64)[labelled])
+    tables = {name: _counts(values[labelled], classes) for name, values in _properties(facts).items()}
+    return of_counts({name: counts for name, counts in tables.items() if min(counts.shape) > 1})
+
+
+def of_counts(tables: Mapping[str, Ints]) -> list[Shortcut]:
+    """Return the shortcuts among properties, given the number of images of each value and each class, (V, K)."""
+    from scipy.stats import chi2_contingency, false_discovery_control
+
+    if not tables:
+        return []
+    tests = [chi2_contingency(counts, correction=False) for counts in tables.values()]
+    chances = false_discovery_control([test.pvalue for test in tests], method="by")
+    found = []
+    for (name, counts), test, chance in zip(tables.items(), tests, chances, strict=True):
+        strength, images = _strength(counts, test.statistic), counts.sum()
+        if chance <= CHANCE and strength >= _LEAST_STRENGTH:
+            right, trivial = counts.max(axis=1).sum() / images, counts.sum(axis=0).max() / images
+            found.append(Shortcut(name, strength, float(right), float(trivial)))
+    return sorted(found, key=lambda shortcut: -shortcut.strength)
+
+
+def _properties(facts: Sequence[Facts]) -> dict[str, Ints]:
+    """Return the value of each property, as a number, of each image."""
+    forms, modes, widths, heights, qualities, cameras, borders = columns(
+        facts, "format", "mode", "width", "height", "quality", "camera", "border"
+    )
+    wide, high = np.array(widths, dtype=float), np.array(heights, dtype=float)
+    return {
+        "format": _numbered(forms),
+        "colour mode": _numbered(modes),
+        "size": _binned(wide * high),
+        "aspect": _binned(wide / high),
+        "JPEG quality": _binned(np.array(qualities, dtype=float)),
+        "camera": _numbered(cameras),
+        "border": _numbered(borders),
+    }
+
+
+def _numbered(values: Sequence[Any]) -> Ints:
+    return _without_rare(np.unique(np.array(values), return_inverse=True)[1])
+
+
+def _binned(values: npt.NDArray[np.float64]) -> Ints:
+    limits = np.unique(np.quantile(values, np.arange(1, _BINS) / _BINS, method="nearest"))
+    return _without_rare(np.searchsorted(limits, values))
+
+
+def _without_rare(values: Ints) -> Ints:
+    """Return the values as 0, 1, ..., where all rare values are 0."""
+    _, numbers, images = np.unique(values, return_inverse=True, return_counts=True)
+    kept = np.where(images < _LEAST_IMAGES, 0, 1 + np.arange(len(images)))
+    return np.unique(kept[numbers], return_inverse=True)[1]
+
+
+def _counts(values: Ints, classes: Ints) -> Ints:
+    counts = np.zeros((values.max(initial=0) + 1, classes.max(initial=0) + 1), np.int64)
+    np.add.at(counts, (values, classes), 1)
+    return counts[counts.any(1)][:, counts.any(0)]
+
+
+def _strength(counts: Ints, statistic: float) -> float:
+    rows, classes = counts.shape
+    images = int(counts.sum())
+    spread = max(0.0, statistic / images - (rows - 1) * (classes - 1) / (images - 1))
+    return float(np.sqrt(spread / min(size - 1 - (size - 1) ** 2 / (images - 1) for size in (rows, classes))))
