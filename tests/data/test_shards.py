@@ -320,6 +320,13 @@ def changed(**fields: Any) -> Callable[[Path], None]:
     return change
 
 
+def of_two_classes(folder: Path) -> None:
+    """As if each image had a class twice."""
+    stored = json.loads((folder / "shards.json").read_text())
+    stored["images"]["class"] = [[number, number] for number in stored["images"]["class"]]
+    (folder / "shards.json").write_text(json.dumps(stored | {"task": "multi"}))
+
+
 def in_images(name: str, value: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         stored = json.loads((folder / "shards.json").read_text())
@@ -353,6 +360,8 @@ def in_shard(name: str, value: Any) -> Callable[[Path], None]:
         (in_images("offset", "far"), "cannot be used"),
         (in_images("shard", 99), "outside of its shard"),
         (in_images("class", 3), "class that does not exist"),
+        (changed(classes=["blue", "red", "red"]), "lists a class twice"),
+        (of_two_classes, "lists a class twice"),
         (in_images("key", ""), "not unique"),
         (in_shard("name", "../../etc/passwd"), "invalid name"),
         (in_shard("split", "other"), "invalid name or split"),

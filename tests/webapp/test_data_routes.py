@@ -539,6 +539,10 @@ def test_what_a_model_suggests_for_photographs_without_a_class_is_marked_when_it
     for run in ("nothing", "..", "../runs"):
         body = {"version": version, "run": run, "groups": groups}
         assert client.post("/api/data/accept", json=body).status_code == 400
+    body, known = {"version": version, "images": [4], "label": "red", "run": "first"}, labels_so_far(place.labels)
+    for number in (-1, 12, 10**9):
+        assert client.post("/api/data/labels", json=body | {"suggested": [number]}).status_code == 400
+    assert labels_so_far(place.labels) == known
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -185,6 +185,8 @@ class ShardIndex:
             raise ValueError("its keys are not text, or not unique")
         if not all(isinstance(name, str) for name in self.classes):
             raise ValueError("a class name is not text")
+        if len(set(self.classes)) < len(self.classes) or any(len(set(own)) < len(own) for own in self.classes_of):
+            raise ValueError("it lists a class twice")
         if not all(type(k) is int and 0 <= k < len(self.classes) for numbers in self.classes_of for k in numbers):
             raise ValueError("it lists an image of a class that does not exist")
         for shard in self.shards:

@@ -188,7 +188,7 @@ class Photographs:
             GoneError: a photograph no longer exists.
         """
         with self._lock:
-            state = self._current(version, numbers)
+            state = self._current(version, [*numbers, *(suggested.numbers if suggested else ())])
             label = label if label in (EXCLUDED, UNLABELLED) else checked_name(label, state.table.task)
             doubts = doubts or Doubts()
             chosen = [
