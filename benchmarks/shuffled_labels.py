@@ -3,11 +3,12 @@
 The labels are randomly permuted, so whoever is right more often than chance has seen the pictures. For each seed, 60
 pictures of 64 pixels in 5 classes are learned by heart by a small model, and every protocol that ends in a figure is
 run on them and on data that share pictures with them: training, cross-validation, weights of a run, a teacher,
-pre-training, choosing among weights, comparing, the lab, datasets of the caller's, the studio's list, and the loop
-that corrects labels by a run's suggestions. It is counted how often chance lies in the 95 % interval of what is
-reported: 20 % for an accuracy, 0 for a difference between two models. A protocol passes with 18 of 20 seeds or more.
+pre-training, choosing among weights, comparing, the lab, datasets of the caller's, the studio's list, the loop that
+corrects labels by a run's suggestions, and patients whom the names of files reveal. It is counted how often chance lies
+in the 95 % interval of what is reported: 20 % for an accuracy, 0 for a difference between two models. A protocol passes
+with 18 of 20 seeds or more.
 
-Three controls show that the models did learn the pictures: the same figures with what was seen must not contain chance.
+Controls show that the models did learn the pictures: the same figures with what was seen must not contain chance.
 
 Each protocol is a row of `PROTOCOLS`; `--only` names some. The table is written after each seed, and a second run on
 the same day goes on where it ends: protocols and seeds that are there are not run again.
@@ -19,6 +20,7 @@ import argparse
 import csv
 import functools
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +39,7 @@ from vitkit.experiments import compare as comparison_costs
 from vitkit.webapp import open_workspace, summaries
 
 CLASSES, EACH, SIDE, COPIES, SEEDS = 5, 12, 64, 48, 20  # COPIES: pixels of altered copies
+PATIENTS, EACH_PATIENT = 20, 6
 CHANCE = 1 / CLASSES
 MODEL = "vit_micro_patch8_16"
 RECIPE: dict[str, Any] = {
@@ -137,6 +140,23 @@ class Place:
     def photos(self) -> Path:
         """60 pictures in class folders, not split."""
         return pictures(self.folder / "photos", self.seed, range(CLASSES * EACH))
+
+    @functools.cached_property
+    def patients(self) -> Path:
+        """Several pictures of each patient, which resemble one another. The labels are random by patient."""
+        root = self.folder / "patients"
+        for patient in range(PATIENTS):
+            own = root / f"class{label_of(self.seed, patient)}"
+            own.mkdir(parents=True, exist_ok=True)
+            for number in range(EACH_PATIENT):
+                other = picture(self.seed, 10_000 + EACH_PATIENT * patient + number)
+                Image.blend(picture(self.seed, patient), other, 0.35).save(own / f"patient{patient:03}_{number:02}.png")
+        return root
+
+    @functools.cached_property
+    def unheeded(self) -> Path:
+        """A run on the patients with no flag, which says that there are groups."""
+        return self.train("unheeded", data=self.patients, **SCRATCH, seed=self.seed)
 
     @functools.cached_property
     def first(self) -> Path:
@@ -353,6 +373,19 @@ def corrected(place: Place) -> Figures:
     return Figures.of(vitkit.TrainingRun(run).headline)
 
 
+def groups_in_names(place: Place) -> Figures:
+    """With the flag that the run without it prints."""
+    findings = json.loads((place.unheeded / "findings.json").read_text())
+    (flag,) = (line[line.index("--group-by") :] for line in findings if "--group-by" in line)
+    return place.headline("heeded", data=place.patients, **SCRATCH, group_by=shlex.split(flag)[1], seed=place.seed)
+
+
+def control_groups_in_names(place: Place) -> Figures:
+    """Without the flag; the figures of all test images, whatever the headline has to say of them."""
+    evaluation = vitkit.TrainingRun(place.unheeded).evaluation
+    return Figures(evaluation["accuracy"], *evaluation["intervals_95"]["accuracy"])
+
+
 def control_another_folder(place: Place) -> Figures:
     return _with_seen(_other_folder(place).figures)
 
@@ -389,6 +422,8 @@ PROTOCOLS: dict[str, Callable[[Place], Figures]] = {
     "datasets of the caller's, from a run": datasets_from_a_run,
     "studio, list of runs": studio,
     "labels corrected by suggestions, three rounds": corrected,
+    "groups in names, with the flag that is printed": groups_in_names,
+    "control: groups in names, without the flag": control_groups_in_names,
     "control: another folder, with what was seen": control_another_folder,
     "control: given splits, with what was seen": control_given_splits,
     "control: given splits from a run, with what was seen": control_given_splits_from_a_run,
