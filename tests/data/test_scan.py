@@ -168,6 +168,14 @@ def test_equal_files_may_be_decoded_once(tmp_path: Path, decoded: list[str]) -> 
     assert decoded == ["a.png"]
 
 
+def test_a_file_that_a_list_names_often_is_read_once(photos: Path, decoded: list[str]) -> None:
+    first, second = files_of(photos)[:2]
+    found = look([first, second, first] * 100)
+    assert sorted(decoded) == sorted((first.name, second.name))
+    one, other = look([first, second])
+    assert found == [one, other, one] * 100
+
+
 @pytest.mark.parametrize("is_old", [True, False], ids=["old files", "new files"])
 def test_changed_content_is_noticed(photos: Path, is_old: bool) -> None:
     """Of the same size, and with the same time of change, as a careful tool would leave it."""

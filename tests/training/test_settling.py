@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,20 @@ def test_the_seed_of_the_split_is_the_seed_where_none_is_given() -> None:
     assert Recipe(seed=3, split_seed=0).seed_of_split == 0
     with pytest.raises(VitkitError, match="split_seed"):
         Recipe(split_seed=-1)
+
+
+def test_groups_that_names_reveal_are_reported_until_the_printed_flag_is_given(tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for number, file in enumerate(sorted(runs.photos(tmp_path / "unnamed").rglob("*.png"))):
+        own = root / file.parent.name
+        own.mkdir(parents=True, exist_ok=True)
+        file.rename(own / f"patient{number // 3:02}_{number % 3}.png")
+    (line,) = (each.text for each in resolve(runs.quick_fields(data=str(root))).findings if "--group-by" in each.text)
+    assert "show 12 groups" in line
+    flag = shlex.split(line[line.index("--group-by") :])[1]
+    settled = resolve(runs.quick_fields(data=str(root), group_by=flag))
+    assert not any("--group-by" in each.text for each in settled.findings)
+    (own,) = settled.parts
+    table = own.images.table
+    splits = {(path.split("/")[1][:9], split) for path, split in zip(table.paths, table.splits, strict=True)}
+    assert len(splits) == 12, "each patient is in one split"

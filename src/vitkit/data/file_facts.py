@@ -309,8 +309,13 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
     Args:
         files: the image files.
         memory: the database with the facts of earlier scans.
-        progress: receives the number of files done and their total.
+        progress: receives the number of files done and their total. A file that is listed several times counts once.
     """
+    rows = {file: row for row, file in enumerate(dict.fromkeys(files))}
+    return _scan(list(rows), memory, progress).take([rows[file] for file in files])
+
+
+def _scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], None] | None) -> FactTable:
     table = FactTable(len(files))
     stamps: dict[int, bytes | None] = {}  # of new files
     for start in range(0, len(files), _MOST_AT_ONCE):
@@ -451,7 +456,8 @@ def _decode(file: Place, content: _Content) -> _Look:
 
 
 def _is_plain(picture: Image.Image) -> bool:
-    return all(high - low <= _NOISE for low, high in picture.getextrema())
+    levels: Any = picture.getextrema()  # of an RGB picture: a pair for each channel
+    return all(high - low <= _NOISE for low, high in levels)
 
 
 def _border(picture: Image.Image) -> int:

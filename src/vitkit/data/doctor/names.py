@@ -54,13 +54,13 @@ def find_groups(table: ImageTable) -> NamedGroups | None:
 
 def _members(table: ImageTable, pattern: str) -> dict[str, list[int]]:
     """Return the indices of the images of each group with two or more images."""
-    find, members = re.compile(pattern).search, dict[str, list[int]]()
+    find, classes, members = re.compile(pattern).search, set(table.classes), dict[str, list[int]]()
     for i, path in enumerate(table.paths):
         if (match := find(path)) is not None:
             members.setdefault(match[1], []).append(i)
     if pattern == _FOLDER:  # the parts of a large collection have numbers, too, but files of the same names only if ...
         names = {path.rpartition("/")[2] for path in table.paths}
         members = members if len(names) <= len(table) / 2 else {}
-    shared = {name: images for name, images in members.items() if len(images) > 1 and name not in table.classes}
+    shared = {name: images for name, images in members.items() if len(images) > 1 and name not in classes}
     numbered = sum(re.search(r"\d", _NO_GROUP.sub("", name)) is not None for name in shared)
     return shared if numbered > len(shared) / 2 or "frame" in pattern else {}
