@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from vitkit.data.doctor.examine import Finding, caveats_of, read_findings
 from vitkit.errors import VitkitError
-from vitkit.evaluation import Evaluation, all_figures, counted_part, describe, headline_of, value_of
+from vitkit.evaluation import UNRECORDED, Evaluation, all_figures, counted_part, describe, headline_of, value_of
+from vitkit.system.files import write_json
+from vitkit.text.cells import interval_text
 
 MAIN: dict[str, Any] = {"accuracy": 0.25, "images": 4, "intervals_95": {"accuracy": [0.1, 0.5]}, "split": "test"}
 
@@ -32,7 +37,10 @@ def test_images_that_the_weights_had_seen_do_not_count() -> None:
     assert (told.value, told.images, told.split) == (numbers["accuracy"], 5, "test")
     assert told.interval == tuple(numbers["intervals_95"]["accuracy"])
     assert numbers["headline"] == told.to_dict()
-    assert told.words == "accuracy 0.2000 on 5 test images (without 7 that the weights had seen; with them 0.6667)"
+    assert told.words == (
+        f"accuracy 0.2000 (95 %: {interval_text(told.interval)}) on 5 test images (without 7 that the weights "
+        "had seen; with them 0.6667; always answering 'b' gives 0.8000)"
+    )
     assert counted_part(own, numbers).paths == own.paths[7:]
     assert sum(row["support"] for row in numbers["per_class"].values()) == 5
     said = describe(numbers)
@@ -55,7 +63,7 @@ def test_a_figure_of_training_images_is_of_all_and_says_so() -> None:
     own = evaluation("train", right=8, wrong=4)
     numbers = all_figures(own, dict.fromkeys(own.paths, "train"), {})
     assert (numbers["accuracy"], numbers["images"]) == (pytest.approx(8 / 12), 12)
-    assert kinds(numbers) == ["trained_on"]
+    assert kinds(numbers) == ["trained_on", "baseline"]
 
 
 def test_what_earlier_versions_wrote_is_read_without_what_was_seen() -> None:
@@ -81,8 +89,8 @@ def test_every_caveat_is_told() -> None:
     }
     assert kinds(numbers) == ["chosen_on", "zero_shot", "precision"]
     assert headline_of(numbers).words == (
-        "exact match 0.2500 on 4 val images (validation, flattered by selection: chosen on these images: epoch by "
-        "val_acc; zero-shot: by the class names alone; computed in bfloat16)"
+        f"exact match 0.2500 (95 %: {interval_text((0.1, 0.5))}) on 4 val images (validation, flattered by selection: "
+        "chosen on these images: epoch by val_acc; zero-shot: by the class names alone; computed in bfloat16)"
     )
     assert kinds({**MAIN, "precision": "float32", "chosen_on": []}) == []
 
@@ -102,3 +110,59 @@ def test_figures_of_folds_are_not_those_of_the_final_model() -> None:
     assert [caveat.kind for caveat in headline.caveats] == ["of_folds"]
     assert "(of the folds' models; the final model was trained on all 12 images" in headline.words
     assert headline.to_dict()["caveats"][0]["text"] == headline.caveats[0].text
+
+
+def test_what_weights_had_seen_without_a_record_is_unknown() -> None:
+    own = evaluation("test", right=8, wrong=4)
+    for seen in (None, {}):
+        numbers = all_figures(own, seen, {}, doubt=UNRECORDED)
+        assert numbers["seen"] is None and kinds(numbers)[0] == "unrecorded"
+        assert "whether the weights had seen these images before is not recorded" in headline_of(numbers).words
+    numbers = all_figures(own, {"0.png": "train"}, {}, doubt=UNRECORDED)
+    assert numbers["seen"]["images"] == 1 and kinds(numbers)[:2] == ["seen", "unrecorded"]
+    assert kinds(all_figures(own, {}, {})) == ["baseline"]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "is_told"),
+    [(75, 5, True), (95, 5, True), (50, 50, True), (60, 40, True)],
+)
+def test_the_accuracy_of_one_answer_is_told_where_it_matters(right: int, wrong: int, is_told: bool) -> None:
+    """The model of `evaluation` always answers a."""
+    numbers = all_figures(evaluation("test", right, wrong), {}, {})
+    assert numbers["baseline"] == {"label": "a", "accuracy": right / (right + wrong)}
+    assert (f"always answering 'a' gives {right / (right + wrong):.4f}" in headline_of(numbers).words) is is_told
+
+
+def test_a_model_that_tells_even_classes_apart_needs_no_comparison_with_one_answer() -> None:
+    labels = np.array([0, 1] * 20)
+    probabilities = np.eye(2, dtype=np.float32)[labels]
+    own = Evaluation("test", ("a", "b"), tuple(f"{i}.png" for i in range(40)), labels, probabilities)
+    assert kinds(all_figures(own, {}, {})) == []
+
+
+def test_groups_and_unreadable_images_are_told() -> None:
+    own = evaluation("test", right=78, wrong=2)
+    own = replace(own, groups=(0,) * 40 + (1,) * 40, unreadable={"x.png": "truncated", "gone.png": "no such file"})
+    changed = {"images": 1, "changed": [], "missing": ["gone.png"], "text": "1 is gone"}
+    numbers = all_figures(own, {}, {}, {"changed": changed})
+    told = headline_of(numbers)
+    assert told.interval is not None and told.interval[0] < 0.2
+    assert "only 2 of them independent" in told.words and "without 1 that cannot be read" in told.words
+    assert f"(95 %: {interval_text(told.interval)})" in told.words
+    folds = headline_of({"accuracy": {"mean": 0.9, "interval_95": [0.1, 1.0]}, "folds": [numbers, numbers]})
+    assert "only 4 of them independent" in folds.words and "always answering 'a' gives 0.9750" in folds.words
+
+
+def test_problems_of_the_data_are_caveats_except_settled_ones(tmp_path: Path) -> None:
+    findings = [
+        Finding("problem", "2 pictures are in more than one class: a.png = b.png"),
+        Finding("problem", "3 pictures are in more than one split: c.png = d.png", is_settled=True),
+        Finding("warning", "1 class has fewer than 10 images: a"),
+    ]
+    write_json(tmp_path / "findings.json", [asdict(finding) for finding in findings])
+    assert read_findings(tmp_path / "findings.json") == findings
+    numbers = all_figures(evaluation("val", 10, 0), {}, {}, {"problems": caveats_of(findings)})
+    assert "(2 pictures are in more than one class; always" in headline_of(numbers).words
+    write_json(tmp_path / "findings.json", list(map(str, findings)))  # as earlier versions wrote it
+    assert [str(finding) for finding in read_findings(tmp_path / "findings.json")] == list(map(str, findings))

@@ -583,19 +583,20 @@ def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) ->
     return touched
 
 
-def exposures(table: ImageTable, twins: Sequence[int], overlap: Overlap | None) -> list[str]:
+def exposures(table: ImageTable, groups: Sequence[int], overlap: Overlap | None) -> list[str]:
     """Return the role of each image after training on a split table.
 
-    The role is the highest of the image's split, the splits of its copies, and the image's role before this training.
+    The role is the highest of the image's split, the splits of its group, and the image's role before this training. A
+    model cannot be tested on an image if it was trained on a copy, or on another image of the same scene.
 
     Args:
         table: the images, each with a split.
-        twins: a number for each image; copies of one picture have the same number.
+        groups: a number for each image; copies of one picture, and images of one scene, have the same number.
         overlap: the roles of the images before this training; None if the weights have no record.
     """
     rank: dict[str | None, int] = {None: 0, **{role: number for number, role in enumerate(ROLES)}}
     most: dict[int, int] = {}
-    for group, split in zip(twins, table.splits, strict=True):
+    for group, split in zip(groups, table.splits, strict=True):
         most[group] = max(most.get(group, 0), rank[split])
     before = overlap.roles if overlap is not None else (None,) * len(table)
-    return [ROLES[max(most[group], rank[role])] for group, role in zip(twins, before, strict=True)]
+    return [ROLES[max(most[group], rank[role])] for group, role in zip(groups, before, strict=True)]

@@ -239,6 +239,11 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
             contents = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError(f"{name} is not a CSV file in UTF-8: {error}") from error
+    if {"confidence", "error"} <= set(contents.columns):
+        raise VitkitError(
+            f"{name} is a table of `vitkit predict`, whose labels are a model's answers: they do not show how often a "
+            "model is right. Correct them, and keep only the columns path and label"
+        )
     has_several = "labels" in map(str.lower, contents.titles) or any(
         len(set(MULTI_LABEL.names_in(restored(cells.get("label", "").strip())))) > 1 for _, cells in contents.rows
     )

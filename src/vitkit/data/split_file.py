@@ -201,7 +201,8 @@ def look_over(
     gone = {i for i in chosen if table.paths[i].endswith(_OTHER)}  # recognised as another picture by `images_of_run`
     rest = [i for i in chosen if i not in gone]
     known = [i for i in rest if table.paths[i] in contents]
-    digest_of = dict(zip(known, _digests([table.file(i) for i in known]), strict=True))
+    digests = _digests([table.file(i) for i in known], "checking whether the images have changed")
+    digest_of = dict(zip(known, digests, strict=True))
     paths, missing = list(table.paths), []
     for i in rest:
         digest = digest_of.get(i)
@@ -381,7 +382,17 @@ def by_content(table: ImageTable) -> dict[str, str]:
     return paths_of
 
 
-def _digests(files: Sequence[Place]) -> list[str | None]:
+def exact_copies(table: ImageTable, paths: Sequence[str]) -> dict[str, int]:
+    """Return a number for each of these images of a table, by path. Files with the same content have the same number.
+
+    Files that cannot be read have no number.
+    """
+    digests = _digests([table.at(path) for path in paths], "looking for copies")
+    number = {digest: i for i, digest in enumerate(dict.fromkeys(digests))}
+    return {path: number[digest] for path, digest in zip(paths, digests, strict=True) if digest is not None}
+
+
+def _digests(files: Sequence[Place], task: str) -> list[str | None]:
     """Return the digest of each file; None if it cannot be read.
 
     Files with unchanged size and times (`stamp_of`) are not read again.
@@ -393,7 +404,7 @@ def _digests(files: Sequence[Place]) -> list[str | None]:
         for done, (file, stamp) in enumerate(zip(files, stamps, strict=True), start=1):
             facts = None if stamp is None else known.get(stamp)
             digests.append(digest_of(file) if facts is None else facts.digest[:DIGEST].hex())
-            progress("checking whether the images have changed", done, len(files))
+            progress(task, done, len(files))
     return digests
 
 

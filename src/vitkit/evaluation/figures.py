@@ -26,7 +26,7 @@ from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.splits import differ_much
 from vitkit.data.table import SINGLE_LABEL, TASKS, ImageTable, Task
 from vitkit.evaluation.calibration import blocks, log_odds, most_rise, to_probabilities
-from vitkit.evaluation.headline import BY_FOLDS, headline_of
+from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, headline_of
 from vitkit.evaluation.intervals import Interval, Units, intervals, mean_interval
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, cross_fitted
 from vitkit.evaluation.registry import METRICS
@@ -43,6 +43,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
             "chosen_on": list(evaluation.chosen),
             **({"cross_fitted": cross_fitted(evaluation)} if evaluation.chosen else {}),
             **_intervals(evaluation),
+            **_baseline(evaluation),
             "absent_classes": list(evaluation.absent),
             "per_class": rows,
         }
@@ -59,6 +60,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
         "temperature": evaluation.temperature,
         "ece_before_temperature": evaluation.untempered.ece,
         **_intervals(evaluation),
+        **_baseline(evaluation),
         "absent_classes": list(evaluation.absent),
         "confused": [
             {"true": true, "predicted": predicted, "count": count, "share": share}
@@ -72,6 +74,14 @@ def _intervals(evaluation: Evaluation) -> dict[str, Any]:
     bounds = {name: list(ends) for name, ends in intervals(evaluation).items()}
     grouped = {"independent_groups": len(set(evaluation.groups))} if evaluation.groups else {}
     return {"intervals_95": bounds, **grouped}
+
+
+def _baseline(evaluation: Evaluation) -> dict[str, Any]:
+    """Return the most frequent label, and the accuracy of always predicting it (`baseline`)."""
+    _, first, counts = np.unique(evaluation.labels, axis=0, return_index=True, return_counts=True)
+    most = int(counts.argmax())
+    label, share = evaluation.label_of(int(first[most])), float(counts[most] / len(evaluation.labels))
+    return {"baseline": {"label": label, "accuracy": share}}
 
 
 def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
@@ -289,7 +299,12 @@ def find_seen(record: PictureRecord, table: ImageTable, split: str, *, is_of_run
     rows = table if split == "all" else table.of_split(split)
     rows, overlap = look_up(record, rows)
     seen = seen_of(dict(zip(rows.paths, overlap.roles, strict=True)), split if is_of_run else "all")
-    return seen, DOUBTS[overlap.looked_for]
+    return seen, doubt_of(record) or DOUBTS[overlap.looked_for]
+
+
+def doubt_of(record: PictureRecord | None) -> str:
+    """Return why a record may lack images that the weights had seen; empty if it is complete."""
+    return "" if record is not None and record.is_whole else UNRECORDED
 
 
 def seen_of(roles: Mapping[str, str | None], split: str) -> dict[str, str]:
@@ -320,7 +335,8 @@ def all_figures(
         provenance: provenance of the model, which records balancing, zero-shot templates and mixed weights.
         about: further entries of the file: how the predictions were computed (`Classifier.computation`), and which
             images of the run have changed (`Changes.to_dict`). None for none.
-        doubt: why the weights may have seen more of the images than `seen` lists; empty if `seen` is complete.
+        doubt: why the weights may have seen more of the images than `seen` lists; empty if `seen` is complete. If
+            nothing is recorded of the first weights (`UNRECORDED`) and `seen` is empty, the entry `seen` is None.
     """
     counted = unseen_part(evaluation, seen)
     numbers = figures(evaluation) | _NO_FIGURES if counted is None else figures(counted)
@@ -343,6 +359,7 @@ _NO_FIGURES: dict[str, Any] = {
     **dict.fromkeys(("roc_auc", "average_precision", "ece_before_temperature")),
     "images": 0,
     "intervals_95": {},
+    "baseline": None,
 }
 
 
@@ -380,9 +397,9 @@ def _seen_figures(evaluation: Evaluation, seen: Mapping[str, str] | None, doubt:
             record.
         doubt: why the weights may have seen more images; empty if `seen` is complete.
     """
-    if seen is None:
+    roles = {path: role for path in evaluation.paths if (role := (seen or {}).get(path)) is not None}
+    if seen is None or (not roles and doubt == UNRECORDED):
         return {"seen": None}
-    roles = {path: seen[path] for path in evaluation.paths if path in seen}
     summary: dict[str, Any] = {
         "images": len(roles),
         "trained_on": sum(role == "train" for role in roles.values()),

@@ -7,7 +7,8 @@ nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,24 @@ from vitkit.errors import VitkitError
 from vitkit.text.cells import interval_text, listed, plural
 
 BY_FOLDS = "cross-validated"  # used as the split if each training image tested a model that was trained without it
-Kind = Literal["seen", "trained_on", "of_folds", "proposed", "changed", "chosen_on", "zero_shot", "tta", "precision"]
+UNRECORDED = "whether the weights had seen these images before is not recorded"
+Kind = Literal[
+    "seen",
+    "unrecorded",
+    "trained_on",
+    "of_folds",
+    "problem",
+    "proposed",
+    "changed",
+    "unreadable",
+    "groups",
+    "baseline",
+    "chosen_on",
+    "zero_shot",
+    "tta",
+    "precision",
+]
+_MOSTLY = 0.75  # share of the most frequent label above which the accuracy of always predicting it is always stated
 
 
 @dataclass(frozen=True)
@@ -26,11 +44,16 @@ class Caveat:
         kind: one of these:
 
             - `seen`: the weights were, or may have been, trained on some of the images or selected by them;
+            - `unrecorded`: nothing, or not everything, is recorded of what the weights had seen;
             - `trained_on`: the images are training images;
             - `of_folds`: the figure describes the models of cross-validation folds, while the final model was trained
               on all images;
+            - `problem`: the data have a problem that invalidates results, such as pictures with two different labels;
             - `proposed`: models proposed other labels for some images, and the figure uses the earlier labels;
             - `changed`: some of the run's images have changed since the training;
+            - `unreadable`: some of the images cannot be read, so they do not count;
+            - `groups`: some of the images are copies of others, or of the same scene as others;
+            - `baseline`: always predicting the most frequent label gives a similar accuracy, or a high one;
             - `chosen_on`: a choice, such as that of the epoch, was made on these images;
             - `zero_shot`: the predictions are based on class names alone;
             - `tta`: the probabilities are means over several views of each image;
@@ -76,10 +99,9 @@ class Headline:
         """The figure with its images and caveats, in one line."""
         if self.value is None:
             return f"no {self.figure} can be given: {'; '.join(caveat.text for caveat in self.caveats)}"
-        if self.folds:
-            interval = "" if self.interval is None else f" (95 %: {interval_text(self.interval, 4)})"
-            return f"{self.figure} {self.value:.4f}{interval} over {self.folds} folds, on {self.described}"
-        return f"{self.figure} {self.value:.4f} on {self.described}"
+        interval = "" if self.interval is None else f" (95 %: {interval_text(self.interval)})"
+        folds = f" over {self.folds} folds," if self.folds else ""
+        return f"{self.figure} {self.value:.4f}{interval}{folds} on {self.described}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all attributes in plain JSON types, as in evaluation.json."""
@@ -97,7 +119,10 @@ class Headline:
 def headline_of(numbers: Mapping[str, Any]) -> Headline:
     """Return the headline figure of an evaluation.
 
-    The figure excludes images that the weights had seen, unless the evaluated split is the training split.
+    The figure excludes images that the weights had seen, unless the evaluated split is the training split. Whatever
+    vitkit knows about the figure reaches its reader here: every entry of evaluation.json that limits what the figure
+    says is one of the caveats. For a problem of the data, it is sufficient to report a `Finding` of severity `problem`
+    before the training (see there): a run passes its problems on as the entry `problems`.
 
     Args:
         numbers: content of evaluation.json or folds.json.
@@ -106,13 +131,14 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
         return _of_folds(numbers)
     counted = counted_figures(numbers)
     bounds = counted.get("intervals_95", {})
+    interval = tuple(bounds["accuracy"]) if "accuracy" in bounds else None
     return Headline(
         figure="exact match" if numbers.get("task") == "multi" else "accuracy",
         value=counted.get("accuracy"),
-        interval=tuple(bounds["accuracy"]) if "accuracy" in bounds else None,
+        interval=interval,
         images=counted.get("images", 0),
         split=numbers["split"],
-        caveats=tuple(_caveats(numbers)),
+        caveats=(*_caveats(numbers), *_of_images({**numbers, **counted}, interval[0] if interval else 0.0)),
     )
 
 
@@ -155,7 +181,11 @@ def _of_folds(numbers: Mapping[str, Any]) -> Headline:
         interval=(low, high),
         images=sum(fold.images for fold in folds),
         split=folds[0].split,
-        caveats=(*_of_final(numbers), *dict.fromkeys(caveat for fold in folds for caveat in fold.caveats)),
+        caveats=(
+            *_of_final(numbers),
+            *dict.fromkeys(caveat for fold in numbers["folds"] for caveat in _caveats(fold)),
+            *_of_images(_joined(numbers["folds"]), low),
+        ),
         folds=len(folds),
     )
 
@@ -172,6 +202,14 @@ def _of_final(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
 def _seen(numbers: Mapping[str, Any]) -> int:
     """Return the number of images that the weights are known to have seen."""
     return int((numbers.get("seen") or {"images": 0})["images"])
+
+
+def _doubt(numbers: Mapping[str, Any]) -> str:
+    """Return why the weights may have seen images of which nothing is recorded; empty if there is no such reason."""
+    seen = numbers.get("seen", {})
+    if seen is None:
+        return "" if _is_of_training(numbers) else UNRECORDED
+    return str(seen.get("doubt", ""))
 
 
 def _is_of_training(numbers: Mapping[str, Any]) -> bool:
@@ -192,12 +230,16 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         else:
             had = f"without {seen} that the weights had seen"
         yield Caveat("seen", f"{had}; with them {with_them:.4f}")
-    if doubt := (numbers.get("seen") or {}).get("doubt"):
-        yield Caveat("seen", doubt)
+    if doubt := _doubt(numbers):
+        yield Caveat("unrecorded", doubt)
+    yield from (Caveat("problem", text) for text in numbers.get("problems", ()))
     if proposed := numbers.get("proposed"):
         yield Caveat("proposed", _of_proposals(proposed, numbers["with_proposals"]))
     if changed := numbers.get("changed"):
         yield Caveat("changed", changed["text"])
+    unreadable = numbers.get("unreadable", 0) - (changed or {"images": 0})["images"]  # images that changed count twice
+    if unreadable > 0:
+        yield Caveat("unreadable", f"without {unreadable} that cannot be read")
     if chosen := numbers.get("chosen_on"):
         yield Caveat("chosen_on", f"validation, flattered by selection: chosen on these images: {', '.join(chosen)}")
     if "zero_shot" in numbers:
@@ -207,6 +249,32 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
         yield Caveat("tta", f"mean of {tta['per_image']} views of each image{plain}")
     if (precision := numbers.get("precision", "float32")) != "float32":
         yield Caveat("precision", f"computed in {precision}")
+
+
+def _of_images(counted: Mapping[str, Any], low: float) -> Iterator[Caveat]:
+    """Yield the caveats that the images are not independent, and that their labels are easily guessed.
+
+    Args:
+        counted: the figures of the images that count.
+        low: the lower end of the interval of the accuracy.
+    """
+    images, groups = counted.get("images", 0), counted.get("independent_groups", 0)
+    if 0 < groups < images:
+        yield Caveat("groups", f"only {groups} of them independent, the others being copies or of the same scenes")
+    baseline = counted.get("baseline")
+    if baseline and (baseline["accuracy"] >= low or baseline["accuracy"] > _MOSTLY):
+        yield Caveat("baseline", f"always answering {baseline['label']!r} gives {baseline['accuracy']:.4f}")
+
+
+def _joined(folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the numbers of images and independent groups, and the baseline, of all folds together."""
+    right = Counter[str]()
+    for fold in folds:
+        if baseline := fold.get("baseline"):
+            right[baseline["label"]] += round(baseline["accuracy"] * fold["images"])
+    images, groups = (sum(fold.get(name, 0) for fold in folds) for name in ("images", "independent_groups"))
+    most = [{"label": label, "accuracy": count / images} for label, count in right.most_common(1)]
+    return {"images": images, "independent_groups": groups, "baseline": most[0] if most else None}
 
 
 def _of_proposals(proposed: Mapping[str, Any], now: Mapping[str, Any]) -> str:

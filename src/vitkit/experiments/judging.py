@@ -127,7 +127,7 @@ def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages
     for model, start in entries:
         table = start.images.table
         split = held_out_split(table)
-        roles = exposures(table, start.images.twins, start.overlap)
+        roles = exposures(table, start.images.groups, start.overlap)
         judging = [i for i, name in enumerate(table.splits) if split in ("all", name)]
         held_out = len(judging)
         seen[model] = frozenset(seen_of({table.paths[i]: roles[i] for i in judging}, split))

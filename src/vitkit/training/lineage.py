@@ -38,20 +38,18 @@ class RunImages:
     Attributes:
         table: the readable images.
         facts: the content digest and the fingerprints of each file.
-        twins: a number for each image; copies of one picture have the same number.
-        groups: a number for each image; images with the same number are assigned to the same split.
+        groups: a number for each image; images with the same number are assigned to the same split. They are copies of
+            one picture, or images of one scene.
     """
 
     table: ImageTable
     facts: FactTable
-    twins: tuple[int, ...]
     groups: tuple[int, ...]
 
     @classmethod
     def of(cls, diagnosis: Diagnosis, groups: Sequence[int] | None = None) -> RunImages:
         """Build the images from the result of the data check. Without `groups`, copies of one picture form a group."""
-        twins = diagnosis.twins
-        return cls(diagnosis.table, diagnosis.facts, twins, twins if groups is None else tuple(groups))
+        return cls(diagnosis.table, diagnosis.facts, tuple(diagnosis.twins if groups is None else groups))
 
     @cached_property
     def contents(self) -> dict[str, str]:
@@ -64,8 +62,8 @@ class RunImages:
 
     def take(self, indices: Sequence[int]) -> RunImages:
         """Return the images at these indices."""
-        twins, groups = (tuple(values[i] for i in indices) for values in (self.twins, self.groups))
-        return RunImages(self.table.take(list(indices)).compact(), self.facts.take(indices), twins, groups)
+        groups = tuple(self.groups[i] for i in indices)
+        return RunImages(self.table.take(list(indices)).compact(), self.facts.take(indices), groups)
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
     """Group the images again after some were removed, because a removed image may have linked two others."""
     twins = find_twins(images.table, images.facts)
     groups = twins if recipe.group_by is None else tuple(scenes(images.table, recipe.group_by, twins))
-    return replace(images, twins=twins, groups=groups)
+    return replace(images, groups=groups)
 
 
 def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord) -> Overlap:
@@ -227,7 +225,7 @@ def record_after(split_images: SplitImages, before: PictureRecord, *, has_labels
     """
     images = split_images.images
     labels = [images.table.name_of(i) if has_labels else UNLABELLED for i in range(len(images.table))]
-    roles = exposures(images.table, images.twins, split_images.overlap)
+    roles = exposures(images.table, images.groups, split_images.overlap)
     return before.merge(make_record(images.facts, labels, roles, is_whole=True))
 
 
@@ -255,6 +253,7 @@ def ancestry_findings(split_images: SplitImages, recipe: Recipe) -> list[Finding
                     "problem",
                     f"{source} had seen {len(seen)} of the {images} {name} images, which {_FLATTERED[name]}: "
                     f"{listed([table.paths[i] for i in seen])}",
+                    is_settled=True,
                 )
             )
     if all_seen and "test" not in table.splits:
@@ -301,6 +300,7 @@ def _kept_findings(
             Finding(
                 "problem",
                 f"{count} {'picture is' if count == 1 else 'pictures are'} in two splits of {source}",
+                is_settled=True,
             )
         )
     return findings

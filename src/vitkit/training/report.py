@@ -21,6 +21,7 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.corrections import read_proposals
+from vitkit.data.doctor.examine import caveats_of, read_findings
 from vitkit.data.loading import BatchedImages, EvaluationImages, TrainingImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.seen import PictureRecord, look_up
@@ -46,6 +47,7 @@ from vitkit.evaluation.figures import (
     calibration_rise,
     chosen_on,
     describe,
+    doubt_of,
     seen_of,
     unseen_part,
     wise_ft_in_words,
@@ -362,7 +364,7 @@ def report(
     if changes:
         say(f"problem: {changes.text}; they are left out")
     split, groups = held_out_split(table), groups_from_file(folder / GROUPS)
-    classifier = load(folder)
+    findings, classifier = read_findings(folder / FINDINGS), load(folder)
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     roles = None if record is None else roles_in_run(folder / SPLIT, record)
     facts = ValidationFacts(
@@ -383,7 +385,8 @@ def report(
     seen_before = None if roles is None else seen_of(roles, evaluation.split)
     about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
     about |= trust_figures(classifier, evaluation, seen_before, is_of_run=True)
-    numbers = all_figures(evaluation, seen_before, classifier.provenance, about)
+    about |= {"problems": caveats_of(findings)}
+    numbers = all_figures(evaluation, seen_before, classifier.provenance, about, doubt_of(record))
     if predictions is not None and evaluation.split == BY_FOLDS:
         numbers = _figures_by_folds(numbers, predictions, evaluation, classifier)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
@@ -423,7 +426,7 @@ def report(
         findings=[
             *([f"note: {proposed}"] if proposed else []),
             *([f"problem: {spoilt}"] if spoilt else []),
-            *_findings(folder / FINDINGS),
+            *map(str, findings),
         ],
         pictures=pictures_for_page(folder, PICTURES, rows),
         laid_out=laid_out,
@@ -568,18 +571,6 @@ def _kept(recipe: Recipe, table: ImageTable, epoch: int, *, is_calibrated: bool)
         how = "its penalty chosen by a cross-validation of the training images"
         return f"a head, {how}" if is_calibrated else "a head with the middle penalty"
     return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
-
-
-def _findings(path: Path) -> list[str]:
-    try:
-        stored = from_json(path.read_text("utf-8"))
-        if not isinstance(stored, list):
-            raise TypeError("it is not a list")
-    except FileNotFoundError:
-        return []
-    except (ValueError, TypeError) as error:
-        raise VitkitError(f"{path} is damaged: {error}; delete it to leave it out of the report") from error
-    return list(map(str, stored))
 
 
 def _spent(rows: list[dict[str, float]]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from vitkit.evaluation.figures import (
     chosen_on,
     counted_part,
     describe,
+    doubt_of,
     seen_of,
     unseen_part,
 )
@@ -348,14 +349,14 @@ def _prepare(
             if (line := note_shared_tests(out, split_images)) is not None:
                 run.say(line)
         else:
-            lines = tell(run, start.findings)
+            told = tell(run, start.findings)
             for number, split_images in enumerate(start.parts):
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
-                lacking = map(str, of_splits(split_images.images.table))
-                write_start(folder, recipe.replace(folds=None), split_images, start.before, [*lines, *lacking])
+                own = [*told, *split_images.findings, *of_splits(split_images.images.table)]
+                write_start(folder, recipe.replace(folds=None), split_images, start.before, own)
             assert start.whole is not None
-            write_start(run.folder, recipe, start.whole, start.before, lines)
+            write_start(run.folder, recipe, start.whole, start.before, told)
     except BaseException:
         discard_if_empty(run.folder)
         raise
@@ -427,12 +428,12 @@ def _tidy(folder: Path, data_root: Path | None, hold: ExitStack, wait: float = 0
         refuse_changed(split_file, "name the folder that contains them now: --data-root DIR")
 
 
-def tell(run: Run, findings: Iterable[Finding]) -> list[str]:
-    """Print each finding once, and return the printed lines."""
-    lines = list(dict.fromkeys(map(str, findings)))
-    for finding in lines:
-        run.say(finding)
-    return lines
+def tell(run: Run, findings: Iterable[Finding]) -> list[Finding]:
+    """Print each finding once, and return the printed findings."""
+    told = list(dict.fromkeys(findings))
+    for finding in told:
+        run.say(str(finding))
+    return told
 
 
 def write_start(
@@ -440,7 +441,7 @@ def write_start(
     recipe: Recipe,
     images: SplitImages,
     before: PictureRecord,
-    findings: list[str],
+    findings: Iterable[Finding],
     *,
     has_labels: bool = True,
 ) -> None:
@@ -451,11 +452,11 @@ def write_start(
         recipe: the complete recipe.
         images: the split images.
         before: the record of the images that the initial weights have seen.
-        findings: the findings about the data, as lines of text.
+        findings: the findings about the data.
         has_labels: whether the training uses the labels of the images.
     """
     table = images.images.table
-    write_json(folder / FINDINGS, findings)
+    write_json(folder / FINDINGS, [asdict(finding) for finding in findings])
     if has_labels:
         write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
     write_json(folder / SPLIT, {**split_to_dict(table), "contents": images.images.contents})
@@ -635,8 +636,8 @@ def _look_up(
     labels = [table.name_of(i) for i in range(len(table))]
     record = before.merge(make_record(facts, labels, roles, is_whole=data_survey.is_certain))
     seen = seen_of({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
-    is_doubtful = bool(before.seen) and not data_survey.is_certain
-    return record.to_bytes(), _SeenImages(seen, _DOUBT if is_doubtful else DOUBTS[overlap.looked_for])
+    doubt = _DOUBT if bool(before.seen) and not data_survey.is_certain else DOUBTS[overlap.looked_for]
+    return record.to_bytes(), _SeenImages(seen, doubt_of(before) or doubt)
 
 
 # If the weights come from a run, its pictures are recognised by their appearance.

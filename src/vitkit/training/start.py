@@ -36,7 +36,7 @@ import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, CustomAugment
 from vitkit.data.corrections import Earlier, earlier_runs, find_proposals, read_corrected
-from vitkit.data.doctor.examine import Finding, examine, of_scenes, of_splits
+from vitkit.data.doctor.examine import Finding, examine, of_lost, of_scenes, of_splits
 from vitkit.data.file_facts import Facts, Memory, scan
 from vitkit.data.loading import mix_seeds
 from vitkit.data.preprocess import HALF, Preprocess, by_conversion
@@ -690,7 +690,7 @@ def resolve(
     if recipe.max_images is not None:
         parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
         whole = None if whole is None else limit(whole, recipe.max_images, recipe.seed)
-    findings = tuple(diagnosis.findings)
+    findings = (*diagnosis.findings, *of_lost(table, diagnosis.unreadable))
     return Start(blueprint, (*reasons, *of_head), table, tuple(parts), before, findings, tuple(torn), whole)
 
 

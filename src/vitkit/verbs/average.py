@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from vitkit.evaluation.headline import Headline, headline_of
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import LOCK, write_json
 from vitkit.system.progress import Progress, Say, progress, silent
-from vitkit.system.run_files import EVALUATION, GROUPS, SPLIT
+from vitkit.system.run_files import EVALUATION, FINDINGS, GROUPS, SPLIT
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import interval_text
 from vitkit.verbs.inputs import check_choice, exclusive_out_folder
@@ -165,7 +165,7 @@ def average(
     return Average(out, tuple(run.name for run in used), left, figures, tuple(notes.lines))
 
 
-_FILES = (*model_folder.FILES, SPLIT, GROUPS, EVALUATION)
+_FILES = (*model_folder.FILES, SPLIT, GROUPS, FINDINGS, EVALUATION)
 
 
 def _check_replaceable(out: Path, runs: Sequence[Ingredient]) -> None:
@@ -200,6 +200,7 @@ def _finish(
     steps: Sequence[TriedRun],
 ) -> dict[str, Any] | None:
     """Write the model folder, calibrate the model, and return the figures; None if there are no test images."""
+    from vitkit.data.doctor.examine import read_findings
     from vitkit.data.split_file import groups_to_list, look_over, roles_in_run, split_to_dict
     from vitkit.evaluation.figures import chosen_of_model, seen_of
     from vitkit.training.finalize import ValidationFacts
@@ -210,6 +211,8 @@ def _finish(
     write_json(folder / SPLIT, {**split_to_dict(images.table), "contents": images.contents})
     grouped = images.table.take([i for i, path in enumerate(images.table.paths) if path in images.groups])
     write_json(folder / GROUPS, groups_to_list(grouped, [images.groups[path] for path in grouped.paths]))
+    findings = dict.fromkeys(finding for run in runs for finding in read_findings(run.folder / FINDINGS))
+    write_json(folder / FINDINGS, [asdict(finding) for finding in findings])
     table, changes = look_over(images.table, images.contents, ["val"])
     if changes:
         note(f"{changes.text}; they are left out")

@@ -23,7 +23,7 @@ from vitkit.inference.trust import SetScore
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import empty_array, from_json, place_text, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
-from vitkit.system.run_files import REPORT, SPLIT
+from vitkit.system.run_files import FINDINGS, REPORT, SPLIT
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
 from vitkit.verbs.inputs import (
@@ -121,7 +121,7 @@ class EvaluationResult(Result):
         return self.figures
 
     def lines(self) -> list[str]:
-        """Return the figures with their intervals, the figures of each class, and the images that were left out."""
+        """Return all figures with their intervals, the images that were left out, and the headline."""
         from vitkit.evaluation.figures import tta_lines
         from vitkit.evaluation.promises import trust_lines
 
@@ -134,7 +134,8 @@ class EvaluationResult(Result):
             *self._class_lines(),
         ]
         lines += [f"note: left out {path}: {reason}" for path, reason in self.evaluation.unreadable.items()]
-        return lines if self.report is None else [*lines, "", f"report: {self.report}"]
+        report = "" if self.report is None else f"; report: {self.report}"
+        return [*lines, "", f"{self.headline.words}{report}"]
 
     @property
     def evaluated(self) -> str:
@@ -148,10 +149,6 @@ class EvaluationResult(Result):
     def _summary_lines(self) -> Iterator[str]:
         from vitkit.text.pages import decimals
 
-        if self.headline.value is None:
-            yield self.headline.words
-        if self.evaluation.chosen:
-            yield f"validation, flattered by selection: chosen on these images: {', '.join(self.evaluation.chosen)}"
         for name, value in self.figures.get("cross_fitted", {}).items():
             yield f"{name:18} {decimals(value)} with cross-fitted thresholds"
         for name, value, interval in self._summary():
@@ -492,12 +489,26 @@ class _EvaluationRequest:
                 judged, seconds_of_views = evaluate_by(classifier)
                 about = tta_figures(plain, judged.before, seen, views, (seconds, seconds_of_views))
             outcome = judged.before
+            about |= {"problems": self._problems(judged.before, table)}
             numbers = _figures(classifier, judged, seen, caveat, changes, about)
             findings = _findings(outcome, numbers)
             for finding in findings:
                 notes(finding)
             report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
         return EvaluationResult(outcome, numbers, table.root, classifier.computed, report, tuple(notes.lines))
+
+    def _problems(self, evaluation: Evaluation, table: ImageTable) -> list[str]:
+        """Return the problems of the run's images, and whether the labels of a file may be the model's own answers."""
+        from vitkit.data.doctor.examine import caveats_of, read_findings
+
+        is_of_run = self.data is None and self.folder is not None
+        problems = caveats_of(read_findings(self.folder / FINDINGS)) if is_of_run else []
+        if (self.labels is not None or (self.data is not None and _is_list(table))) and evaluation.accuracy == 1:
+            problems.append(_OWN_ANSWERS)
+        return problems
+
+
+_OWN_ANSWERS = "every label equals the prediction, as if the labels had been made from predictions of this model"
 
 
 def _plain(value: Any) -> Any:
@@ -597,15 +608,19 @@ def _evaluated(
 ) -> tuple[ProposalEvaluation, float]:
     """Evaluate the classifier, and return the evaluation and its duration in seconds.
 
-    If the images are those of a run, the evaluation includes what the run has recorded about them.
+    If the images are those of a run, the evaluation includes what the run has recorded about them. Of other images, the
+    evaluation only knows which ones are exact copies.
     """
+    from vitkit.data.split_file import exact_copies
     from vitkit.evaluation.evaluator import evaluate_before
+    from vitkit.evaluation.metrics import grouped
 
     began = time.monotonic()
     judged = evaluate_before(classifier, table, split, proposals, partial(progress, "evaluating"), outcomes)
     seconds = time.monotonic() - began
     if run_table is None or run is None:
-        return judged, seconds
+        copies = exact_copies(table, judged.before.paths)
+        return judged.map(lambda evaluation: grouped(evaluation, copies)), seconds
     return _with_run_facts(judged, classifier, run, run_table), seconds
 
 
@@ -726,13 +741,16 @@ def _exclusive_out(out: Path | None, table: ImageTable, *, force: bool) -> Abstr
 
 def _folders_of(table: ImageTable) -> list[str]:
     """Return the folders of the images, into which no output may be written."""
-    from vitkit.data.sources import kind_of_file
-
     folders = set(table.folders)
     if not folders:  # a run has recorded its images, but not the folders that were searched
-        is_list = table.storage is None and kind_of_file(table.name) is not None
-        folders = {(table.root / path).parent for path in table.paths} if is_list else {table.root}
+        folders = {(table.root / path).parent for path in table.paths} if _is_list(table) else {table.root}
     return sorted(map(str, folders))
+
+
+def _is_list(table: ImageTable) -> bool:
+    from vitkit.data.sources import kind_of_file
+
+    return table.storage is None and kind_of_file(table.name) is not None
 
 
 _OR_FORCE = "or use --force to overwrite its files"

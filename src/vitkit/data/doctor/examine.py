@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
@@ -18,10 +19,11 @@ from vitkit.data.doctor.names import find_groups
 from vitkit.data.doctor.shortcuts import find_shortcuts
 from vitkit.data.file_facts import PLAIN, Facts, FactTable, Memory, column, columns, scan
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.splits import SPLITS
+from vitkit.data.splits import SPLITS, held_out_split
 from vitkit.data.storage import SUFFIXES
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
+from vitkit.system.files import from_json
 from vitkit.system.progress import progress
 from vitkit.text.cells import plural
 
@@ -42,19 +44,59 @@ _SUFFIXES_OF = {
     "PPM": frozenset((".ppm", ".pgm")),
 }
 
+Severity = Literal["problem", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+
 
 @dataclass(frozen=True)
 class Finding:
     """Information for the user about a data set.
 
-    A `problem` invalidates results, a `warning` may invalidate them, and a `note` does not.
+    A `problem` invalidates results, a `warning` may invalidate them, and a `note` does not. A run stores its findings
+    in findings.json. Each problem that is not settled becomes a caveat of every figure of the run (`caveats_of`, then
+    the entry `problems` of evaluation.json, then `evaluation.headline.headline_of`).
+
+    Attributes:
+        severity: problem, warning or note.
+        text: a sentence. The caveat ends at the first ": ", so examples follow a colon.
+        is_settled: whether the figures of a run leave out the images concerned, so that no caveat is needed.
     """
 
-    severity: Literal["problem", "warning", "note"]
+    severity: Severity
     text: str
+    is_settled: bool = False
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.text}"
+
+
+def read_findings(file: Path) -> list[Finding]:
+    """Read the findings of a run (findings.json); return none if the file does not exist.
+
+    Raises:
+        VitkitError: the file is damaged.
+    """
+    try:
+        stored = from_json(file.read_text(encoding="utf-8"))
+        if not isinstance(stored, list):
+            raise TypeError("it is not a list")
+        # Earlier versions stored text, such as "note: 2 images are ...".
+        return [_from_text(entry) if isinstance(entry, str) else Finding(**entry) for entry in stored]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError) as error:
+        raise VitkitError(f"{file} is damaged: {error}; delete it to leave it out of the report") from error
+
+
+def _from_text(line: str) -> Finding:
+    severity = next((name for name in SEVERITIES if line.startswith(f"{name}: ")), "note")
+    return Finding(severity, line.removeprefix(f"{severity}: "))
+
+
+def caveats_of(findings: Iterable[Finding]) -> list[str]:
+    """Return the caveats that the findings of a run add to its figures: its problems, except settled ones."""
+    problems = [finding for finding in findings if finding.severity == "problem" and not finding.is_settled]
+    return list(dict.fromkeys(finding.text.partition(": ")[0] for finding in problems))
 
 
 @dataclass(frozen=True)
@@ -89,6 +131,16 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
         yield Finding("note", f"{were} ignored: {reasons}")
 
 
+def of_lost(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
+    """Report unreadable images of the split that a run is tested on, if the data come split."""
+    split = held_out_split(table)
+    images = table.of_split(split)
+    if lost := sum(path in unreadable for path in images.paths):
+        does = "does" if lost == 1 else "do"
+        text = f"{lost} of the {len(images)} {split} images cannot be read and {does} not count"
+        yield Finding("problem", text)
+
+
 def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     """Report pictures that occur more than once, with examples if they invalidate results."""
     conflicts, leaks = [group for group in copies if group.is_conflict], [group for group in copies if group.is_leak]
@@ -108,6 +160,7 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
         yield Finding(
             "problem",
             f"{_pictures(leaks)} in more than one split ({counts}), which inflates results: {shown}",
+            is_settled=True,
         )
     harmless = [group for group in copies if not group.is_conflict and not group.is_leak]
     if harmless:
@@ -205,7 +258,8 @@ def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
         splits.setdefault(group, set()).add(split)
     if torn := sum(len(names) > 1 for names in splits.values()):
         scenes = plural(torn, "scene of --group-by is", "scenes of --group-by are")
-        yield Finding("problem", f"{scenes} in more than one of the data's own splits, which inflates results")
+        text = f"{scenes} in more than one of the data's own splits, which inflates results"
+        yield Finding("problem", f"{text}; held-out images of these scenes do not count", is_settled=True)
 
 
 def of_names(table: ImageTable) -> Iterator[Finding]:
@@ -401,7 +455,7 @@ def examine(
         *of_pictures(readable, facts),
         *(of_crop(facts, preprocess) if preprocess is not None else ()),
     ]
-    noted.sort(key=lambda finding: ("problem", "warning", "note").index(finding.severity))
+    noted.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(readable, facts, unreadable, tuple(copies), tuple(twins), tuple(noted))
 
 

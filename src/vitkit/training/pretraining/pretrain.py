@@ -31,7 +31,7 @@ from torch import Tensor
 
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.data.doctor.examine import examine
+from vitkit.data.doctor.examine import examine, read_findings
 from vitkit.data.loading import BatchedImages, EvaluationImages, Images, mix_seeds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import has_no_folders, read_source, read_unlabelled
@@ -298,7 +298,7 @@ def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -
             "seed": str(recipe.seed),
             "made with": ", ".join(f"{name} {number}" for name, number in encoder.provenance["versions"].items()),
         },
-        findings=[str(line) for line in from_json((run.folder / FINDINGS).read_text("utf-8"))],
+        findings=list(map(str, read_findings(run.folder / FINDINGS))),
         rows=rows,
         kept=epoch,
         strips=_strips(run, recipe, choices, encoder, table.of_split(judged)),

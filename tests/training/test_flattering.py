@@ -1,0 +1,91 @@
+"""What would make a figure flatter is left out of it, or is told with it wherever it is shown."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import runs
+import vitkit
+from vitkit.training import run
+from vitkit.verbs import TrainingRun
+from vitkit.weights import load, write
+
+
+def picture(seed: int) -> Image.Image:
+    """A picture that is no copy of another one."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((32, 32), Image.Resampling.BICUBIC)
+
+
+def given(root: Path) -> Path:
+    """Given splits, in which each scene has two pictures. Scenes 0 and 1 are torn between train and test."""
+    for label, letter in enumerate(("a", "b")):
+        scenes = {"train": range(8), "val": (20, 21), "test": (0, 1, 10, 11)}
+        for number, (split, scene) in enumerate((name, scene) for name in scenes for scene in scenes[name]):
+            folder = root / split / letter
+            folder.mkdir(parents=True, exist_ok=True)
+            for view in range(2):
+                picture(1000 * label + 10 * number + view).save(folder / f"{letter}{scene}-{split}{view}.png")
+    shutil.copy(root / "test" / "a" / "a10-test0.png", root / "test" / "b" / "b10-again.png")  # a label is wrong
+    (root / "test" / "a" / "a12-test0.png").write_bytes(b"no picture")
+    return root
+
+
+def train(data: Path, folder: Path, **fields: Any) -> tuple[Path, str]:
+    lines: list[str] = []
+    recipe = runs.quick(data, **{"epochs": 1, "group_by": r"([ab]\d+)-", **fields})
+    return run.train(recipe, folder, say=lines.append), "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return given(tmp_path_factory.mktemp("flattering") / "photos")
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return train(data, tmp_path_factory.mktemp("flattering-runs") / "run")
+
+
+def test_images_of_scenes_that_are_trained_on_do_not_count(trained: tuple[Path, str]) -> None:
+    folder, said = trained
+    assert "4 scenes of --group-by are in more than one of the data's own splits" in said
+    for numbers in (TrainingRun(folder).evaluation, vitkit.evaluate(folder).figures):
+        assert (numbers["images"], numbers["seen"]["images"], numbers["with_seen"]["images"]) == (9, 8, 17)
+        assert all(f"{path.split('/')[-1][:2]}-" in ("a0-", "a1-", "b0-", "b1-") for path in numbers["seen"]["paths"])
+
+
+def test_problems_reach_every_headline(trained: tuple[Path, str]) -> None:
+    folder, said = trained
+    assert "problem: 1 picture is in more than one class, and one label at most is right: " in said
+    told = (
+        "1 picture is in more than one class, and one label at most is right",
+        "1 of the 18 test images cannot be read and does not count",
+        "of them independent, the others being copies or of the same scenes",
+    )
+    stored = json.loads((folder / "evaluation.json").read_text())["headline"]["caveats"]
+    assert [any(text in caveat["text"] for caveat in stored) for text in told] == [True] * 3
+    evaluated = vitkit.evaluate(folder)
+    lines = (said.splitlines()[-1], TrainingRun(folder).lines()[0], evaluated.lines()[-1], evaluated.headline.words)
+    assert all(text in line for line in lines for text in told)
+    assert all("(95 %: " in line and "more than one split" not in line for line in lines)
+
+
+def test_what_weights_without_a_record_had_seen_is_unknown(data: Path, tmp_path: Path) -> None:
+    classifier = load(train(data, tmp_path / "first")[0])
+    classifier.pictures = None
+    write(classifier, tmp_path / "plain.npz", "npz")
+    fields = {"weights": str(tmp_path / "plain.npz"), "model": None, "method": "probe-sgd", "group_by": None}
+    folder, said = train(data, tmp_path / "second", **fields)
+    evaluated = vitkit.evaluate(folder)
+    for numbers in (TrainingRun(folder).evaluation, evaluated.figures):
+        assert numbers["seen"] is None
+    assert "had seen these images before is not recorded" in said.splitlines()[-1]
+    assert "had seen these images before is not recorded" in evaluated.lines()[-1]
