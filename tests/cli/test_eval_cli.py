@@ -35,7 +35,8 @@ def test_json_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluati
     numbers = json.loads(vitkit("eval", trained, "--json").out)
     assert {name: numbers[name] for name in expected.summary()} == expected.summary()
     assert next(iter(numbers)) == "accuracy"
-    assert numbers.keys() == {*load(trained).computation, "seen", "promises", "unknown", "headline", *figures(expected)}
+    further = ("seen", "promises", "unknown", "problems", "headline")
+    assert numbers.keys() == {*load(trained).computation, *further, *figures(expected)}
     assert (numbers["backend"], numbers["precision"]) == ("eager", "float32")
     assert (numbers["headline"]["value"], numbers["headline"]["caveats"]) == (expected.accuracy, [])
     assert numbers["per_class"] == figures(expected)["per_class"]
@@ -64,7 +65,7 @@ def test_split_chooses_the_images(vitkit: Any, trained: Path, split: str, images
         "of all images, those that the weights had not seen count"
     )
     kinds = [own["kind"] for own in numbers["headline"]["caveats"]]
-    assert kinds == {"train": ["trained_on"], "val": ["chosen_on"], "test": [], "all": ["seen"]}[split]
+    assert kinds == {"train": ["trained_on"], "val": ["chosen_on", "baseline"], "test": [], "all": ["seen"]}[split]
 
 
 def test_other_data_are_evaluated_whole_but_for_what_was_seen(

@@ -501,8 +501,9 @@ class _EvaluationRequest:
         """Return the problems of the run's images, and whether the labels of a file may be the model's own answers."""
         from vitkit.data.doctor.examine import caveats_of, read_findings
 
-        is_of_run = self.data is None and self.folder is not None
-        problems = caveats_of(read_findings(self.folder / FINDINGS)) if is_of_run else []
+        problems = []
+        if self.data is None and self.folder is not None:
+            problems = caveats_of(read_findings(self.folder / FINDINGS))
         if (self.labels is not None or (self.data is not None and _is_list(table))) and evaluation.accuracy == 1:
             problems.append(_OWN_ANSWERS)
         return problems

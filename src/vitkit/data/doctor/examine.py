@@ -89,7 +89,7 @@ def read_findings(file: Path) -> list[Finding]:
 
 
 def _from_text(line: str) -> Finding:
-    severity = next((name for name in SEVERITIES if line.startswith(f"{name}: ")), "note")
+    severity: Severity = next((name for name in SEVERITIES if line.startswith(f"{name}: ")), "note")
     return Finding(severity, line.removeprefix(f"{severity}: "))
 
 
