@@ -13,6 +13,7 @@ from PIL import Image
 
 import runs
 import vitkit
+from vitkit.errors import VitkitError
 from vitkit.training import run
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load, write
@@ -89,3 +90,34 @@ def test_what_weights_without_a_record_had_seen_is_unknown(data: Path, tmp_path:
         assert numbers["seen"] is None
     assert "had seen these images before is not recorded" in said.splitlines()[-1]
     assert "had seen these images before is not recorded" in evaluated.lines()[-1]
+
+
+def test_a_run_has_the_figures_of_its_evaluation(trained: tuple[Path, str]) -> None:
+    assert TrainingRun(trained[0]).evaluation["figures"] == vitkit.evaluate(trained[0]).figures
+
+
+def test_the_models_own_answers_are_no_labels(trained: tuple[Path, str], data: Path, tmp_path: Path) -> None:
+    folder = trained[0]
+    vitkit.predict(folder, data / "train", out=tmp_path / "answers.csv")
+    with pytest.raises(
+        VitkitError, match=r"answers\.csv is a table of `vitkit predict`, whose labels are a model's answers"
+    ):
+        vitkit.evaluate(folder, tmp_path / "answers.csv")
+    with pytest.raises(VitkitError, match="has the columns 'confidence', 'error'"):
+        vitkit.evaluate(folder, labels=tmp_path / "answers.csv")
+    photos = [data / "train" / "a" / f"a{scene}-train0.png" for scene in range(4)]
+    rows = [f"{row.path},{row.label}\n" for row in vitkit.predict(folder, photos)]
+    (tmp_path / "alone.csv").write_text("path,label\n" + "".join(rows))
+    told = "every label equals the prediction, as if the labels had been made from predictions of this model"
+    assert told in vitkit.evaluate(folder, tmp_path / "alone.csv").lines()[-1]
+    assert told not in vitkit.evaluate(folder, data / "train").headline.words
+
+
+def test_copies_within_other_data_are_told(trained: tuple[Path, str], tmp_path: Path) -> None:
+    for number in range(12):
+        for letter in "ab":
+            (tmp_path / letter).mkdir(exist_ok=True)
+            picture(9000 + (number // 4) + 100 * (letter == "b")).save(tmp_path / letter / f"{number}.png")
+    evaluated = vitkit.evaluate(trained[0], tmp_path)
+    assert evaluated.figures["independent_groups"] == 6
+    assert "24 all images (only 6 of them independent" in evaluated.lines()[-1]

@@ -61,7 +61,7 @@ def test_images_of_one_class_are_evaluated_and_drawn(trained: Path, data: Path, 
 
 def test_an_evaluation_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> None:
     found = package.evaluate(trained)
-    assert repr(found) == f"<EvaluationResult: accuracy {found.accuracy:.4f} on 6 test images>"
+    assert repr(found) == f"<EvaluationResult: {found.headline.words}>"
     page = found._repr_html_()
     assert f"{found.figures['loss']:.4f}" in page
     assert all(name in page for name in ("blue", "green", "red", "95 % interval"))

@@ -236,3 +236,14 @@ def test_copies_among_validation_images_count_once(run: Path, tmp_path: Path) ->
     assert classifier.held_out is not None
     assert classifier.held_out.held_out.label.tolist() == [0, 1, 0]
     shutil.rmtree(tmp_path / "run")
+
+
+def test_photographs_unlike_the_validation_images_have_no_promise(run: Path, tmp_path: Path) -> None:
+    told = "from the images of the run (predicted classes"
+    same = package.predict(run, run.parent / "photos", accuracy=0.5, **EXACT).notes
+    assert any("for photographs like the validation images" in note for note in same)
+    assert not any("differ from the images of the run" in note for note in same)
+    for number in range(30):
+        Image.new("RGB", (16, 16), (200, 50, 40)).save(tmp_path / f"{number}.png")
+    notes = package.predict(run, tmp_path, accuracy=0.5, **EXACT).notes
+    assert any(told in note and "so --accuracy promises nothing about them" in note for note in notes)

@@ -120,7 +120,7 @@ class Comparison(Result):
         return pictures_of(self.models)
 
     def lines(self) -> list[str]:
-        """Return the lines for the terminal: table, summary, verdicts, findings, and path of the page."""
+        """Return the lines for the terminal: table, verdicts, findings, and the best model."""
         rows = [list(HEADINGS.values()), *map(cells, self.models)]
         images = images_in_words(self.figures["test_images"], self.figures["split"])
         judged = f"{images}, {plural(len(self.figures['seeds']), 'seed', 'seeds')}"
@@ -128,11 +128,15 @@ class Comparison(Result):
             f"{len(self.models)} models on {self.figures['data']}: {judged}",
             *aligned(rows),
             "",
-            *self.summary,
+            *self.summary[1:],
             *self.verdicts,
             *self.figures["findings"],
-            f"page: {self.report}",
+            f"{self.summary[0]}, on {images}{self._caveats_of_best()}; page: {self.report}",
         ]
+
+    def _caveats_of_best(self) -> str:
+        (best,) = (model for model in self.models if model["name"] == self.figures["best"]["model"])
+        return f" ({'; '.join(best['caveats'])})" if best["caveats"] else ""
 
     def _repr_html_(self) -> str:
         from vitkit.text.pages import table

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError
-from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules
+from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules, doubt_of
 from vitkit.system.files import from_json, replacing, to_json
 from vitkit.text.cells import JOINT, harmless, restored
 from vitkit.text.workbook import write_workbook
@@ -313,6 +313,12 @@ class Columns:
 def _probabilities(prediction: Prediction) -> npt.NDArray[np.float32]:
     assert isinstance(prediction.ranking, Ranking)
     return prediction.ranking.probabilities
+
+
+def class_and_doubt(prediction: Prediction) -> tuple[int, float]:
+    """Return the number of the most probable class, and 1 minus its probability, exactly (`trust.doubt_of`)."""
+    probabilities = _probabilities(prediction)
+    return int(probabilities.argmax()), float(doubt_of(probabilities[None])[0])
 
 
 def _classes(prediction: Prediction) -> Sequence[str]:

@@ -262,7 +262,8 @@ class SureThreshold:
         return (
             f"--accuracy {self.accuracy}: predictions with a confidence above {max(self.confidence, 0):.6g} are given, "
             f"which {self.answered} of {self.images} {self.kind} have ({self.share:.1%}), {self.wrong} of them "
-            f"wrong; with a probability of {1 - RISK:.0%}, at least {self.accuracy:.4g} of such predictions are right"
+            f"wrong; with a probability of {1 - RISK:.0%}, at least {self.accuracy:.4g} of such predictions are right, "
+            f"for photographs like the {self.kind}; `vitkit watch` tests whether yours are"
         )
 
 

@@ -31,6 +31,7 @@ from vitkit.inference.prediction import (
     Stock,
     Tally,
     check_parquet,
+    class_and_doubt,
     gathering,
     partial_of,
     read_parquet,
@@ -396,7 +397,10 @@ def predict(
                 album.complete(row for _, row in read_rows(stock.file, form))
             # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
             with closing(classifier.predict(held or map(request.source, stock.missing), batch_size)) as predictions:
-                rows = _answer(predictions, columns, album, write, stock.tally, len(paths))
+                answered = list[tuple[int, float]]() if columns.rules.sure is not None else None
+                rows = _answer(predictions, columns, album, write, stock.tally, len(paths), answered)
+            if answered and (difference := _difference(classifier, answered)) is not None:
+                notes(difference)
         if out is not None and gathered is None:
             write_rows(out, Csv(columns).names, rows)
     return _result(stock.tally, classifier.computed, requested, notes, form, is_whole=is_whole, kept=rows)
@@ -588,8 +592,12 @@ def _answer(
     write: Write | None,
     tally: Tally,
     images: int,
+    answered: list[tuple[int, float]] | None,
 ) -> list[Row]:
-    """Draw, count and write each prediction; without `write`, collect the rows and return them."""
+    """Draw, count and write each prediction; without `write`, collect the rows and return them.
+
+    If `answered` is not None, the class and the doubt (`class_and_doubt`) of each readable image are added to it.
+    """
     kept = []
     for prediction in predictions:
         row = columns.row(prediction)
@@ -600,8 +608,33 @@ def _answer(
         else:
             write(prediction)
         tally.add(row)
+        if answered is not None and prediction.error is None:
+            answered.append(class_and_doubt(prediction))
         progress("predicting", tally.images, images)
     return kept
+
+
+def _difference(classifier: Classifier, answered: Sequence[tuple[int, float]]) -> str | None:
+    """Return a note if photographs differ from the validation and test images, so that promises may not hold.
+
+    The classes and the confidences are compared, as `vitkit watch` does. The result is None if they do not differ.
+    """
+    import numpy as np
+
+    from vitkit.evaluation.drift import LEVEL, Looks, compare_looks
+
+    assert classifier.held_out is not None
+    before = Looks.recorded(classifier.held_out)
+    predicted, doubt = zip(*answered, strict=True)
+    now = Looks(np.array(predicted), np.array(doubt), {})
+    tests = [test for test in compare_looks(before, now, classifier.classes) if test.adjusted <= LEVEL]
+    if not tests:
+        return None
+    images = plural(len(answered), "photograph differs", "photographs differ")
+    return (
+        f"{images} from the images of the run ({', '.join(test.title for test in tests)}), so --accuracy promises "
+        "nothing about them: `vitkit watch` shows how they differ"
+    )
 
 
 def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool, is_divided: bool) -> None:

@@ -75,14 +75,16 @@ class TrainingRun(Result):
     def evaluation(self) -> dict[str, Any]:
         """The figures on held-out images, as in evaluation.json, or in folds.json for a cross-validation.
 
+        The entry `figures` has the names and values of `vitkit.evaluate(run.folder).figures`.
+
         Raises:
             VitkitError: the file is damaged.
             OSError: the run was stopped before it was evaluated.
         """
         from vitkit.evaluation.registry import read_figures
 
-        file = self.folder / (EVALUATION if self.recipe.folds is None else FOLDS)
-        return read_figures(file)
+        numbers = read_figures(self.folder / (EVALUATION if self.recipe.folds is None else FOLDS))
+        return {**numbers, "figures": {name: value for name, value in numbers.items() if name != "label_errors"}}
 
     @property
     def headline(self) -> Headline:
@@ -142,7 +144,7 @@ class TrainingRun(Result):
             "folder": str(self.folder),
             "report": str(self.report),
             "recipe": {name: value for name, value in dataclasses.asdict(self.recipe).items() if value is not None},
-            "evaluation": self.evaluation,
+            "evaluation": {name: value for name, value in self.evaluation.items() if name != "figures"},
         }
 
     def lines(self) -> list[str]:
