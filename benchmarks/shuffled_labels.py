@@ -443,7 +443,7 @@ def _of_torn_scenes(place: Place) -> Path:
     return place.train("torn-run", data=root, **SCRATCH, group_by=r"scene(\d+)-", seed=place.seed)
 
 
-_VIEW = 0.3  # share of each view of a scene that is its own
+_VIEW = 0.15  # share of each view of a scene that is its own
 
 
 def control_torn_scenes(place: Place) -> Figures:

@@ -104,7 +104,8 @@ def test_it_is_shown(found: Comparison) -> None:
     lines = found.lines()
     assert lines[0].endswith("12 test images, 2 seeds")
     assert all(any(name in line for line in lines) for name in (A, B))
-    assert set(found.verdicts) <= set(lines) and set(found.summary) <= set(lines)
+    assert set(found.verdicts) <= set(lines) and set(found.summary[1:]) <= set(lines)
+    assert lines[-1].startswith(f"{found.summary[0]}, on 12 test images (")
     best, luck = found.figures["best"], found.figures["luck"]
     assert best["of"] == 2 and best["model"] in (A, B), "two names of one configuration are one model"
     assert best["interval"][0] <= best["expected"] <= best["measured"] == max(own["accuracy"] for own in found.models)

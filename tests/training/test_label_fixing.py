@@ -96,9 +96,7 @@ def test_the_figure_in_front_is_that_of_the_labels_of_before(
     note = describe_proposals(numbers)
     assert note is not None and f"{len(proposals) - 2} labels changed, 2 images left out" in note
     assert f"note: {note}" in said
-    assert said[-1].startswith(
-        f"accuracy {numbers['accuracy']:.4f} on {len(before)} test images (with the original labels of"
-    )
+    assert f") on {len(before)} test images (with the original labels of" in said[-1]
     page = (run / REPORT).read_text()
     assert "with the original labels of" in page and "among the test images, as a model proposed (first)" in page
     assert "left out, as a model proposed" in page

@@ -385,7 +385,7 @@ def report(
     seen_before = None if roles is None else seen_of(roles, evaluation.split)
     about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
     about |= trust_figures(classifier, evaluation, seen_before, is_of_run=True)
-    about |= {"problems": caveats_of(findings)}
+    about |= {"problems": problems} if (problems := caveats_of(findings)) else {}
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about, doubt_of(record))
     if predictions is not None and evaluation.split == BY_FOLDS:
         numbers = _figures_by_folds(numbers, predictions, evaluation, classifier)

@@ -489,7 +489,7 @@ class _EvaluationRequest:
                 judged, seconds_of_views = evaluate_by(classifier)
                 about = tta_figures(plain, judged.before, seen, views, (seconds, seconds_of_views))
             outcome = judged.before
-            about |= {"problems": self._problems(judged.before, table)}
+            about |= {"problems": problems} if (problems := self._problems(judged.before, table)) else {}
             numbers = _figures(classifier, judged, seen, caveat, changes, about)
             findings = _findings(outcome, numbers)
             for finding in findings:
