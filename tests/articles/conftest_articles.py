@@ -30,6 +30,7 @@ _ROW = re.compile(r"^\| (?P<number>\d\.\d+) \| (?P<what>[^|]+) \| `(?P<line>[^`]
 ROWS = {match["number"]: match["line"] for match in _ROW.finditer(PAGE.read_text(encoding="utf-8"))}
 # What makes a training quick enough for a test; a row's own flags take precedence.
 _TRAIN = {"--epochs": "1", "--workers": "0", "--batch-size": "8", "--precision": "float32", "--image-size": "16"}
+_TRAINED = ("data-size", "position", "pooling", "norm", "optimizer", "axial")  # experiments of small models
 
 
 class Pictures:
@@ -152,7 +153,9 @@ class Row:
             if "probe" in words or "--recipe" in words:
                 del quick["--epochs"]
             words += [word for flag, value in quick.items() if flag not in words for word in (flag, value)]
-        elif words[0] == "compare" or (words[0] == "lab" and words[1] in ("data-size", "position", "pooling")):
+        elif words[0] == "compare" or (
+            words[0] == "lab" and words[1] in ("data-size", "position", "pooling", "norm", "optimizer", "axial")
+        ):
             words += ["--workers", "0", "--image-size", "16"]
         before = set((self.place / "runs").iterdir())
         environment = runs.environment() | {"VITKIT_OFFLINE": "1", "VITKIT_CACHE": str(self.place / "cache")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parent / "scripts"))
 import vit_model
+
+import vitkit
 
 TOKENS = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
@@ -280,3 +283,111 @@ def test_1_42_shapes_from_layer_to_layer(row: Any) -> None:
     shapes = dict(re.findall(r"^(\S[^0-9]+?) +([\dx]+) +\d+ ", out, re.MULTILINE))
     assert shapes["patch embedding"] == "4x4x64" and shapes["q, k, v"] == "17x192"
     assert (shapes["attention, per head"], shapes["MLP hidden"], shapes["classes"]) == ("1x17x17", "17x256", "3")
+
+
+def test_1_43_sinusoids(row: Any) -> None:
+    positions = row().value.positions().view(17, 64)  # of the class token and of 16 patches
+    for place in (0, 1, 16):
+        angles = [place / 10_000 ** (i / 32) for i in range(32)]
+        sines = [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+        torch.testing.assert_close(positions[place], torch.tensor(sines), atol=1e-5, rtol=0)
+
+
+def test_1_44_pixels_as_tokens(row: Any) -> None:
+    model = row().value
+    assert model.embed(torch.randn(2, 3, 8, 8)).shape == (2, 8 * 8 + 1, 64)
+
+
+def test_1_45_post_norm(row: Any) -> None:
+    model = row().value.eval()
+    block = model.blocks[0]
+    x = block.norm1(TOKENS + block.attn(TOKENS))
+    torch.testing.assert_close(block(TOKENS), block.norm2(x + block.mlp(x)))
+
+
+def test_1_46_three_linears(row: Any) -> None:
+    done = row()
+    attention = done.names["model"].blocks[0].attn
+    x = torch.randn(2, 17, 64)
+    q, k, v = (
+        nn.functional.linear(x, weight, bias)
+        for weight, bias in zip(done.value, attention.qkv.bias.chunk(3), strict=True)
+    )
+    weighted = (q @ k.transpose(1, 2) / 64**0.5).softmax(-1) @ v
+    torch.testing.assert_close(attention(x), attention.proj(weighted), rtol=1e-4, atol=1e-5)
+
+
+def attend(attention: nn.Module, parts: Tensor) -> Tensor:
+    """Attention as the article writes it, with the same weights, among the tokens of each part (..., n, 64)."""
+    article = vit_model.Attention(64, 2, qkv_bias=True).eval()
+    article.load_state_dict(attention.state_dict())
+    return article(parts.flatten(0, -3)).view(parts.shape)
+
+
+def test_1_47_axial_attention(row: Any) -> None:
+    model, x = row().value.eval(), torch.randn(2, 16, 64)
+    grid = x.view(2, 4, 4, 64)
+    for block, turned in zip(model.blocks, (False, True), strict=True):
+        lines = grid.transpose(1, 2) if turned else grid
+        expected = attend(block.attn, lines.contiguous())
+        expected = (expected.transpose(1, 2) if turned else expected).reshape(2, 16, 64)
+        torch.testing.assert_close(block.attn(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_1_48_windows(row: Any) -> None:
+    model, x = row().value.eval(), torch.randn(2, 16, 64)
+    windows = x.view(2, 2, 2, 2, 2, 64).transpose(2, 3)  # (B, rows, columns, height, width, D)
+    expected = attend(model.blocks[0].attn, windows.reshape(2, 4, 4, 64)).view(windows.shape)
+    expected = expected.transpose(2, 3).reshape(2, 16, 64)
+    torch.testing.assert_close(model.blocks[0].attn(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def reach(block: nn.Module) -> list[int]:
+    """The patches of a 4 x 4 grid whose output depends on the patch in its corner, by their number."""
+    x = torch.randn(1, 17, 128)
+    changed = x.clone()
+    changed[:, 1] = torch.randn(128)
+    return torch.nonzero((block(x) - block(changed))[0, 1:].abs().amax(-1) > 1e-6).flatten().tolist()
+
+
+def test_1_49_interleaved_convolution(row: Any) -> None:
+    blocks = row().value.eval().blocks
+    assert [len(reach(block)) for block in blocks] == [4, 16, 4, 16], "the neighbours, or all"
+    assert reach(blocks[0]) == [0, 1, 4, 5]
+
+
+def test_1_50_convolutional_projections(row: Any) -> None:
+    model = row().value.eval()
+    plain = vitkit.create_model("vit_micro_patch4_16", num_classes=5)
+    extra = {key for key in model.state_dict() if key not in plain.state_dict()}
+    convolutions = {name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    assert {key.rpartition(".")[0] for key in extra} == convolutions - {"patch_embed.proj"}
+    assert model(torch.randn(2, 3, 16, 16)).shape == (2, 5)
+
+
+def test_1_51_convolution_in_the_mlp(row: Any) -> None:
+    block = row().value.eval().blocks[0]
+    x = torch.randn(1, 17, 128)
+    hidden = block.mlp.fc1(x)
+    grid = hidden[:, 1:].transpose(1, 2).unflatten(2, (4, 4))
+    convolved = block.mlp.conv.conv(grid).flatten(2).transpose(1, 2)
+    assert convolved.shape == hidden[:, 1:].shape and block.mlp.conv.conv.groups == hidden.shape[-1]
+    assert len(reach(block.mlp)) == 4, "the corner and its neighbours"
+
+
+def test_1_52_sizes_of_files(row: Any) -> None:
+    with torch.device("meta"):
+        assert [f"{size:.1f}" for size in row().value] == ["393.6", "83.2", "13.4"]
+
+
+def test_1_53_thops_count(row: Any) -> None:
+    """The page's sum, from thop's rules: linear layers, convolutions, and four operations for an element of a norm."""
+    with torch.device("meta"):
+        model = vit_model.vit_base_patch16_224(num_classes=1000)
+    modules = list(model.modules())
+    linear = sum(m.weight.numel() * (1 if m is model.head else 197) for m in modules if isinstance(m, nn.Linear))
+    norms = 4 * 197 * 768 * sum(isinstance(module, nn.LayerNorm) for module in modules)
+    thop = linear + 196 * model.patch_embed.proj.weight.numel() + norms
+    attention = 12 * 2 * 197**2 * 768
+    assert [f"{count / 1e9:.3f}" for count in (thop, norms, attention)] == ["16.864", "0.015", "0.715"]
+    assert row().json["gmacs"] == pytest.approx((thop - norms + attention) / 1e9, abs=5e-4)

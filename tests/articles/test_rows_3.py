@@ -67,11 +67,15 @@ def test_3_4_pretrained_weights_of_timm(row: Any, place: Path) -> None:
     assert after["head.weight"].shape[0] == 3
 
 
-def test_3_5_cifar10(row: Any, place: Path) -> None:
+def small_cifar10(place: Path) -> None:
     for part in ("train", "test"):
         shutil.copytree(place / "flower_photos", place / "cache/data/cifar10" / part)
     for number, path in enumerate(sorted((place / "cache/data/cifar10/test").rglob("*.png"))):
         Image.fromarray(np.asarray(Image.open(path)) // 2 + number).save(path)  # other pictures than the training's
+
+
+def test_3_5_cifar10(row: Any, place: Path) -> None:
+    small_cifar10(place)
     done = row()
     splits = json.loads((done.run / "split.json").read_text())["splits"]
     assert {path.partition("/")[0] for paths in splits["test"].values() for path in paths} == {"test"}
@@ -294,3 +298,11 @@ def test_3_30_torch_export(row: Any) -> None:
     program, images = torch.export.load("model.pt2"), torch.randn(2, 3, 16, 16)
     expected = vitkit.load("runs/flowers").model(images)
     torch.testing.assert_close(program.module()(images)[0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_3_31_all_settings_of_the_script(row: Any, place: Path) -> None:
+    small_cifar10(place)
+    recipe = row("--weights", "none", "--image-size", "16", "--max-images", "6").recipe()
+    assert recipe["model"]["name"] == "vit_tiny_patch16_224"
+    assert (recipe["optimizer"], recipe["lr"], recipe["weight_decay"], recipe["epochs"]) == ("adam", 1e-3, 0.0, 10)
+    assert (recipe["schedule"], recipe["step_per"], recipe["swa"]) == ("cosine", "epoch", 0.2)

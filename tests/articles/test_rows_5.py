@@ -195,10 +195,10 @@ def test_5_15_parameters_and_computation(row: Any) -> None:
     assert float(forward["vit_base_patch16_224"]) == pytest.approx(2 * 17.564, rel=0.08)
 
 
-@pytest.mark.accept
-def test_5_16_tpu_core_days(row: Any) -> None:
-    """The paper's Table 2 has 0.68 thousand core-days for L/16 on JFT-300M."""
-    (days,) = re.findall(r"time +([\d.,]+) days", row().out)
+def test_5_16_table_2(row: Any) -> None:
+    out = row().out
+    assert re.search(r"^ViT-H/14, JFT .* 2,500 +88\.55$", out, re.MULTILINE)
+    (days,) = re.findall(r"^ViT-L/16, JFT .* ([\d,]+) +680 +87\.76$", out, re.MULTILINE)
     assert float(days.replace(",", "")) == pytest.approx(680, rel=0.15)
 
 
@@ -224,6 +224,43 @@ def test_5_18_images_per_second(row: Any) -> None:
             break
     assert are_near, "a median of rounds in pairs"
     assert 1 / 4 < plain / here < 4
+
+
+@pytest.mark.accept
+def test_5_19_robustness(row: Any) -> None:
+    row()
+    stress = json.dumps(comparison("robustness"))
+    assert "occlusion" in stress and "shuffle" in stress
+
+
+@pytest.mark.accept
+def test_5_20_norms(row: Any) -> None:
+    row()
+    assert variants("norm").keys() == {"pre-norm", "post-norm"}
+
+
+@pytest.mark.accept
+def test_5_21_adam_or_sgd(row: Any) -> None:
+    row()
+    found = variants("optimizer")
+    assert {label: variant["paper"] for label, variant in found.items()} == {"SGD": "88.79", "Adam": "89.33"}
+    assert found["SGD"]["parameters"] == found["Adam"]["parameters"]
+    assert lab("optimizer")["claims"][0]["claim"] == "Adam is better than SGD"
+
+
+@pytest.mark.accept
+def test_5_22_axial_attention(row: Any) -> None:
+    row()
+    found = variants("axial")
+    deeper, axial = found["all patches, twice the depth"], found["rows, then columns"]
+    assert axial["parameters"] == deeper["parameters"] and axial["gmacs"] < deeper["gmacs"]
+
+
+def test_5_23_speed_and_memory(row: Any) -> None:
+    row()
+    models = lab("cost")["models"]
+    assert [model["image_size"] for model in models] == [16, 32, 16, 32]
+    assert all(model["images_per_s"] > 0 and model["activation_bytes"] > 0 for model in models)
 
 
 def _median_seconds_of_eight_images() -> float:
