@@ -153,9 +153,7 @@ class Row:
             if "probe" in words or "--recipe" in words:
                 del quick["--epochs"]
             words += [word for flag, value in quick.items() if flag not in words for word in (flag, value)]
-        elif words[0] == "compare" or (
-            words[0] == "lab" and words[1] in ("data-size", "position", "pooling", "norm", "optimizer", "axial")
-        ):
+        elif words[0] == "compare" or (words[0] == "lab" and words[1] in _TRAINED):
             words += ["--workers", "0", "--image-size", "16"]
         before = set((self.place / "runs").iterdir())
         environment = runs.environment() | {"VITKIT_OFFLINE": "1", "VITKIT_CACHE": str(self.place / "cache")}

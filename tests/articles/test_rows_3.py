@@ -303,6 +303,6 @@ def test_3_30_torch_export(row: Any) -> None:
 def test_3_31_all_settings_of_the_script(row: Any, place: Path) -> None:
     small_cifar10(place)
     recipe = row("--weights", "none", "--image-size", "16", "--max-images", "6").recipe()
-    assert recipe["model"]["name"] == "vit_tiny_patch16_224"
+    assert recipe["model"] == "vit_tiny_patch16_224"
     assert (recipe["optimizer"], recipe["lr"], recipe["weight_decay"], recipe["epochs"]) == ("adam", 1e-3, 0.0, 10)
     assert (recipe["schedule"], recipe["step_per"], recipe["swa"]) == ("cosine", "epoch", 0.2)

@@ -30,6 +30,7 @@ from vitkit.experiments import (
     base_fields,
     changes_in_words,
     claims_of,
+    fastest_of,
     of_model,
     pairs_against,
     summary_of,
@@ -150,6 +151,15 @@ def test_each_block_becomes_attention_in_rows_and_then_in_columns() -> None:
     assert (axial.attention, axial.prefix_tokens) == ("axial", 0), "as in app. D.6, there is no class token"
     assert describe(axial).parameters == describe(deeper).parameters
     assert describe(whole).gmacs < describe(axial).gmacs < describe(deeper).gmacs
+
+
+@pytest.mark.parametrize("name", ["hybrid", "optimizer"])
+def test_the_model_that_is_compared_with_the_resnet_can_be_chosen(name: str) -> None:
+    own, chosen = ABLATIONS[name], {"model": "vit_micro_patch8_16", "image_size": 32, "drop_path": 0.0}
+    base = base_fields(own, "photos", "small", chosen)
+    fields = [variant_fields(base, chosen, variant) for variant in own.variants(base_config(base))]
+    assert {each["image_size"] for each in fields} == {32}
+    assert "custom:bit_resnet_micro" in {each["model"] for each in fields}
 
 
 def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
@@ -400,6 +410,23 @@ def test_the_papers_pre_trainings_are_counted() -> None:
     days = [(model["core_days"], model["paper_core_days"]) for model in cost.figures["models"] if "recipe" in model]
     assert planned == [[f"{ours:,.0f}", f"{paper:,}"] for ours, paper in days], "as by vitkit plan"
     assert "88.55" in "\n".join(cost.lines())
+
+
+@pytest.mark.parametrize(
+    ("quartiles", "sentence"),
+    [
+        ([(90, 110), (50, 89), (10, 20)], "at 32 pixels, a is the fastest"),
+        ([(90, 110), (80, 95), (10, 20)], "at 32 pixels, a cannot be distinguished from b"),
+    ],
+)
+def test_a_model_is_the_fastest_if_its_quartiles_are_above_the_others(
+    quartiles: list[tuple[int, int]], sentence: str
+) -> None:
+    entries = [
+        {"name": name, "image_size": 32, "images_per_s": sum(ends) / 2, "quartiles": list(ends)}
+        for name, ends in zip("abc", quartiles, strict=True)
+    ]
+    assert fastest_of(entries) == sentence
 
 
 def test_models_are_timed_on_two_sizes_of_images(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ __all__, __getattr__ = public(
         "footprint": "Footprint Ledger bytes_of materialise rehearse rehearse_step",
         "judging": "JudgingImages subject_of",
         "lab.ablations": "EXPERIMENTS FEW_SHOT trend_with_depth",
+        "lab.cost": "fastest_of",
         "lab.data_size": "Transfer changes_in_words halve",
         "lab": "Ablation LabResult Measurement of_model summary_of",
         "lab.lab": "LabList base_config base_fields claims_of pairs_against variant_fields",

@@ -43,7 +43,7 @@ from vitkit.training.start import Start, resolve
 
 SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
 SHOTS = 5  # images of each class, as in Figure 4
-RESNET = "torchvision:resnet18"
+RESNET = "custom:bit_resnet_micro"  # about as large as the ViT
 HALVES = ("upstream.csv", "downstream.csv")  # lists of the images in each half of the classes
 _FEWEST_CLASSES = 4  # minimum for two classes in each half
 _PRETRAINING = ", pre-training"  # suffix of a model's name in the label of its pre-training

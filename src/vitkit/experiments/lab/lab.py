@@ -115,7 +115,7 @@ def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: 
     for name in changes:
         if name in (changed.get("model_fields") or {}):
             raise VitkitError(f"model.{name} is varied by this experiment: leave it out")
-    for name in varied:
+    for name in sorted(varied.keys() - {"model", "image_size"}):  # which choose the model that is varied
         if name in changed:
             raise VitkitError(f"{name} is varied by this experiment: leave it out")
     fields = {**variant.usual, **base, **varied, "model_fields": {**model, **changes}}
