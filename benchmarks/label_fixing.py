@@ -91,10 +91,13 @@ def one_seed(folder: Path, seed: int) -> list[dict[str, Any]]:
         if signal:
             new = pictures(place / "new", seed, NEW, signal)
             truth = vitkit.evaluate(place / "runs" / str(ROUNDS), new, split="all", precision="float32").accuracy
-        for figure, told in (("in front", numbers), ("with the labels of now", numbers["with_proposals"])):
-            low, high = told["intervals_95"]["accuracy"]
-            known = {"seed": seed, "labels": labels, "way": way, "figure": figure, "images": told["images"]}
-            rows.append({**known, "accuracy": told["accuracy"], "low": low, "high": high, "truth": truth})
+        now, front = numbers.get("with_labels_now", numbers), numbers["headline"]
+        for figure, accuracy, (low, high), images in (
+            ("in front", front["value"], front["interval_95"], front["images"]),
+            ("with the labels of now", now["accuracy"], now["intervals_95"]["accuracy"], now["images"]),
+        ):
+            known = {"seed": seed, "labels": labels, "way": way, "figure": figure, "images": images}
+            rows.append({**known, "accuracy": accuracy, "low": low, "high": high, "truth": truth})
     return rows
 
 

@@ -4,9 +4,9 @@ The labels are randomly permuted, so whoever is right more often than chance has
 pictures of 64 pixels in 5 classes are learned by heart by a small model, and every protocol that ends in a figure is
 run on them and on data that share pictures with them: training, cross-validation, weights of a run, a teacher,
 pre-training, choosing among weights, comparing, the lab, datasets of the caller's, the studio's list, the loop that
-corrects labels by a run's suggestions, and patients whom the names of files reveal. It is counted how often chance lies
-in the 95 % interval of what is reported: 20 % for an accuracy, 0 for a difference between two models. A protocol passes
-with 18 of 20 seeds or more.
+corrects labels by a run's suggestions, labels that are changed or left out after a run's mistakes were seen, and
+patients whom the names of files reveal. It is counted how often chance lies in the 95 % interval of what is reported:
+20 % for an accuracy, 0 for a difference between two models. A protocol passes with 18 of 20 seeds or more.
 
 Controls show that the models did learn the pictures: the same figures with what was seen must not contain chance.
 
@@ -38,6 +38,7 @@ from PIL import Image
 from tables import RESULTS, read_table, result_path, write_table
 
 import vitkit
+from vitkit.data import EXCLUDED, Edit, add_edits
 from vitkit.evaluation import Headline, headline_of
 from vitkit.experiments import compare as comparison_costs
 from vitkit.webapp import open_workspace, summaries
@@ -450,6 +451,83 @@ def control_torn_scenes(place: Place) -> Figures:
     return _with_seen(vitkit.TrainingRun(_of_torn_scenes(place)).evaluation)
 
 
+AUTOMATIC = {name: RECIPE[name] for name in ("batch_size", "precision", "workers")}  # as the studio trains
+
+
+def accepted(place: Place) -> Figures:
+    """40 photographs of a heap are labelled, and the other 20 get the labels that a run suggests.
+
+    The run sets no photograph aside, as always with so few: it tests each by a head that was trained without it.
+    """
+    heap, labels = place.folder / "heap", place.folder / "heap.csv"
+    heap.mkdir()
+    for number in range(CLASSES * EACH):
+        picture(place.seed, number).save(heap / f"{number}.png")
+    add_edits(labels, [Edit(f"{n}.png", f"class{label_of(place.seed, n)}") for n in range(40)])
+    own = {"data": heap, "labels": str(labels), "weights": str(place.elsewhere), "seed": place.seed, **AUTOMATIC}
+    first = vitkit.train(out=place.folder / "runs" / "heap-1", say=_quiet, **own)
+    rest = vitkit.predict(first.folder, [heap / f"{number}.png" for number in range(40, CLASSES * EACH)])
+    add_edits(labels, [Edit(Path(row.path).name, str(row.label), proposed_by="heap-1") for row in rest])
+    run = vitkit.train(out=place.folder / "runs" / "heap-2", say=_quiet, **own, split_from=str(first.folder))
+    return Figures.of(run.headline)
+
+
+def changed(place: Place) -> Figures:
+    """The test photographs that a run has wrong get the labels that it predicts."""
+    return _after_mistakes(place, "changed", lambda row: Edit(row["path"], row["predicted"]))
+
+
+def left_out(place: Place) -> Figures:
+    """The test photographs that a run has wrong are left out by a label file."""
+    return _after_mistakes(place, "left-out", lambda row: Edit(row["path"], EXCLUDED))
+
+
+def deleted(place: Place) -> Figures:
+    """The files of the test photographs that a run has wrong are deleted."""
+    return _after_mistakes(place, "deleted", None)
+
+
+def changed_everywhere(place: Place) -> Figures:
+    """As `changed`, where each photograph tests a head that was trained without it."""
+    return _after_mistakes(place, "changed-all", lambda row: Edit(row["path"], row["predicted"]), is_automatic=True)
+
+
+def left_out_everywhere(place: Place) -> Figures:
+    """As `left_out`, where each photograph tests a head that was trained without it."""
+    return _after_mistakes(place, "left-out-all", lambda row: Edit(row["path"], EXCLUDED), is_automatic=True)
+
+
+def changed_and_evaluated(place: Place) -> Figures:
+    """As `changed`, but the same run is evaluated again."""
+    labels = place.folder / "evaluated.csv"
+    add_edits(labels, [Edit(row["path"], row["predicted"]) for row in _mistakes(place.first)])
+    return Figures.of(vitkit.evaluate(place.first, labels=labels).headline)
+
+
+def _mistakes(run: Path) -> list[dict[str, str]]:
+    with (run / "predictions.csv").open(encoding="utf-8", newline="") as text:
+        return [row for row in csv.DictReader(text) if row["label"] != row["predicted"]]
+
+
+def _after_mistakes(
+    place: Place, name: str, edit: Callable[[dict[str, str]], Edit] | None, *, is_automatic: bool = False
+) -> Figures:
+    """Train, edit the label of each test photograph that is wrong or delete it, and train again on the same split."""
+    data = Path(shutil.copytree(place.photos, place.folder / name))
+    own: dict[str, Any] = {"data": data, "weights": str(place.elsewhere), "seed": place.seed}
+    own |= AUTOMATIC if is_automatic else {**RECIPE, **TUNED}
+    split = {} if is_automatic else {"split": (0.5, 0.1, 0.4)}
+    first = vitkit.train(out=place.folder / "runs" / f"{name}-1", say=_quiet, **own, **split).folder
+    for row in _mistakes(first):
+        if edit is None:
+            (data / row["path"]).unlink()
+        else:
+            add_edits(place.folder / f"{name}.csv", [edit(row)])
+    labels = {} if edit is None else {"labels": str(place.folder / f"{name}.csv")}
+    out = place.folder / "runs" / f"{name}-2"
+    return Figures.of(vitkit.train(out=out, say=_quiet, **own, **labels, split_from=str(first)).headline)
+
+
 def control_another_folder(place: Place) -> Figures:
     return _with_seen(_other_folder(place).figures)
 
@@ -492,6 +570,13 @@ PROTOCOLS: dict[str, Callable[[Place], Figures]] = {
     "own answers as labels, path and label alone": own_answers_alone,
     "scenes torn between given splits": torn_scenes,
     "control: scenes torn between given splits, with what was seen": control_torn_scenes,
+    "unlabelled photographs, suggestions accepted": accepted,
+    "labels changed after mistakes were seen": changed,
+    "labels changed after mistakes were seen, all tested": changed_everywhere,
+    "labels changed after mistakes were seen, eval": changed_and_evaluated,
+    "mistakes left out": left_out,
+    "mistakes left out, all tested": left_out_everywhere,
+    "mistakes deleted": deleted,
     "control: another folder, with what was seen": control_another_folder,
     "control: given splits, with what was seen": control_given_splits,
     "control: given splits from a run, with what was seen": control_given_splits_from_a_run,

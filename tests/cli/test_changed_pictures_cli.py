@@ -63,7 +63,8 @@ def test_eval_leaves_out_those_that_changed_and_says_so(vitkit: Any, run: Path, 
     assert outcome.code == 0 and f"{text}{changed.parent.name}/{changed.name}), 1 is gone" in outcome.err
     numbers = json.loads(outcome.out)
     assert (numbers["images"], numbers["unreadable"], numbers["changed"]["images"]) == (4, 2, 2)
-    assert [own["kind"] for own in numbers["headline"]["caveats"]] == ["changed", "baseline"]
+    assert [own["kind"] for own in numbers["headline"]["caveats"]] == ["missing", "changed", "baseline"]
+    assert numbers["headline"]["images"] == 6, "those count as the run predicted them"
     assert escape(text) in (tmp_path / "out" / "report.html").read_text()
     before = {own.name: own for own in held_out(trained)}
     assert {own.name for own in rest} < before.keys()

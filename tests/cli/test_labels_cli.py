@@ -118,15 +118,17 @@ def test_the_doctor_says_what_following_a_suggestion_means_and_which_rows_match_
     assert found["held_out"] == held_out and found["notes"] == []
 
 
-def test_the_doctor_repeats_what_was_proposed_of_the_test_before(vitkit: Any, suspected: Path) -> None:
+def test_the_doctor_repeats_which_test_labels_have_changed(vitkit: Any, suspected: Path) -> None:
     numbers = json.loads((suspected / "evaluation.json").read_text())
     numbers |= {
-        "proposed": {"changed": 2, "labelled": 0, "left_out": 1, "by": ["first"], "has_labels_before": True},
-        "with_proposals": {"accuracy": 0.75, "images": 5, "intervals_95": {}},
+        "relabelled": {"runs": ["first"], "paths": ["a.png", "b.png"]},
+        "with_labels_now": {"accuracy": 0.75, "images": 5, "intervals_95": {}},
     }
     (suspected / "evaluation.json").write_text(json.dumps(numbers))
     outcome = vitkit("doctor", suspected / "label_errors.csv")
-    assert "note: 2 labels changed, 1 image left out among the test images, as a model proposed" in outcome.out
+    assert (
+        "note: 2 labels have changed since first, and the earlier ones count; with today's labels 0.7500" in outcome.out
+    )
 
 
 def test_a_list_away_from_its_run_or_flags_without_sense_are_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sklearn.preprocessing import StandardScaler
 
 import runs
 import vitkit
+from photos import noise, save
 from vitkit.data import EXCLUDED, Edit, add_edits, split_from_file, table_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation import headline_of
@@ -245,24 +247,58 @@ def test_the_model_is_trained_on_every_image(
         assert torch.equal(ours, theirs), name
 
 
-def test_labels_that_a_model_proposed_are_tested_by_those_before(
+def test_a_continued_run_tests_the_same_images_in_the_same_way_with_their_earlier_labels(
     finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path
 ) -> None:
-    """An image with another label counts with its first one, and an image that was left out counts, too."""
+    """The heads that test are fitted as in the first run, without changed labels and without labels of a model."""
+    first = vitkit.TrainingRun(finished[0])
+    more = Path(shutil.copytree(data, tmp_path / "more"))
+    (more / "unlabelled").mkdir()
+    save(noise(32, 32, 3), more / "unlabelled" / "new.png")
     names = sorted(path.relative_to(data).as_posix() for path in data.rglob("*.png"))
     red, green = (next(name for name in names if name.startswith(colour)) for colour in ("red", "green"))
     add_edits(
         tmp_path / "labels.csv",
-        [Edit(red, "blue", "red", proposed_by="run"), Edit(green, EXCLUDED, "green", proposed_by="run")],
+        [
+            Edit(red, "blue", "red"),
+            Edit(green, EXCLUDED, "green"),
+            Edit("unlabelled/new.png", "blue", proposed_by=first.folder.name),
+        ],
     )
     lines: list[str] = []
     given = {"labels": str(tmp_path / "labels.csv"), "split_from": str(finished[0])}
-    second = vitkit.train(data, out=tmp_path / "second", say=lines.append, **fields(start, **given))
-    assert (second.headline.split, second.headline.images) == ("cross-validated", 45)
-    assert set(second.evaluation["proposed"]["paths"]) == {red, green}
-    assert second.evaluation["with_proposals"]["images"] == 44
+    second = vitkit.train(more, out=tmp_path / "second", say=lines.append, **fields(start, **given))
+    assert any(f"as in {first.folder.name}" in line for line in lines)
+    assert (second.headline.split, second.headline.images) == ("cross-validated", first.headline.images)
+    assert second.evaluation["relabelled"]["paths"] == [red]
+    assert second.evaluation["with_labels_now"]["images"] == 44
+    assert second.evaluation["missing_tests"]["images"] == 1
     predictions = OutOfFold.read(second.folder)
-    assert predictions is not None and len(predictions.paths) == 44 and green not in predictions.paths
+    assert predictions is not None and len(predictions.paths) == 44
+    assert not {green, "unlabelled/new.png"} & set(predictions.paths)
+    assert len(split_from_file(second.folder / "split.json")) == 45, "the new image is a training image"
+    words = "1 label has changed since"
+    assert any(words in caveat.text for caveat in second.headline.caveats)
+    assert any(words in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"method": "full"}, "--method full does not allow"),
+        ({"split": (0.8, 0.0, 0.2)}, "--split does not allow"),
+        ({"weights": "first"}, "has seen 45 of the 45 pictures"),
+    ],
+)
+def test_a_continued_run_that_cannot_test_in_the_same_way_is_refused(
+    finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path, asked: dict[str, Any], reason: str
+) -> None:
+    given = {**asked, "split_from": str(finished[0])}
+    if "weights" in given:
+        given["weights"] = str(finished[0])
+    with pytest.raises(VitkitError, match=reason):
+        vitkit.train(data, out=tmp_path / "second", say=str, **{**fields(start), **given})
+    assert not (tmp_path / "second" / "split.json").exists()
 
 
 def test_a_class_with_one_image(start: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who accepts what a model proposes for test pictures gets the figure of the labels of before in front of the other."""
+"""Who changes test labels after seeing mistakes gets the figure with the earlier labels in front of the other."""
 
 from __future__ import annotations
 
@@ -16,20 +16,11 @@ import torch
 
 import runs
 import vitkit
-from vitkit.data import EXCLUDED, Edit, ImageTable, add_edits, read_source, split_from_file
-from vitkit.data.seen import UNLABELLED
-from vitkit.data.table import Proposal
+from vitkit.data import EXCLUDED, Edit, ImageTable, add_edits, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.evaluation import (
-    LabelError,
-    describe_proposals,
-    from_features,
-    write_label_errors,
-)
-from vitkit.evaluation.evaluator import evaluate_before, proposal_figures
-from vitkit.system import EVALUATION, LABEL_ERRORS, PREDICTIONS, REPORT
+from vitkit.evaluation import describe_labels, from_features
+from vitkit.system import EVALUATION, PREDICTIONS, REPORT
 from vitkit.training import train
-from vitkit.weights import load
 
 FIELDS: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.2, 0.4)}
 
@@ -43,13 +34,9 @@ def figures_of(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / EVALUATION).read_text()))
 
 
-def accepted(run: Path) -> dict[str, str]:
-    """What the run's model says of each test picture that it has wrong, as the list of its doubts suggests it."""
-    wrong = {row["path"]: row for row in rows_of(run) if row["label"] != row["predicted"]}
-    write_label_errors(
-        run / LABEL_ERRORS, [LabelError(path, row["label"], row["predicted"], 0.9, 0.1) for path, row in wrong.items()]
-    )
-    return {path: row["predicted"] for path, row in wrong.items()}
+def mistakes(run: Path) -> dict[str, str]:
+    """What the run's model says of each test picture that it has wrong."""
+    return {row["path"]: row["predicted"] for row in rows_of(run) if row["label"] != row["predicted"]}
 
 
 @pytest.fixture(scope="module")
@@ -62,44 +49,49 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def second(first: Path) -> tuple[Path, dict[str, str], list[str]]:
-    """A run after all its proposals were accepted, but for two pictures that were left out; and what it said."""
-    root, proposals = first.parents[1], accepted(first)
-    edits = [Edit(path, label) for path, label in list(proposals.items())[2:]]
-    add_edits(root / "labels.csv", [*edits, *(Edit(path, EXCLUDED) for path in list(proposals)[:2])])
+    """A run after all mistakes became labels, but for two pictures that were left out; and what it said."""
+    root, wrong = first.parents[1], mistakes(first)
+    edits = [Edit(path, label) for path, label in list(wrong.items())[2:]]
+    add_edits(root / "labels.csv", [*edits, *(Edit(path, EXCLUDED) for path in list(wrong)[:2])])
     said: list[str] = []
     recipe = runs.quick(root / "photos", labels=str(root / "labels.csv"), split_from=str(first), **FIELDS)
-    return train(recipe, root / "runs" / "second", say=said.append), proposals, said
+    return train(recipe, root / "runs" / "second", say=said.append), wrong, said
 
 
 def accuracy(rows: list[dict[str, str]], column: str) -> float:
-    known = [row for row in rows if row[column]]
-    return sum(row[column] == row["predicted"] for row in known) / len(known)
+    return sum(row[column] == row["predicted"] for row in rows) / len(rows)
 
 
 def test_the_figure_in_front_is_that_of_the_labels_of_before(
     first: Path, second: tuple[Path, dict[str, str], list[str]]
 ) -> None:
-    run, proposals, said = second
+    run, wrong, said = second
     rows, numbers = rows_of(run), figures_of(run)
     before = {row["path"]: row["label"] for row in rows_of(first)}
-    assert {row["path"]: row["label"] for row in rows} == before, "those that are left out are tested too"
-    now = {path: label for path, label in before.items() if path not in list(proposals)[:2]}
-    now |= dict(list(proposals.items())[2:]) | dict.fromkeys(list(proposals)[:2], "")
+    assert {row["path"]: row["label"] for row in rows} == {
+        path: before[path] for path in before if path not in list(wrong)[:2]
+    }
+    now = {path: wrong.get(path, label) for path, label in before.items() if path not in list(wrong)[:2]}
     assert {row["path"]: row["label_now"] for row in rows} == now
     assert numbers["accuracy"] == pytest.approx(accuracy(rows, "label"))
-    assert numbers["images"] == len(before)
-    assert numbers["with_proposals"]["accuracy"] == pytest.approx(accuracy(rows, "label_now"))
-    assert numbers["with_proposals"]["images"] == len(before) - 2
-    told = numbers["proposed"]
-    assert (told["changed"], told["left_out"], told["by"]) == (len(proposals) - 2, 2, ["first"])
-    assert set(told["paths"]) == set(proposals)
-    note = describe_proposals(numbers)
-    assert note is not None and f"{len(proposals) - 2} labels changed, 2 images left out" in note
+    assert numbers["with_labels_now"]["accuracy"] == pytest.approx(accuracy(rows, "label_now"))
+    assert numbers["relabelled"]["runs"] == ["first"]
+    assert set(numbers["relabelled"]["paths"]) == set(list(wrong)[2:])
+    missing = numbers["missing_tests"]
+    assert (missing["images"], missing["right"], missing["runs"]) == (2, 0, ["first"])
+    headline = vitkit.TrainingRun(run).headline
+    assert headline.images == len(before)
+    assert headline.value == pytest.approx(numbers["accuracy"] * len(rows) / len(before)), "both had been wrong"
+    assert headline.interval is not None and headline.interval[0] < headline.value < headline.interval[1]
+    words = f"{len(wrong) - 2} labels have changed since first, and the earlier ones count; with today's labels"
+    note = describe_labels(numbers)
+    assert note is not None and words in note and "2 test images of first missing" in note
     assert f"note: {note}" in said
-    assert f") on {len(before)} test images (with the original labels of" in said[-1]
+    assert f") on {len(before)} test images ({words}" in said[-1]
+    assert said[-1].startswith(f"accuracy {headline.value:.4f}")
     page = (run / REPORT).read_text()
-    assert "with the original labels of" in page and "among the test images, as a model proposed (first)" in page
-    assert "left out, as a model proposed" in page
+    assert words.replace("'", "&#x27;") in page or words in page
+    assert "now: " in page
 
 
 def test_the_run_is_evaluated_again_to_the_same_figures(second: tuple[Path, dict[str, str], list[str]]) -> None:
@@ -108,8 +100,7 @@ def test_the_run_is_evaluated_again_to_the_same_figures(second: tuple[Path, dict
     assert {name: found.figures[name] for name in numbers if name != "label_errors"} == {
         name: value for name, value in numbers.items() if name != "label_errors"
     }
-    assert describe_proposals(numbers) in found.notes
-    assert "with the original labels of" in repr(found)
+    assert describe_labels(numbers) in found.notes
 
 
 def test_moved_photographs_are_found_again(second: tuple[Path, dict[str, str], list[str]], tmp_path: Path) -> None:
@@ -117,38 +108,43 @@ def test_moved_photographs_are_found_again(second: tuple[Path, dict[str, str], l
     for i, path in enumerate(sorted((run.parents[1] / "photos").rglob("*.png"))):
         shutil.copy(path, tmp_path / f"{i}.png")
     found = vitkit.evaluate(run, data_root=tmp_path)
-    assert found.accuracy == figures_of(run)["accuracy"]
-    assert found.figures["proposed"]["left_out"] == 2
+    assert found.figures["headline"]["value"] == figures_of(run)["headline"]["value"]
+    assert found.figures["missing_tests"]["images"] == 2
 
 
-def test_a_model_is_not_judged_by_its_own_proposals(first: Path, tmp_path: Path) -> None:
-    """By a label file, and in data whose pictures were moved into the classes that it says."""
-    own, proposals = figures_of(first), accepted(first)
-    add_edits(tmp_path / "labels.csv", [Edit(path, label) for path, label in proposals.items()])
-    found = vitkit.evaluate(first, labels=tmp_path / "labels.csv")
-    assert found.accuracy == own["accuracy"]
-    assert found.figures["with_proposals"]["accuracy"] == 1
-    data = Path(shutil.copytree(first.parents[1] / "photos", tmp_path / "photos"))
-    for path, label in proposals.items():
-        (data / path).rename(data / label / f"moved-{Path(path).name}-{Path(path).parent}.png")
-    moved = vitkit.evaluate(first, data, split="all")
-    assert moved.figures["proposed"]["changed"] == len(proposals)
-    assert moved.figures["without_seen"]["accuracy"] == own["accuracy"]
-    marked = tmp_path / "marked.csv"
-    add_edits(marked, [Edit(path, "red", proposed_by="another") for path in proposals])
-    assert vitkit.evaluate(first, labels=marked).accuracy == own["accuracy"]
-
-
-def test_labels_that_no_model_proposed_are_the_test(first: Path, tmp_path: Path) -> None:
-    proposals = accepted(first)
-    other = {
-        path: next(n for n in runs.COLOURS if n not in (label, Path(path).parts[0]))
-        for path, label in proposals.items()
-    }
-    add_edits(tmp_path / "labels.csv", [Edit(path, label) for path, label in other.items()])
-    found = vitkit.evaluate(first, labels=tmp_path / "labels.csv")
-    assert "proposed" not in found.figures
-    assert found.accuracy == figures_of(first)["accuracy"]  # what was wrong is wrong still
+@pytest.mark.parametrize("way", ["labels", "left out", "deleted", "moved", "test folder alone"])
+def test_a_run_is_not_judged_by_labels_that_changed_after_its_mistakes_were_seen(
+    first: Path, tmp_path: Path, way: str
+) -> None:
+    own, wrong = figures_of(first)["headline"], mistakes(first)
+    root = Path(shutil.copytree(first.parents[1], tmp_path / "work"))
+    data, run = root / "photos", root / "runs" / "first"
+    stored = json.loads((run / "split.json").read_text())
+    (run / "split.json").write_text(json.dumps({**stored, "root": str(data)}))
+    asked: dict[str, Any] = {"labels": root / "given.csv"}
+    if way == "labels":
+        add_edits(root / "given.csv", [Edit(path, label) for path, label in wrong.items()])
+    elif way == "left out":
+        add_edits(root / "given.csv", [Edit(path, EXCLUDED) for path in wrong])
+    elif way == "deleted":
+        asked = {}
+        for path in wrong:
+            (data / path).unlink()
+    elif way == "moved":
+        for path, label in wrong.items():
+            (data / path).rename(data / label / f"moved-{Path(path).name}-{Path(path).parent}.png")
+        asked = {"data": data, "split": "all"}
+    else:
+        right = [row["path"] for row in rows_of(first) if row["path"] not in wrong]
+        for path in data.rglob("*.png"):
+            if path.relative_to(data).as_posix() not in right:
+                path.unlink()
+        asked = {"data": data, "split": "all"}
+    found = vitkit.evaluate(run, **asked).figures["headline"]
+    assert found["value"] == pytest.approx(own["value"])
+    assert found["caveats"]
+    if way == "labels":
+        assert "with today's labels 1.0000" in found["caveats"][0]["text"]
 
 
 def test_a_class_that_proposals_have_emptied_counts_as_mistakes(first: Path) -> None:
@@ -160,46 +156,22 @@ def test_a_class_that_proposals_have_emptied_counts_as_mistakes(first: Path) -> 
     run = train(recipe, root / "runs" / "emptied", say=lambda _: None)
     numbers = figures_of(run)
     assert numbers["per_class"]["red"]["recall"] == 0 and numbers["per_class"]["red"]["support"] > 0
-    assert set(numbers["with_proposals"]) >= {"accuracy", "intervals_95"}
+    assert set(numbers["with_labels_now"]) >= {"accuracy", "intervals_95"}
     assert numbers["accuracy"] == pytest.approx(accuracy(rows_of(run), "label"))
     assert vitkit.evaluate(run).accuracy == numbers["accuracy"]
 
 
-def test_where_no_label_is_left_that_no_model_proposed_it_is_said(first: Path, tmp_path: Path) -> None:
+def test_where_no_label_is_left_that_no_model_proposed_there_is_no_figure(first: Path, tmp_path: Path) -> None:
     heap = tmp_path / "heap"
     heap.mkdir()
     edits = []
     for path in sorted((first.parents[1] / "photos").rglob("*.png")):
         shutil.copy(path, heap / f"{path.parent.name}-{path.name}")
+        (heap / f"{path.parent.name}-{path.name}").write_bytes(path.read_bytes() + b" ")  # pictures that no run knows
         edits.append(Edit(f"{path.parent.name}-{path.name}", path.parent.name, proposed_by="first"))
     add_edits(tmp_path / "labels.csv", edits)
-    found = vitkit.evaluate(first, heap, labels=tmp_path / "labels.csv")
-    assert any("no label is left that a model did not propose" in note for note in found.notes)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_if_only_images_that_were_left_out_can_be_read(first: Path, tmp_path: Path, known: bool) -> None:
-    """Their labels of before count; if there are none, there is nothing to evaluate."""
-    data = shutil.copytree(first.parents[1] / "photos", tmp_path / "photos")
-    kept = sorted(path.name for path in (data / "red").iterdir())[:3]
-    table = read_source(data)
-    table = table.take([i for i, path in enumerate(table.paths) if path in [f"red/{name}" for name in kept]])
-    for name in kept:
-        (data / "red" / name).write_bytes(b"\x89PNG\r\n\x1a\n")
-    left_out = [f"{name}/img{i}.png" for name in ("blue", "green") for i in range(1, 9)]
-    before = {path: path.split("/")[0] if known else UNLABELLED for path in left_out}
-    proposals = [Proposal(path, label, "first", "all") for path, label in before.items()]
-    model = load(first)
-    if not known:
-        with pytest.raises(VitkitError, match="no readable image"):
-            evaluate_before(model, table, "all", proposals)
-        return
-    evaluated = evaluate_before(model, table, "all", proposals)
-    assert evaluated.now is None and dict.fromkeys(evaluated.before.paths) == dict.fromkeys(left_out)
-    assert [evaluated.before.label_of(i) for i in range(len(left_out))] == list(before.values())
-    figures = proposal_figures(evaluated, None)
-    assert (figures["proposed"]["left_out"], figures["with_proposals"]) == (len(left_out), {})
-    assert "16 images left out" in str(describe_proposals({"split": "all", **figures}))
+    with pytest.raises(VitkitError, match="proposed by a model, so they can test none"):
+        vitkit.evaluate(first, heap, labels=tmp_path / "labels.csv")
 
 
 def test_images_of_several_classes(tmp_path: Path) -> None:
@@ -216,9 +188,9 @@ def test_images_of_several_classes(tmp_path: Path) -> None:
     )
     before = vitkit.evaluate(table.folder)
     after = vitkit.evaluate(table.folder, labels=tmp_path / "labels.csv")
-    assert after.accuracy == before.accuracy and after.figures["images"] == before.figures["images"]
-    assert after.figures["proposed"]["changed"] == after.figures["proposed"]["left_out"] == 1
-    assert after.figures["with_proposals"]["images"] == before.figures["images"] - 1
+    assert after.figures["headline"]["value"] == pytest.approx(before.figures["headline"]["value"])
+    assert after.figures["headline"]["images"] == before.figures["images"]
+    assert len(after.figures["relabelled"]["paths"]) == after.figures["missing_tests"]["images"] == 1
 
 
 def test_labels_of_test_images_teach_no_suggestion() -> None:

@@ -135,7 +135,8 @@ def test_evaluating_with_a_label_file(corrected: tuple[Path, str], data: Path, t
     after = vitkit.evaluate(folder, labels=tmp_path / "more.csv", note=notes.append)
     assert after.figures["images"] == before.figures["images"] - 1
     names = [after.evaluation.classes[label] for label in after.evaluation.labels]
-    assert names[:2] == ["gold", "gold"]
+    assert names[:2] == [held.name_of(1), held.name_of(2)], "those that the run was tested with"
+    assert [after.evaluation.since.get(path, "gold") for path in after.evaluation.paths[:2]] == ["gold", "gold"]
     assert any("left out" in line for line in notes)
     same = vitkit.evaluate(folder, labels=data.parent / "labels.csv", note=notes.append)  # by which it was trained
     assert same.figures["accuracy"] == before.figures["accuracy"]

@@ -1,7 +1,9 @@
-"""Labels that a model proposed are known as such, round after round, whatever way they took into the data."""
+"""Test images keep the labels that they had in the run that the split or the weights come from."""
 
 from __future__ import annotations
 
+import csv
+import json
 import random
 import shutil
 from collections.abc import Iterable
@@ -18,18 +20,17 @@ from vitkit.data import (
     ImageTable,
     add_edits,
     images_of_run,
+    labels_before_run,
     labels_of,
     move_run,
-    proposals_of_run,
     read_corrected,
-    read_proposals,
+    read_labels_before,
     read_source,
     renaming,
     split_from_file,
 )
 from vitkit.data.seen import UNLABELLED
 from vitkit.errors import VitkitError
-from vitkit.evaluation import LabelError, write_label_errors
 from vitkit.training import SplitImages, resolve, write_start
 
 
@@ -52,13 +53,14 @@ class Work:
             write_start(folder, settled.recipe, own, settled.before, [])
         return settled.parts[0]
 
-    def doubt(self, name: str, suggested: dict[str, str]) -> None:
-        """What a run lists in label_errors.csv."""
-        label = dict(labels_of(split_from_file(self.root / "runs" / name / "split.json")))
-        write_label_errors(
-            self.root / "runs" / name / "label_errors.csv",
-            [LabelError(path, label[path], other, 0.9, 0.1) for path, other in suggested.items()],
-        )
+    def predict(self, name: str, predicted: dict[str, str]) -> None:
+        """What a run writes about its test images; it predicts those that are not named correctly."""
+        folder = self.root / "runs" / name
+        table = split_from_file(folder / "split.json").of_split("test")
+        with (folder / "predictions.csv").open("w", newline="") as text:
+            writer = csv.writer(text)
+            writer.writerow(("path", "label", "predicted", "confidence"))
+            writer.writerows((path, label, predicted.get(path, label), "0.9") for path, label in labels_of(table))
 
     def of_split(self, name: str, split: str, label: str = "red") -> list[str]:
         """The photographs of a class that a run has in a split."""
@@ -72,7 +74,7 @@ def work(tmp_path: Path) -> Work:
 
 
 def before(own: SplitImages) -> dict[str, str]:
-    return {proposal.path: proposal.before for proposal in own.proposals}
+    return {item.path: item.before for item in own.earlier.changed}
 
 
 def marked(paths: Iterable[str], label: str, by: str = "first") -> list[Edit]:
@@ -86,7 +88,7 @@ def proposed(work: Work, *edits: Edit) -> tuple[ImageTable, dict[str, str]]:
     work.labels.unlink(missing_ok=True)
     add_edits(work.labels, edits)
     table = read_corrected(work.photos, work.labels)
-    return table, {own.path: own.before for own in table.proposals}
+    return table, {own.path: own.before for own in table.earlier}
 
 
 def test_the_label_before_the_first_proposal_is_known_after_several(work: Work) -> None:
@@ -104,17 +106,6 @@ def test_the_label_before_the_first_proposal_is_known_after_several(work: Work) 
     )
     assert found == {one: "green", three: "red"}
     assert table.corrections[0] == "labels.csv: 2 pictures with another label (2 proposed by a model)"
-
-
-def test_what_is_left_out_or_labelled_on_a_proposal_counts(work: Work) -> None:
-    save(noise(32, 32, 5), work.photos / "new.png")
-    _, found = proposed(
-        work,
-        Edit("red/img1.png", EXCLUDED, "red", proposed_by="first"),
-        Edit("red/img2.png", EXCLUDED, "red"),
-        Edit("new.png", "red", proposed_by="first"),
-    )
-    assert found == {"red/img1.png": "red", "new.png": UNLABELLED}
 
 
 def test_a_class_that_was_renamed_since_is_known_by_its_name_of_now(work: Work) -> None:
@@ -145,177 +136,199 @@ def test_photographs_of_several_classes(tmp_path: Path) -> None:
         ],
     )
     table = read_corrected(tmp_path / "data.csv", tmp_path / "labels.csv")
-    assert {own.path: own.before for own in table.proposals} == {"0.png": "a;b", "2.png": ";"}
+    assert {own.path: own.before for own in table.earlier} == {"0.png": "a;b", "2.png": ";"}
+
+
+# --- Photographs that no person has labelled ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["new split", "split of the run", "folds", "given splits"])
+def test_a_photograph_without_a_persons_label_is_never_tested(work: Work, how: str) -> None:
+    """The first class is no label that somebody gave, however the photographs are split."""
+    heap = work.root / "heap"
+    if how == "given splits":
+        for split in ("train", "test"):
+            runs.photos(heap / split, images=6, noise=60.0, seed=len(split))
+            (heap / split / "unlabelled").mkdir()
+        files = sorted(heap.rglob("img5.png"))
+        for file in files:
+            file.rename(file.parents[1] / "unlabelled" / f"{file.parent.name}.png")
+        paths = [f"{split}/unlabelled/{name}.png" for split in ("train", "test") for name in runs.COLOURS]
+        add_edits(work.labels, [Edit(path, "blue", proposed_by="first") for path in paths])
+    else:
+        heap.mkdir()
+        rows = []
+        for path in sorted(work.photos.rglob("*.png")):
+            name = f"{path.parent.name}-{path.name}"
+            shutil.copy(path, heap / name)
+            number = int(path.stem.removeprefix("img"))
+            rows.append((name, path.parent.name, "" if number <= 6 else "first"))
+        if how == "split of the run":
+            add_edits(work.labels, [Edit(name, label) for name, label, by in rows if not by])
+            work.photos = heap
+            work.begin("first")
+            work.labels.unlink()
+        add_edits(work.labels, [Edit(name, label if not by else "blue", proposed_by=by) for name, label, by in rows])
+        paths = [name for name, _, by in rows if by]
+    work.photos = heap
+    more: dict[str, Any] = {"folds": 3, "split": (0.7, 0.3, 0.0)} if how == "folds" else {}
+    work.begin("second", out="elsewhere", split_from="first" if how == "split of the run" else None, **more)
+    files = sorted((work.root / "runs" / "second").rglob("split.json"))
+    assert len(files) == (3 if how == "folds" else 1)
+    for file in files:
+        table = split_from_file(file)
+        split_of = dict(zip(table.paths, table.splits, strict=True))
+        assert {split_of.get(path) for path in paths} <= {"train", None}
+        assert any(split_of.get(path) == "train" for path in paths)
+        stored = read_labels_before(file.parent)
+        assert {item.before for item in stored.changed} == {UNLABELLED}
 
 
 # --- Runs after one another --------------------------------------------------------------------------------
 
 
-def test_rows_that_were_copied_by_hand_count_and_others_do_not(work: Work) -> None:
+@pytest.mark.parametrize("way", ["label file", "moved files"])
+def test_a_test_label_that_was_changed_counts_as_it_was(work: Work, way: str) -> None:
     work.begin("first")
-    listed, other, third, free = work.of_split("first", "test")
-    work.doubt("first", {listed: "blue", other: "blue", third: "blue"})
-    add_edits(work.labels, [Edit(listed, "blue"), Edit(other, "green"), Edit(third, EXCLUDED), Edit(free, "blue")])
+    one, two, *_ = work.of_split("first", "test")
+    if way == "label file":
+        add_edits(work.labels, [Edit(one, "blue"), Edit(two, "green")])
+        paths = {one: "red", two: "red"}
+    else:
+        (work.photos / one).rename(work.photos / "blue" / "moved.png")
+        (work.photos / two).rename(work.photos / "green" / "moved.png")
+        paths = {"blue/moved.png": "red", "green/moved.png": "red"}
     own = work.begin("second", split_from="first")
-    assert before(own) == {listed: "red", third: "red"}
-    assert {proposal.path: proposal.split for proposal in own.proposals} == {listed: None, third: "test"}
-    assert {proposal.by for proposal in own.proposals} == {"first"}
+    assert before(own) == paths
+    assert {item.by for item in own.earlier.changed} == {"first"}
+    assert read_labels_before(work.root / "runs" / "second") == own.earlier
 
 
-def test_an_edited_list_of_doubts_as_label_file_counts(work: Work) -> None:
-    work.begin("first", out="elsewhere")
-    one, two, *_ = work.of_split("first", "test")
-    work.labels.write_text(f"path,label,suggested,score\n{one},blue,blue,0.9\n{two},green,blue,0.8\n")
-    own = work.begin("second", out="elsewhere")  # no run is at hand that would tell
-    assert before(own) == {one: "red"}
-    assert [proposal.by for proposal in own.proposals] == ["labels.csv"]
-
-
-def test_photographs_that_were_moved_into_the_suggested_class_count(work: Work) -> None:
-    """There is no label file: what counts is the content."""
-    work.begin("first")
-    one, two, *_ = work.of_split("first", "test")
-    work.doubt("first", {one: "blue", two: "blue"})
-    (work.photos / one).rename(work.photos / "blue" / "moved.png")
-    (work.photos / two).rename(work.photos / "green" / "moved.png")
-    for split_from in ("first", None):
-        assert before(work.begin(f"after-{split_from}", split_from=split_from)) == {"blue/moved.png": "red"}
-
-
-def test_the_third_round_knows_the_labels_before_the_first(work: Work) -> None:
+def test_the_third_round_knows_the_labels_of_the_first(work: Work) -> None:
     """With another label file in each round, and files that are renamed in between."""
     work.begin("first")
     one, two, three, *_ = work.of_split("first", "test")
-    work.doubt("first", {one: "blue", two: "blue", three: "blue"})
     add_edits(work.labels, [Edit(path, "blue") for path in (one, two, three)])
     work.begin("second", split_from="first")
-    work.doubt("second", {one: "green", two: "red"})
     (work.photos / one).rename(work.photos / "red" / "renamed.png")
     work.labels.unlink()
     add_edits(work.labels, [Edit("red/renamed.png", "green"), Edit(two, "red"), Edit(three, "blue")])
     third = work.begin("third", split_from="second")
-    assert before(third) == {"red/renamed.png": "red", three: "red"}, "of the second the label is what it was"
+    assert before(third) == {"red/renamed.png": "red", three: "red"}
     shutil.rmtree(work.root / "runs" / "first")
-    shutil.rmtree(work.root / "runs" / "second")
-    work.doubt("third", {})
+    assert {item.by for item in third.earlier.changed} == {"first"}
     assert before(work.begin("fourth", split_from="third")) == before(third)
 
 
-def test_labels_by_another_rule_are_no_proposals(work: Work) -> None:
-    """The same photographs with other classes of the same names: an earlier run says nothing of them."""
+@pytest.mark.parametrize("new", ["crimson", "blue"])
+def test_a_class_that_was_renamed_or_merged_is_no_change(work: Work, new: str) -> None:
     work.begin("first")
-    every = [path for path, _ in labels_of(read_source(work.photos))]
-    work.doubt("first", dict.fromkeys(work.of_split("first", "test"), "blue"))
+    one, *_ = work.of_split("first", "test")
+    edits = renaming(labels_of(read_source(work.photos)), "red", new)
+    add_edits(work.labels, [*edits, Edit(one, "green")])
+    assert before(work.begin("second", split_from="first")) == {one: new}
+
+
+def test_photographs_that_serve_another_purpose_are_not_compared(work: Work) -> None:
+    work.begin("first")
     rng = random.Random(0)
-    add_edits(work.labels, [Edit(path, rng.choice(["red", "green", "blue"])) for path in every])
-    assert before(work.begin("second")) == {}
+    add_edits(work.labels, [Edit(path, rng.choice(["cat", "dog"])) for path, _ in labels_of(read_source(work.photos))])
+    assert before(work.begin("second", split_from="first")) == {}
 
 
-def test_a_photograph_that_is_left_out_on_a_doubt_stays_in_the_test_and_in_no_other_split(work: Work) -> None:
+@pytest.mark.parametrize("way", ["label file", "deleted", "shorter list"])
+def test_missing_test_photographs_count_as_the_run_predicted_them(work: Work, way: str) -> None:
     work.begin("first")
-    (test, copied, *_), (train, *_) = work.of_split("first", "test"), work.of_split("first", "train")
-    add_edits(work.labels, marked([test, copied, train], EXCLUDED))
-    shutil.copy(work.photos / copied, work.photos / "blue" / "copy.png")  # the test's picture, learned elsewhere
+    one, two, *_ = work.of_split("first", "test")
+    work.predict("first", {one: "blue"})
+    if way == "label file":
+        add_edits(work.labels, [Edit(one, EXCLUDED), Edit(two, EXCLUDED)])
+    elif way == "deleted":
+        (work.photos / one).unlink()
+        (work.photos / two).unlink()
+    else:
+        rows = [f"{path},{label}" for path, label in labels_of(read_source(work.photos)) if path not in (one, two)]
+        (work.photos / "list.csv").write_text("\n".join(["path,label", *rows]))
+        work.photos = work.photos / "list.csv"
     own = work.begin("second", split_from="first")
-    assert {proposal.path: (proposal.before, proposal.split) for proposal in own.proposals} == {
-        test: ("red", "test"),
-        train: ("red", None),
-    }
-    assert {test, train} & set(own.images.table.paths) == set()
-
-
-def test_without_a_run_at_hand_a_photograph_that_is_left_out_is_dealt_like_others(work: Work) -> None:
-    paths = [path for path, label in labels_of(read_source(work.photos)) if label == "red"]
-    add_edits(work.labels, marked(paths[:8], EXCLUDED))
-    shares = [
-        sum(proposal.split == "test" for proposal in work.begin(f"run-{seed}", seed=seed).proposals)
-        for seed in range(6)
+    assert sorted((item.label, item.predicted, item.run) for item in own.earlier.missing) == [
+        ("red", "blue", "first"),
+        ("red", "red", "first"),
     ]
-    assert 0 < sum(shares) < 6 * 8 and len(set(shares)) > 1
-    folds = work.begin("folds", folds=3, split=(0.7, 0.3, 0.0))
-    judged = [
-        proposal.path
-        for fold in (1, 2, 3)
-        for proposal in read_proposals(work.root / "runs" / "folds" / f"fold-{fold}")
-        if proposal.split == "test"
-    ]
-    assert sorted(judged) == sorted(paths[:8]), "each is tested once"
-    assert len(folds.proposals) == 8
+    work.predict("second", {})
+    assert set(work.begin("third", split_from="second").earlier.missing) == set(own.earlier.missing)
 
 
-def test_labels_that_a_run_proposed_keep_its_split_and_folds_are_warned_of(work: Work) -> None:
+def test_a_class_that_was_removed_and_other_photographs_are_not_missed(work: Work, tmp_path: Path) -> None:
+    work.begin("first")
+    work.predict("first", {})
+    add_edits(
+        work.labels, [Edit(path, EXCLUDED) for path, label in labels_of(read_source(work.photos)) if label == "red"]
+    )
+    assert work.begin("second", split_from="first").earlier.missing == ()
+    work.labels.unlink()
+    work.photos = runs.photos(tmp_path / "others", images=10, noise=60.0, seed=5)
+    own = work.begin("third", split_from="first")
+    assert own.earlier.missing == own.earlier.changed == ()
+
+
+# --- Labels that a run proposed ----------------------------------------------------------------------------
+
+
+def test_labels_that_a_run_proposed_keep_its_split_and_folds_are_refused(work: Work) -> None:
     """What it learned from its training pictures is in the labels of others now: they can test nothing."""
     work.begin("first")
-    train = work.of_split("first", "train")
-    work.doubt("first", dict.fromkeys(train[:3], "blue"))
-    add_edits(work.labels, [Edit(path, "blue") for path in train[:3]])
+    add_edits(work.labels, marked(work.of_split("first", "train")[:3], "blue"))
     first = split_from_file(work.root / "runs" / "first" / "split.json")
     own = work.begin("second", seed=7)
     assert dict(zip(own.images.table.paths, own.images.table.splits, strict=True)) == dict(
         zip(first.paths, first.splits, strict=True)
     )
-    assert any("labels that first proposed contain what it has learned" in str(line) for line in own.findings)
-    folds = work.begin("folds", folds=3, split=(0.7, 0.3, 0.0))
-    assert any(
-        "training images of first, which proposed" in str(line) and line.severity == "problem"
-        for line in folds.findings
-    )
+    with pytest.raises(VitkitError, match="first proposed labels of these images"):
+        work.begin("folds", folds=3, split=(0.7, 0.3, 0.0))
 
 
-def test_test_photographs_that_were_deleted_on_a_doubt_are_said(work: Work) -> None:
-    work.begin("first")
-    one, two, *_ = work.of_split("first", "test")
-    work.doubt("first", {one: "blue", two: "blue"})
-    (work.photos / one).unlink()
-    own = work.begin("second", split_from="first")
-    assert any("1 test image of first is missing whose label it had suspected" in str(line) for line in own.findings)
+def test_without_a_run_at_hand_the_label_file_tells_the_label_before(work: Work) -> None:
+    one, two, *_ = [path for path, label in labels_of(read_source(work.photos)) if label == "red"]
+    work.labels.write_text(f"path,label,suggested,score\n{one},blue,blue,0.9\n{two},green,blue,0.8\n")
+    own = work.begin("second", out="elsewhere")
+    assert before(own) == {one: "red"}
+    assert [item.by for item in own.earlier.changed] == ["labels.csv"]
+
+
+# --- Files ---------------------------------------------------------------------------------------------------
 
 
 def test_what_a_run_keeps_is_found_where_its_photographs_are_now(work: Work) -> None:
     work.begin("first")
-    test = work.of_split("first", "test")
-    add_edits(work.labels, [*marked(test[:1], EXCLUDED), *marked(test[1:2], "blue")])
+    add_edits(work.labels, marked(work.of_split("first", "test")[:1], "blue"))
     work.begin("second", split_from="first")
     folder, moved = work.root / "runs" / "second", work.root / "elsewhere"
     for i, path in enumerate(sorted(work.photos.rglob("*.png"))):
         (moved / path.parent.name).mkdir(parents=True, exist_ok=True)
         path.rename(moved / path.parent.name / f"{i}.png")
-    table = images_of_run(folder / "split.json", moved)
-    found = {own.before: (moved / own.path).is_file() for own in proposals_of_run(folder, table)}
-    assert found == {"red": True} and len(proposals_of_run(folder, table)) == 2
-    assert all((moved / own.path).is_file() for own in proposals_of_run(folder, table))
+    (item,) = labels_before_run(folder, images_of_run(folder / "split.json", moved)).changed
+    assert item.before == "red" and (moved / item.path).is_file()
     move_run(folder / "split.json", moved)
-    assert all((moved / own.path).is_file() for own in read_proposals(folder))
+    (item,) = labels_before_run(folder, images_of_run(folder / "split.json")).changed
+    assert item.before == "red" and (moved / item.path).is_file()
 
 
-def test_a_damaged_list_of_proposals_is_told(work: Work) -> None:
-    (work.root / "proposals.json").write_text('[{"path": 1}]')
-    with pytest.raises(VitkitError, match=r"proposals\.json is damaged"):
-        read_proposals(work.root)
-
-
-def test_other_photographs_are_not_missed(work: Work, tmp_path: Path) -> None:
-    """Weights of a run go on to other data, where its photographs are not expected."""
+def test_the_file_of_earlier_versions_is_read(work: Work) -> None:
     work.begin("first")
-    work.doubt("first", dict.fromkeys(work.of_split("first", "test"), "blue"))
-    work.photos = runs.photos(tmp_path / "others", images=10, noise=60.0, seed=5)
-    own = work.begin("second", split_from="first")
-    assert not any("no longer there" in str(line) for line in own.findings) and own.proposals == ()
+    one, *_ = work.of_split("first", "test")
+    add_edits(work.labels, [Edit(one, "blue")])
+    second = work.begin("second", split_from="first")
+    folder = work.root / "runs" / "second"
+    (folder / "earlier_labels.json").unlink()
+    (item,) = second.earlier.changed
+    (folder / "proposals.json").write_text(json.dumps([{**item._asdict(), "split": None}]))
+    assert read_labels_before(folder).changed == (item,)
+    assert before(work.begin("third", split_from="second")) == {one: "red"}
 
 
-def test_data_that_come_split_keep_their_split(work: Work) -> None:
-    for split in ("train", "val", "test"):
-        runs.photos(work.root / "split" / split, images=6, noise=60.0, seed=len(split))
-    work.photos = work.root / "split"
-    first = work.begin("first")
-    train, test = (
-        next(path for path in first.images.table.of_split(name).paths if "red" in path) for name in ("train", "test")
-    )
-    work.doubt("first", {train: "blue", test: "blue"})
-    add_edits(work.labels, [Edit(train, "blue"), Edit(test, EXCLUDED)])
-    own = work.begin("second")
-    assert {proposal.path: (proposal.before, proposal.split) for proposal in own.proposals} == {
-        train: ("red", None),
-        test: ("red", "test"),
-    }
-    assert not any("its split is kept" in str(line) for line in own.findings)
+@pytest.mark.parametrize("content", ['[{"path": 1}]', '{"changed": []}', '{"changed": [], "missing": [{"a": 1}]}'])
+def test_a_damaged_list_of_earlier_labels_is_told(work: Work, content: str) -> None:
+    (work.root / "earlier_labels.json").write_text(content)
+    with pytest.raises(VitkitError, match=r"earlier_labels\.json is damaged"):
+        read_labels_before(work.root)

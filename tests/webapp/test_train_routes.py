@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -70,6 +71,20 @@ def test_what_is_asked_for_becomes_a_command(client: TestClient, place: Workspac
     assert first == [*own, *said, *out[0]]
     assert second == [*own, "--weights", "none", "--method", "scratch", *out[1]]
     assert third == [*own, "--labels", str(place.labels), "--weights", eyes, "--method", "probe", *out[2]]
+
+
+@pytest.mark.parametrize(
+    ("method", "is_allowed"), [("auto", True), ("probe", True), ("lora", False), ("scratch", False)]
+)
+def test_a_run_that_tested_every_photograph_is_continued_in_the_same_way_or_not_at_all(
+    client: TestClient, place: Workspace, method: str, is_allowed: bool
+) -> None:
+    folder = make_run(place, "before")
+    figures = {"accuracy": 0.5, "images": 6, "split": "cross-validated", "intervals_95": {}}
+    (folder / "evaluation.json").write_text(json.dumps(figures))
+    answer = start(client, weights=str(Path("eyes.pth").absolute()), method=method, split_from="before")
+    assert answer.status_code == (200 if is_allowed else 400)
+    assert is_allowed or "before tested every photograph by a last layer" in answer.json()["error"]
 
 
 def test_a_new_model_of_a_named_data_set_follows_its_recipe(place: Workspace) -> None:

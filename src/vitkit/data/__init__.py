@@ -20,7 +20,7 @@ __all__, __getattr__ = public(
     __name__,
     {
         "augment": "Augment Mixing",
-        "corrections": "correct labels_of proposals_of_run read_corrected read_proposals",
+        "corrections": "correct labels_of read_corrected",
         "decode": "LEAST_BUDGET MemoryBudget decoders read_picture warn_of_doubt",
         "doctor.altered": "Described find_altered",
         "doctor.duplicates": (
@@ -28,6 +28,7 @@ __all__, __getattr__ = public(
         ),
         "doctor.examine": "Copies Diagnosis MOST_CROPPED MOST_LOST examine find_twins",
         "doctor.keypoints": "BYTES MOST find_keypoints working_copy",
+        "earlier_labels": "LabelsBefore MissingTest compare_with_runs labels_before_run read_labels_before",
         "file_facts": "FactTable Facts Memory THUMBNAIL scan",
         "image_cache": "DiskCache MemoryCache PictureCache bytes_of choose_cache open_cache",
         "labels": "EXCLUDED Edit add_edits labels_so_far read_labels read_suspects renaming undo_edits",
@@ -49,7 +50,7 @@ __all__, __getattr__ = public(
         ),
         "splits": "SPLITS fold held_out_split limit_training scenes split stratify",
         "storage": "Overlooked SUFFIXES Stored below_storage find_images is_there open_place read_place",
-        "table": "ImageTable MULTI_LABEL SINGLE_LABEL TASKS Task table_of task_of",
+        "table": "EarlierLabel ImageTable MULTI_LABEL SINGLE_LABEL TASKS Task table_of task_of",
         "user_datasets": "Datasets item_of read_preprocess survey",
     },
 )

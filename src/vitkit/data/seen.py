@@ -508,11 +508,10 @@ def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overl
 
 
 def read_digests(table: ImageTable) -> dict[str, str]:
-    """Return the digest of each readable image by its path, including the images that a label file leaves out."""
-    paths = [*table.paths, *(path for path, _, _ in table.left_out)]
+    """Return the digest of each readable image by its path."""
     with Memory() as memory:
-        facts = scan([table.at(path) for path in paths], memory, partial(progress, "reading images"))
-    rows = zip(paths, facts.column("digest"), facts.column("error"), strict=True)
+        facts = scan(table.files(), memory, partial(progress, "reading images"))
+    rows = zip(table.paths, facts.column("digest"), facts.column("error"), strict=True)
     return {path: digest[:DIGEST].hex() for path, digest, error in rows if error is None}
 
 

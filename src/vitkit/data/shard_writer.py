@@ -285,7 +285,7 @@ def _plan(table: ImageTable, size: int) -> _ShardPlan:
     content = [
         (table.task.name, table.classes, size),
         [vars(image) for image in left_out],
-        [proposal._asdict() for proposal in table.proposals],
+        [item._asdict() for item in table.earlier],
         [(table.paths[row], digest.hex(), table.cell_of(row)) for row, digest in enumerate(digests)],
         [(shard.split, [(member.row, member.length) for member in shard.members]) for shard in shards],
     ]
@@ -464,5 +464,5 @@ def _index_of(table: ImageTable, plan: _ShardPlan, written: Sequence[_Written]) 
         lengths=lengths,
         checks=checks,
         left_out=plan.left_out,
-        proposals=plan.table.proposals,
+        earlier=plan.table.earlier,
     )

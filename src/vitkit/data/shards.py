@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 from vitkit.data.layout import LayoutName, split_of_word
 from vitkit.data.remote import copy_of, read_file, read_part
 from vitkit.data.storage import UnreadableImageError, entries_in, is_passed_over, why_ignored
-from vitkit.data.table import TASKS, UNLABELLED, ImageTable, Proposal, TaskName
+from vitkit.data.table import TASKS, UNLABELLED, EarlierLabel, ImageTable, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_bytes
 from vitkit.text.cells import listed, plural
@@ -86,7 +86,7 @@ class ShardIndex:
         offsets, lengths: the position of each image's first byte in its shard, and its number of bytes.
         checks: the CRC-32 of each image's bytes.
         left_out: the images that were left out.
-        proposals: the proposals of models to change labels of these images, as in `ImageTable`.
+        earlier: the labels before those that models proposed, as in `ImageTable`.
     """
 
     plan: str
@@ -100,7 +100,7 @@ class ShardIndex:
     lengths: array[int]
     checks: array[int]
     left_out: tuple[LeftOut, ...] = ()
-    proposals: tuple[Proposal, ...] = ()
+    earlier: tuple[EarlierLabel, ...] = ()
     rows: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class ShardIndex:
                 "crc32": list(self.checks),
             },
             "left_out": [vars(image) for image in self.left_out],
-            "proposals": [proposal._asdict() for proposal in self.proposals],
+            "proposals": [item._asdict() for item in self.earlier],
         }
 
     @classmethod
@@ -162,7 +162,7 @@ class ShardIndex:
                 lengths,
                 checks,
                 tuple(LeftOut(**image) for image in stored["left_out"]),
-                tuple(Proposal(**proposal) for proposal in stored["proposals"]),
+                tuple(map(EarlierLabel.from_dict, stored["proposals"])),
             )
             index._check()
         except KeyError as error:
@@ -430,7 +430,7 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
         folders=() if storage.is_afar else (storage.path,),
         sets=sets,
         overlooked=(*_left_out(index), *(() if storage.is_afar else _beside(storage.path))),
-        proposals=index.proposals,
+        earlier=index.earlier,
         storage=storage,
     )
 

@@ -24,7 +24,7 @@ from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_text, write_json
 from vitkit.system.progress import progress
-from vitkit.system.run_files import GROUPS, PROPOSALS, SPLIT
+from vitkit.system.run_files import GROUPS, SPLIT
 from vitkit.text.cells import JOINT, plural
 
 
@@ -320,16 +320,6 @@ def move_run(split_file: Path, root: Path) -> None:
     if (groups := split_file.with_name(GROUPS)).is_file():
         stored = from_json(read_text(groups))
         write_json(groups, [[place.get(path, path) for path in entry] for entry in stored])
-    if (proposals := split_file.with_name(PROPOSALS)).is_file():
-        stored = from_json(read_text(proposals))
-        paths_of = by_content(after) if any(entry["path"] not in place for entry in stored) else {}
-        write_json(
-            proposals,
-            [
-                {**entry, "path": place.get(entry["path"]) or paths_of.get(entry["digest"], entry["path"])}
-                for entry in stored
-            ],
-        )
     write_json(split_file, {**split_to_dict(after), "contents": moved})
 
 

@@ -52,7 +52,7 @@ class ImageTable:
         corrections: sentences about the changes that a label file made.
         unmatched: sentences about rows of a label file that had no effect.
         left_out: the images that a label file leaves out, with their previous labels.
-        proposals: for each image that was relabelled or left out on a model's proposal, this proposal.
+        earlier: for each image whose label a model proposed, as a label file records, the label before.
         storage: the storage that returns the bytes of an image by key; None if the images are files below `root`.
     """
 
@@ -71,7 +71,7 @@ class ImageTable:
     corrections: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
     left_out: tuple[Row, ...] = ()
-    proposals: tuple[Proposal, ...] = ()
+    earlier: tuple[EarlierLabel, ...] = ()
     storage: Storage | None = None
 
     def __len__(self) -> int:
@@ -164,23 +164,25 @@ class ImageTable:
         return self.take([i for i, split_name in enumerate(self.splits) if split_name == split])
 
 
-class Proposal(NamedTuple):
-    """A change of an image's label that a model proposed: a new label, or leaving the image out.
+class EarlierLabel(NamedTuple):
+    """The label that an image had before it got its current one.
 
     Attributes:
         path: the path of the image.
-        before: the label before the first proposal, as in a label file; `UNLABELLED` if there was none.
-        by: the run whose model proposed the change, or the name of the list of suspected label errors.
-        split: for an image that is left out, the split that it would be in; otherwise None.
-        digest: the first bytes of the file's SHA-256 as hexadecimal text; empty if unknown. A moved file is recognised
-            by its digest.
+        before: the earlier label, as in a label file; `UNLABELLED` if no person had given one.
+        by: the run that had this label, or whose model proposed the current one.
+        digest: the first bytes of the file's SHA-256 as hexadecimal text; empty if unknown.
     """
 
     path: str
     before: str
     by: str
-    split: str | None = None
     digest: str = ""
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> EarlierLabel:
+        """Read a row of a JSON file. Files of earlier versions have further entries, which are ignored."""
+        return cls(row["path"], row["before"], row["by"], row.get("digest", ""))
 
 
 def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None = None) -> ImageTable:

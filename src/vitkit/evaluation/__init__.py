@@ -18,7 +18,7 @@ __all__, __getattr__ = public(
             "Gain all_figures at_temperature calibration_rise chosen_on counted_part describe for_prior gain is_right "
             "operating_points rank_areas tta_figures tta_lines"
         ),
-        "headline": "UNRECORDED Headline describe_proposals headline_of value_of",
+        "headline": "UNRECORDED Headline describe_labels headline_of value_of",
         "intervals": "Interval Units fold_intervals loss_bounds macro_f1_interval mean_interval",
         "label_choice": "PER_CLASS choose_next",
         "label_errors": (

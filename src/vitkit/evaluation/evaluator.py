@@ -1,12 +1,9 @@
 """Evaluate a classifier on labelled images.
 
-An evaluation uses the labels that the images had before a model proposed other labels. It includes images that were
-excluded because of a proposal. The figures with the current labels are reported in addition
-(docs/decisions/0028-label-files.md).
-
-The reason is that test labels drift towards the model's predictions when people accept the model's proposals. In a
-simulation with random labels, accuracy rose from 0.19 to 0.76 within three rounds. Leaving out all images with a
-proposal would bias the figures as well, because the model already classifies the remaining images correctly.
+An evaluation uses the labels that the images had in the runs that the split or the weights come from, because whoever
+has seen a model's predictions may have changed labels since (docs/decisions/0028-label-files.md). In a simulation with
+random labels, accepting a model's suggestions raised the accuracy with the current labels from 0.19 to 0.76 within
+three rounds. The figures with the current labels are reported in addition.
 """
 
 from __future__ import annotations
@@ -19,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.classifier import Classifier
-from vitkit.data.labels import EXCLUDED
-from vitkit.data.table import UNLABELLED, ImageTable, Proposal
+from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore
+from vitkit.data.table import ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
-from vitkit.evaluation.figures import figures, unseen_part, without
+from vitkit.evaluation.figures import figures, unseen_part
+from vitkit.evaluation.intervals import Units, accuracy_bounds, mean_interval
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.system.files import empty_array
 
@@ -147,22 +145,20 @@ def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class ProposalEvaluation:
-    """An evaluation with the labels before any model's proposal, and one with the current labels.
+class EarlierEvaluation:
+    """An evaluation with the labels of earlier runs, and one with the current labels.
 
     Attributes:
-        before: evaluation with the labels before the first proposal. If no image has such a label, `before` uses the
-            current labels.
-        now: evaluation with the current labels; None if no model proposed any label, or if all readable images were
-            left out because of proposals.
-        proposals: proposals for the evaluated images.
+        before: evaluation with the labels that the images had in earlier runs.
+        now: evaluation with the current labels; None if no label has changed.
+        earlier: the earlier labels of the evaluated images, and the test images that are missing.
     """
 
     before: Evaluation
     now: Evaluation | None = None
-    proposals: tuple[Proposal, ...] = ()
+    earlier: LabelsBefore = UNCHANGED
 
-    def map(self, change: Callable[[Evaluation], Evaluation]) -> ProposalEvaluation:
+    def map(self, change: Callable[[Evaluation], Evaluation]) -> EarlierEvaluation:
         """Apply a function to both evaluations."""
         return replace(self, before=change(self.before), now=None if self.now is None else change(self.now))
 
@@ -171,67 +167,49 @@ def evaluate_before(
     classifier: Classifier,
     table: ImageTable,
     split: str,
-    proposals: Sequence[Proposal],
+    earlier: LabelsBefore,
     progress: Callable[[int, int], None] | None = None,
     outcomes: Outcomes | None = None,
-) -> ProposalEvaluation:
-    """Evaluate with the labels before any model's proposal, and with the current labels.
-
-    The evaluation with the earlier labels includes images that were excluded because of a proposal.
+) -> EarlierEvaluation:
+    """Evaluate with the labels that the images had in earlier runs, and with the current labels.
 
     Args:
         classifier: classifier to evaluate.
         table: images with their current labels.
         split: split of the table, or `all`.
-        proposals: labels that models proposed; proposals for images of other splits are ignored.
+        earlier: the earlier labels of the images. Images that no person has labelled are left out.
         progress: called with the number of images done and the total.
-        outcomes: predictions for the images of `evaluated_images`, if they were computed before.
+        outcomes: predictions for the images of `tested_images`, if they were computed before.
 
     Raises:
-        VitkitError: see `evaluate`; or no readable image has a label.
+        VitkitError: see `evaluate`; or no image has a label that a person gave.
+    """
+    now = evaluate(classifier, tested_images(table, split, earlier), split, progress, outcomes)
+    there = set(now.paths)
+    changed = tuple(item for item in earlier.changed if item.path in there)
+    if not changed:
+        return EarlierEvaluation(now, None, replace(earlier, changed=()))
+    number = {path: i for i, path in enumerate(now.paths)}
+    since = {item.path: now.label_of(number[item.path]) for item in changed}
+    before = _relabelled(now, {item.path: item.before for item in changed})
+    return EarlierEvaluation(replace(before, since=since), now, replace(earlier, changed=changed))
+
+
+def tested_images(table: ImageTable, split: str, earlier: LabelsBefore) -> ImageTable:
+    """Return the images of a split (or `all`) whose labels were given by a person, not by a model alone.
+
+    Raises:
+        VitkitError: there is no such image, although the split has images.
     """
     rows = table if split == "all" else table.of_split(split)
-    in_split = set(rows.paths)
-    changed = [proposal for proposal in proposals if proposal.path in in_split]
-    left_out = _left_out(table, split, proposals)
-    if not len(rows) or not (changed or left_out):
-        return ProposalEvaluation(evaluate(classifier, table, split, progress, outcomes))
-    more = evaluated_images(table, split, proposals)
-    outcome = evaluate(classifier, more, split, progress, outcomes)
-    now = without(outcome, dict.fromkeys((proposal.path for proposal in left_out), ""))
-    label_before = {proposal.path: proposal.before for proposal in (*changed, *left_out)}
-    unlabelled = {path: "" for path, label in label_before.items() if label in (EXCLUDED, UNLABELLED)}
-    before = without(outcome, unlabelled)
-    about = tuple(proposal for proposal in (*changed, *left_out) if proposal.path not in outcome.unreadable)
-    if before is None:
-        if now is None:
-            raise VitkitError(
-                f"{table.name} has no readable image with a label in its {split} split below {table.place}"
-            )
-        return ProposalEvaluation(now, now, about)
-    index = {} if now is None else {path: i for i, path in enumerate(now.paths)}
-    since = {
-        proposal.path: now.label_of(index[proposal.path]) if now is not None and proposal.path in index else EXCLUDED
-        for proposal in about
-    }
-    return ProposalEvaluation(replace(_relabelled(before, label_before), since=since), now, about)
-
-
-def evaluated_images(table: ImageTable, split: str, proposals: Sequence[Proposal]) -> ImageTable:
-    """Return the images that `evaluate_before` runs the classifier on. Excluded images get a placeholder label."""
-    rows = table if split == "all" else table.of_split(split)
-    left_out = _left_out(table, split, proposals) if len(rows) else []
-    return replace(
-        rows,
-        paths=(*rows.paths, *(proposal.path for proposal in left_out)),
-        labels=(*rows.labels, *(rows.labels[:1] * len(left_out))),
-        splits=(*rows.splits, *(split for _ in left_out)),
-    )
-
-
-def _left_out(table: ImageTable, split: str, proposals: Sequence[Proposal]) -> list[Proposal]:
-    anywhere = set(table.paths)
-    return [proposal for proposal in proposals if proposal.path not in anywhere and split in ("all", proposal.split)]
+    untested = earlier.untested
+    kept = [i for i, path in enumerate(rows.paths) if path not in untested]
+    if len(rows) and not kept:
+        raise VitkitError(
+            f"every label of the {split} images of {table.name} was proposed by a model, so they can test none: label "
+            "some of them yourself"
+        )
+    return rows if len(kept) == len(rows) else rows.take(kept)
 
 
 def _relabelled(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluation:
@@ -251,8 +229,8 @@ def _relabelled(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluati
 # --- Figures -------------------------------------------------------------------------------------------------
 
 
-def proposal_figures(evaluated: ProposalEvaluation, seen: Mapping[str, str] | None) -> dict[str, Any]:
-    """Summarise the proposals of models (`proposed`) and the main figures with the current labels (`with_proposals`).
+def earlier_figures(evaluated: EarlierEvaluation, seen: Mapping[str, str] | None) -> dict[str, Any]:
+    """Summarise the labels that have changed since earlier runs, and the test images that are missing.
 
     Args:
         evaluated: evaluations with both sets of labels.
@@ -260,24 +238,33 @@ def proposal_figures(evaluated: ProposalEvaluation, seen: Mapping[str, str] | No
             None if this is unknown.
 
     Returns:
-        The two entries of evaluation.json; an empty dictionary if no model proposed a label for these images.
+        Entries of evaluation.json: `relabelled` and the main figures `with_labels_now` if labels have changed, and
+        `missing_tests` if test images are missing.
     """
-    if evaluated.now is None and not evaluated.proposals:
-        return {}
-    in_split = set() if evaluated.now is None else set(evaluated.now.paths)
-    changed = [proposal for proposal in evaluated.proposals if proposal.path in in_split]
-    known = [proposal for proposal in changed if proposal.before not in (EXCLUDED, UNLABELLED)]
-    counted = None if evaluated.now is None else unseen_part(evaluated.now, seen)
-    every = {} if counted is None else figures(counted)
-    shown = () if counted is None else (*counted.summary(), "intervals_95")
-    return {
-        "proposed": {
-            "changed": len(known),
-            "labelled": len(changed) - len(known),
-            "left_out": len(evaluated.proposals) - len(changed),
-            "by": sorted({proposal.by for proposal in evaluated.proposals}),
-            "paths": [proposal.path for proposal in evaluated.proposals],
-            "has_labels_before": evaluated.before is not evaluated.now,
-        },
-        "with_proposals": {name: every[name] for name in shown if name in every},
-    }
+    about: dict[str, Any] = {}
+    earlier = evaluated.earlier
+    if evaluated.now is not None:
+        counted = unseen_part(evaluated.now, seen)
+        every = {} if counted is None else figures(counted)
+        shown = () if counted is None else (*counted.summary(), "intervals_95")
+        runs = sorted({item.by for item in earlier.changed})
+        about["relabelled"] = {"runs": runs, "paths": [item.path for item in earlier.changed]}
+        about["with_labels_now"] = {name: every[name] for name in shown if name in every}
+    counted = unseen_part(evaluated.before, seen)
+    if earlier.missing and counted is not None:
+        rights = np.array([item.label == item.predicted for item in earlier.missing], dtype=np.float64)
+        hits = (counted.labels == counted.predicted).reshape(len(counted.labels), -1).all(axis=1)
+        values = np.concatenate([hits.astype(np.float64), rights])
+        others = np.arange(len(rights)) - len(rights)  # each is a group of its own
+        groups = np.concatenate([np.array(counted.groups), others]) if counted.groups else None
+        ends = mean_interval(values, 1.0, Units.of(len(values), groups))
+        alone = accuracy_bounds(counted, Units.of(len(hits), np.array(counted.groups) if counted.groups else None))
+        about["missing_tests"] = {
+            "images": len(rights),
+            "right": int(rights.sum()),
+            "runs": sorted({item.run for item in earlier.missing}),
+            "accuracy": float(values.mean()),
+            # This model may be better on the missing images than the earlier one, but hardly than on the others.
+            "interval_95": [min(ends[0], alone[0]), max(ends[1], alone[1])],
+        }
+    return about

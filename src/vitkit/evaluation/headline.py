@@ -23,7 +23,8 @@ Kind = Literal[
     "trained_on",
     "of_folds",
     "problem",
-    "proposed",
+    "relabelled",
+    "missing",
     "changed",
     "unreadable",
     "groups",
@@ -49,7 +50,8 @@ class Caveat:
             - `of_folds`: the figure describes the models of cross-validation folds, while the final model was trained
               on all images;
             - `problem`: the data have a problem that invalidates results, such as pictures with two different labels;
-            - `proposed`: models proposed other labels for some images, and the figure uses the earlier labels;
+            - `relabelled`: some labels have changed since an earlier run, and the figure uses the earlier labels;
+            - `missing`: test images of an earlier run are missing, and the figure counts them as it predicted them;
             - `changed`: some of the run's images have changed since the training;
             - `unreadable`: some of the images cannot be read, so they do not count;
             - `groups`: some of the images are copies of others, or of the same scene as others;
@@ -130,13 +132,15 @@ def headline_of(numbers: Mapping[str, Any]) -> Headline:
     if isinstance(numbers["accuracy"], Mapping):
         return _of_folds(numbers)
     counted = counted_figures(numbers)
-    bounds = counted.get("intervals_95", {})
-    interval = tuple(bounds["accuracy"]) if "accuracy" in bounds else None
+    bounds, missing = counted.get("intervals_95", {}), numbers.get("missing_tests")
+    value, images, interval = counted.get("accuracy"), counted.get("images", 0), bounds.get("accuracy")
+    if missing:
+        value, images, interval = missing["accuracy"], images + missing["images"], missing["interval_95"]
     return Headline(
         figure="exact match" if numbers.get("task") == "multi" else "accuracy",
-        value=counted.get("accuracy"),
-        interval=interval,
-        images=counted.get("images", 0),
+        value=value,
+        interval=None if interval is None else tuple(interval),
+        images=images,
         split=numbers["split"],
         caveats=(*_caveats(numbers), *_of_images({**numbers, **counted}, interval[0] if interval else 0.0)),
     )
@@ -233,8 +237,7 @@ def _caveats(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     if doubt := _doubt(numbers):
         yield Caveat("unrecorded", doubt)
     yield from (Caveat("problem", text) for text in numbers.get("problems", ()))
-    if proposed := numbers.get("proposed"):
-        yield Caveat("proposed", _of_proposals(proposed, numbers["with_proposals"]))
+    yield from _of_labels(numbers)
     if changed := numbers.get("changed"):
         yield Caveat("changed", changed["text"])
     unreadable = numbers.get("unreadable", 0) - (changed or {"images": 0})["images"]  # images that changed count twice
@@ -277,41 +280,27 @@ def _joined(folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"images": images, "independent_groups": groups, "baseline": most[0] if most else None}
 
 
-def _of_proposals(proposed: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    if not proposed["has_labels_before"]:
-        return "models proposed every label, so the figure shows only how far models agree"
-    figure = f"; with the current labels {now['accuracy']:.4f}" if "accuracy" in now else ""
-    return f"with the original labels of {len(proposed['paths'])} of them, for which models proposed others{figure}"
+def _of_labels(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
+    """Yield the caveats about labels that have changed since earlier runs, and about their missing test images."""
+    if relabelled := numbers.get("relabelled") or numbers.get("proposed"):  # the latter in files of earlier versions
+        now = numbers.get("with_labels_now") or numbers.get("with_proposals") or {}
+        labels = plural(len(relabelled["paths"]), "label has", "labels have")
+        figure = f"; with today's labels {now['accuracy']:.4f}" if "accuracy" in now else ""
+        runs = listed(relabelled.get("runs") or relabelled["by"])
+        yield Caveat("relabelled", f"{labels} changed since {runs}, and the earlier ones count{figure}")
+    if missing := numbers.get("missing_tests"):
+        images = plural(missing["images"], "test image", "test images")
+        what = f"{images} of {listed(missing['runs'])} missing, counted as predicted there ({missing['right']} right)"
+        yield Caveat("missing", f"{what}; without them {counted_figures(numbers)['accuracy']:.4f}")
 
 
-def describe_proposals(numbers: Mapping[str, Any]) -> str | None:
-    """Describe in a sentence how many labels were proposed by models; None if there are none.
+def describe_labels(numbers: Mapping[str, Any]) -> str | None:
+    """Describe labels that have changed since earlier runs, and their missing test images; None if there are none.
 
     Args:
         numbers: content of evaluation.json.
     """
-    proposed = numbers.get("proposed")
-    if not proposed:
-        return None
-    ways = [
-        f"{plural(proposed[key], 'label', 'labels')} {what}"
-        for key, what in (("changed", "changed"), ("labelled", "given where there was none"))
-        if proposed[key]
-    ]
-    if proposed["left_out"]:
-        ways.append(f"{plural(proposed['left_out'], 'image', 'images')} left out")
-    images = {"test": "the test images", "val": "the validation images"}.get(numbers.get("split", ""), "the images")
-    what = f"{', '.join(ways)} among {images}, as a model proposed ({listed(proposed['by'])})"
-    if not proposed["has_labels_before"]:
-        return f"{what}: no label is left that a model did not propose, so the figures show only how far models agree"
-    now = numbers["with_proposals"]
-    figure = (
-        f"; with the current labels, which favour the model, accuracy would be {now['accuracy']:.4f} on "
-        f"{plural(now['images'], 'image', 'images')}"
-        if "accuracy" in now
-        else ""
-    )
-    return f"{what}: the figures use the previous labels{figure}"
+    return "; ".join(caveat.text for caveat in _of_labels(numbers)) or None
 
 
 def images_in_words(count: int, split: str) -> str:

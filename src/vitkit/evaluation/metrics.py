@@ -151,8 +151,8 @@ class Evaluation:
         groups: group number of each image, (n,); images of the same group are not independent. Empty if all are
             independent.
         chosen: descriptions of choices that were made on these images, such as the epoch (`figures.chosen_on`).
-        since: current label, by path, of each image that was relabelled or excluded because of a model's proposal; the
-            label of an excluded image is "". `labels` contains the earlier labels of these images (`evaluator`).
+        since: current label, by path, of each image whose label has changed since an earlier run. `labels` contains the
+            earlier labels of these images (`evaluator`).
         unknown: conformal p-value of each image, (n,): the fraction of held-out images that are at least as unfamiliar
             to the classifier (`inference.unknown`). None if the classifier has no score for unknown images.
     """

@@ -288,8 +288,8 @@ def write_evaluation(
 def write_predictions(path: Path, evaluation: Evaluation) -> None:
     """Write a CSV file with the columns path, label, predicted and confidence; several classes are joined by `;`.
 
-    If labels were changed on the proposal of a model, the column `label` contains the labels before these changes, and
-    an additional column `label_now` contains the current labels. An excluded image has an empty `label_now`.
+    If labels have changed since an earlier run, the column `label` contains the earlier labels, and an additional
+    column `label_now` contains the current labels.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -639,12 +639,9 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
 
 
 def _since(evaluation: Evaluation, i: int) -> list[str]:
-    """Return a caption line with the current label of an image that was relabelled or excluded on a model's proposal.
-
-    The list is empty for other images.
-    """
+    """Return a caption line with the current label of an image that has another label than in earlier runs."""
     now = evaluation.since.get(evaluation.paths[i])
-    return [] if now is None else [f"now: {now or 'left out'}, as a model proposed"]
+    return [] if now is None else [f"now: {now}"]
 
 
 @dataclass(frozen=True)

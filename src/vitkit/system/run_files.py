@@ -15,7 +15,8 @@ RECIPE = "recipe.toml"
 SPLIT = "split.json"  # the split of each image, and the beginning of its content's SHA-256
 GROUPS = "groups.json"  # images that are not independent: copies of one picture, frames of one scene
 LABELS = "labels.csv"  # a copy of the label file at the start
-PROPOSALS = "proposals.json"  # labels that a model proposed, and the previous ones
+EARLIER_LABELS = "earlier_labels.json"  # labels that images had in earlier runs, and missing test images of those
+PROPOSALS = "proposals.json"  # the same in earlier versions of vitkit
 FINDINGS = "findings.json"  # problems of the data that the doctor found
 PRETRAINING = "pretraining.toml"  # for a pre-training: its options and remarks
 SELECTION = "selection.json"  # the candidate weights that were tried, with their results
@@ -60,6 +61,7 @@ FILES = (  # the files that a run writes into its folder; a new run in the same 
         SPLIT,
         GROUPS,
         LABELS,
+        EARLIER_LABELS,
         PROPOSALS,
         FINDINGS,
         SELECTION,

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median, median_low
 from typing import Any
 
-from vitkit.data.corrections import read_proposals
+from vitkit.data.earlier_labels import labels_before_run
 from vitkit.data.seen import PictureRecord
 from vitkit.data.split_file import groups_from_file, images_of_run
 from vitkit.data.splits import held_out_split
@@ -187,7 +187,8 @@ def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -
     images = images_of_run(folder / SPLIT)
     split = held_out_split(images)
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
-    judged = evaluate_before(classifier, images, split, read_proposals(folder), partial(progress, "evaluating"))
+    earlier = labels_before_run(folder, images)
+    judged = evaluate_before(classifier, images, split, earlier, partial(progress, "evaluating"))
     seen = (numbers.get("seen") or {"paths": ()})["paths"]
     return unseen_part(grouped(judged.before, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
 

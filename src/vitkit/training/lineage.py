@@ -7,22 +7,23 @@ The model cannot be tested on an image that the initial weights were trained on,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
 
 from vitkit.data.doctor.examine import Diagnosis, Finding, find_twins
+from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore
 from vitkit.data.file_facts import FactTable
 from vitkit.data.seen import DIGEST, Overlap, PictureRecord, exposures, find_overlap, inherit, make_record
 from vitkit.data.splits import SPLITS, scenes, split
-from vitkit.data.table import UNLABELLED, ImageTable, Proposal
+from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model_folder import RECORD
 from vitkit.system.files import read_bytes, without_place
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT, fold_folder
-from vitkit.text.cells import listed
+from vitkit.text.cells import listed, plural
 from vitkit.training.defaults import weights_of
 from vitkit.training.recipe import Recipe
 from vitkit.weights import inspect
@@ -74,13 +75,20 @@ class SplitImages:
         images: the images; their table has the splits.
         overlap: for each image, whether and in which role the initial weights had seen it.
         findings: notes on the split for the user.
-        proposals: the label changes and the removals of images that models of earlier runs proposed.
+        earlier: the labels that the images had in earlier runs, and the missing test images of these runs.
     """
 
     images: RunImages
     overlap: Overlap
     findings: list[Finding] = field(default_factory=list)
-    proposals: tuple[Proposal, ...] = ()
+    earlier: LabelsBefore = UNCHANGED
+
+    def without(self, dropped: Collection[int]) -> SplitImages:
+        """Return a copy without the images at these indices."""
+        if not dropped:
+            return self
+        rest = [i for i in range(len(self.images.table)) if i not in dropped]
+        return replace(self, images=self.images.take(rest), overlap=self.overlap.take(rest))
 
 
 def ancestry_of(recipe: Recipe, weights: bytes | None, teacher: bytes | None) -> PictureRecord:
@@ -126,16 +134,12 @@ def divide(
     images: RunImages,
     recipe: Recipe,
     before: PictureRecord,
-    proposers: tuple[PictureRecord | None, Sequence[str]] = (None, ()),
+    untested: Collection[str] = (),
 ) -> SplitImages:
     """Assign a split to every image.
 
-    Images that an earlier run has used keep the split that they had there. The earlier run is the first of these that
-    exists:
-
-    - the run `recipe.split_from`
-    - the runs that proposed labels, together with the runs that trained the initial weights
-    - the runs that trained the initial weights
+    Images that an earlier run has used keep the split that they had there. The earlier run is `recipe.split_from` or,
+    if it is not set, the runs that trained the initial weights.
 
     All other images get a new split. New or relabelled images are left out if their copies or their group are in
     different splits of the earlier run.
@@ -144,9 +148,7 @@ def divide(
         images: the readable images.
         recipe: the resolved recipe.
         before: the record of the images that the initial weights and the teacher were trained on.
-        proposers: the merged record of the runs that proposed labels, and the names of these runs. Their split is kept,
-            because the proposed labels depend on the images that these runs were trained on. (None, ()) if there are no
-            such runs.
+        untested: the paths of images whose labels only a model has given. They are training images, or left out.
 
     Raises:
         VitkitError: `split_from` is not a run, or there is no image left to train on.
@@ -156,33 +158,55 @@ def divide(
     if recipe.split_from is not None:
         record, source = record_of_run(recipe.split_from), without_place(recipe.split_from)
         kept_of = _compare(images, record, "run")
-    elif proposers[0] is not None:
-        known, named = before.merge(proposers[0]), proposers[1]
-        kept_of, source = (
-            _compare(images, known, "runs"),
-            listed([*named, *([_source(recipe)] if len(before) else [])]),
-        )
     elif overlap.seen():
         kept_of, source = overlap, _source(recipe)
-    if kept_of is None:
-        table = split(images.table, recipe.split, recipe.seed_of_split, images.groups)
-        return SplitImages(replace(images, table=table), overlap)
-    kept, conflicting = inherit(kept_of, images.groups)
-    findings = [
-        *_conflict_findings(images.table, conflicting, source),
-        *_moved_findings(images.table, kept_of, kept, source),
-    ]
-    if conflicting:
-        rest = sorted(set(range(len(kept))) - set(conflicting))
+    kept: list[str | None] = [None] * len(images.table)
+    conflicting, findings = list[int](), list[Finding]()
+    if kept_of is not None:
+        kept, conflicting = inherit(kept_of, images.groups)
+        findings = [
+            *_conflict_findings(images.table, conflicting, source),
+            *_moved_findings(images.table, kept_of, kept, source),
+        ]
+    kept, dropped = only_trained(images, kept, untested)
+    if dropped:
+        text = "labelled by a model alone left out, because they are copies of test images, or in a test folder"
+        findings.append(Finding("note", f"{plural(len(dropped), 'image', 'images')} {text}"))
+    if conflicting or dropped:
+        rest = sorted(set(range(len(kept))) - {*conflicting, *dropped})
         images, kept = _regroup(images.take(rest), recipe), [kept[i] for i in rest]
-        overlap, kept_of = overlap.take(rest), kept_of.take(rest)
+        overlap = overlap.take(rest)
     table = split(images.table, recipe.split, recipe.seed_of_split, images.groups, kept)
-    findings += _kept_findings(images.table, table, kept, images.groups, source)
+    if kept_of is not None:
+        findings += _kept_findings(images.table, table, kept, images.groups, source)
     if "train" not in table.splits:
         raise VitkitError(
             f"every picture of {table.name} was held out by {source}, so there is nothing to train on: add photographs"
         )
     return SplitImages(replace(images, table=table), overlap, findings)
+
+
+def only_trained(
+    images: RunImages, kept: Sequence[str | None], untested: Collection[str]
+) -> tuple[list[str | None], list[int]]:
+    """Let images that no person has labelled, and the images of their groups, be training images.
+
+    Args:
+        images: the images, some of which may have a split.
+        kept: the split of each image in an earlier run, or None.
+        untested: the paths of the images that no person has labelled.
+
+    Returns:
+        The new `kept`, and the indices of images that must be left out, because their group is in another split.
+    """
+    chosen = [i for i, path in enumerate(images.table.paths) if path in untested]
+    splits = [own or other for own, other in zip(images.table.splits, kept, strict=True)]
+    held_out = {group for group, name in zip(images.groups, splits, strict=True) if name in ("val", "test")}
+    trained = {images.groups[i] for i in chosen} - held_out
+    rows = zip(images.groups, kept, strict=True)
+    return ["train" if name is None and group in trained else name for group, name in rows], [
+        i for i in chosen if images.groups[i] in held_out
+    ]
 
 
 def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
@@ -192,8 +216,10 @@ def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
     return replace(images, groups=groups)
 
 
-def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord) -> Overlap:
-    """Refuse a cross-validation if the initial weights or the teacher were trained or selected on some of the images.
+def refuse_seen(images: RunImages, recipe: Recipe, before: PictureRecord, what: str) -> Overlap:
+    """Refuse a test of every image if the initial weights or the teacher were trained or selected on some of them.
+
+    `what` names the option or the run that demands the test.
 
     Returns:
         The overlap of the images with the record `before`. The role of each image in the record is `test`, or None if
@@ -205,8 +231,8 @@ def refuse_folds(images: RunImages, recipe: Recipe, before: PictureRecord) -> Ov
     overlap = _compare(images, before, "weights")
     if seen := len(overlap.seen()):
         raise VitkitError(
-            f"--folds tests every picture, but {_source(recipe)} has seen {seen} of the {len(images.table)} pictures: "
-            "use other --weights, such as those from which that training started, or leave out --folds"
+            f"{what} tests every picture, but {_source(recipe)} has seen {seen} of the {len(images.table)} pictures: "
+            f"use other --weights, such as those from which that training started, or do without {what}"
         )
     return overlap
 

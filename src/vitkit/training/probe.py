@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitkit.classifier import Classifier
+from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore, labels_before_run
 from vitkit.data.loading import EvaluationImages, TrainingImages, is_worker_lost, worker_lost
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import fold
@@ -40,7 +41,7 @@ from vitkit.inference.pipeline import crew
 from vitkit.model.build import Model
 from vitkit.system import environment as devices
 from vitkit.system.progress import progress
-from vitkit.system.run_files import FOLDS, GROUPS, METRICS
+from vitkit.system.run_files import FOLDS, GROUPS, METRICS, SPLIT
 from vitkit.training.finalize import OutOfFold, prior_correction, record_correction, shift_head_bias
 from vitkit.training.recipe import Recipe
 from vitkit.training.request import ChangePicture
@@ -168,7 +169,8 @@ def fit_head(
     run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
     # The final model of a cross-validation was tested by its folds.
     is_tested = not {"val", "test"} & set(table.splits) and not (run.folder / FOLDS).is_file()
-    best = _put_best_head(recipe, table, classifier, images, _groups_of(run), seen, is_tested=is_tested)
+    earlier = labels_before_run(run.folder, table) if (run.folder / SPLIT).is_file() else UNCHANGED
+    best = _put_best_head(recipe, table, classifier, images, _groups_of(run), seen, earlier, is_tested=is_tested)
     standing = prior_correction(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
     record_correction(classifier, standing)
     shift_head_bias(classifier.model, standing, standing.in_head)
@@ -247,12 +249,14 @@ def _put_best_head(
     images: HeadImages,
     groups: Mapping[str, int],
     seen: Collection[str] = (),
+    earlier: LabelsBefore = UNCHANGED,
     *,
     is_tested: bool = False,
 ) -> _BestHead:
     """Fit a head to the features of the training images and of their augmented views, and copy it into the model.
 
-    The penalty is chosen on the validation images or, if there are none, by cross-validation (`_cross_fit`).
+    The penalty is chosen on the validation images or, if there are none, by cross-validation (`_cross_fit`). The heads
+    of the cross-validation are fitted and tested with the labels of earlier runs.
 
     With `is_tested`, a nested cross-validation also tests the head, if the conditions of `_cross_fit` are met.
     """
@@ -277,12 +281,13 @@ def _put_best_head(
     if recipe.head_from == "names":
         weight, bias = (parameter.detach().clone() for parameter in head)
         begun = _judge(weight, bias, math.inf, (x, y), held_out)
-    cross, fold_of = None, None if held_out is not None else folds_of(train, groups, recipe.seed)
+    tested, tests = _with_earlier_labels(train, x, y, earlier)
+    cross, fold_of = None, None if held_out is not None else folds_of(tested, groups, recipe.seed)
     if fold_of is None:
         fitted = choose_head(x, y, held_out, len(table.classes), begun=begun)
     else:
-        is_new = torch.tensor([path not in seen for path in train.paths])
-        fitted, cross = _cross_fit(x, y, fold_of, is_new, train, begun, is_tested=is_tested)
+        is_new = torch.tensor([path not in seen for path in tested.paths])
+        fitted, cross = _cross_fit((x, y), tests, fold_of, is_new, tested, begun, is_tested=is_tested)
     with torch.no_grad():
         for parameter, value in zip(head, (fitted.weight, fitted.bias), strict=True):
             parameter.copy_(value)
@@ -513,12 +518,45 @@ class _Standardised:
         return (x - self.mean) / self.scale @ self.weight.T + self.bias
 
 
+def _with_earlier_labels(
+    train: ImageTable, x: Tensor, y: Tensor, earlier: LabelsBefore
+) -> tuple[ImageTable, tuple[Tensor, Tensor]]:
+    """Return the images that can test a head, their features, and the targets that they had in earlier runs.
+
+    Labels that have changed since contain what a model had learned from the other images. A head that is fitted to them
+    would know the images that test it.
+
+    Args:
+        train: n training images.
+        x: features, as for `cross_validate_head`.
+        y: labels or class indicators, as for `cross_validate_head`.
+        earlier: the earlier labels. Images that no person has labelled, or whose class no longer exists, are left out.
+    """
+    before = {item.path: train.task.names_in(item.before) for item in earlier.changed}
+    if not before:
+        return train, (x, y)
+    number, n = {name: i for i, name in enumerate(train.classes)}, len(train)
+    kept = [i for i, path in enumerate(train.paths) if set(before.get(path, ())) <= number.keys()]
+    y = y.clone()
+    for i in kept:
+        if (names := before.get(train.paths[i])) is None:
+            continue
+        rows, numbers = slice(i, None, n), [number[name] for name in names]
+        if y.ndim == 1:
+            y[rows] = numbers[0]
+        else:
+            y[rows] = 0
+            y[rows, numbers] = 1
+    rows_kept = torch.cat([torch.tensor(kept) + start for start in range(0, len(x), n)])
+    return train.take(kept), (x[rows_kept], y[rows_kept])
+
+
 def _cross_fit(
-    x: Tensor,
-    y: Tensor,
+    whole: tuple[Tensor, Tensor],
+    tests: tuple[Tensor, Tensor],
     fold_of: Tensor,
     is_new: Tensor,
-    train: ImageTable,
+    images: ImageTable,
     begun: Fit | None,
     *,
     is_tested: bool,
@@ -530,18 +568,18 @@ def _cross_fit(
     any image. Otherwise, the test is omitted.
 
     Args:
-        x: features, as for `cross_validate_head`.
-        y: labels or class indicators, as for `cross_validate_head`.
-        fold_of: the fold of each training image, (n,), or -1.
-        is_new: whether the initial weights had not seen each image, (n,).
-        train: the n training images.
+        whole: the features and the labels or class indicators of all training images, as for `cross_validate_head`.
+        tests: the same of those n training images that are cross-validated, with their earlier labels.
+        fold_of: the fold of each of these images, (n,), or -1.
+        is_new: whether the initial weights had not seen each of these images, (n,).
+        images: these n images.
         begun: the initial head; None for zeros.
         is_tested: whether the head is tested.
     """
-    classes, n = len(train.classes), len(fold_of)
+    classes, n, (x, y) = len(images.classes), len(fold_of), tests
     penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, begun)
     is_begun = begun is not None and math.isinf(penalty)
-    fitted = begun if begun is not None and is_begun else choose_head(x, y, None, classes, penalty, begun)
+    fitted = begun if begun is not None and is_begun else choose_head(*whole, None, classes, penalty, begun)
     is_kept = (fold_of >= 0) & is_new
     judged = is_kept if bool(is_kept.any()) else fold_of >= 0
     rows, true = logits[judged], y[:n][judged]
@@ -549,12 +587,12 @@ def _cross_fit(
     kept = torch.nonzero(is_kept)[:, 0].tolist()
     parts = int(fold_of.max()) + 1
     tested, temperatures = None, None
-    if is_tested and begun is None and train.task is SINGLE_LABEL and parts > 2 and bool(is_kept.all()):
+    if is_tested and begun is None and images.task is SINGLE_LABEL and parts > 2 and bool(is_kept.all()):
         logits_of_tests, temperatures = nested_cross_validation(x, y, fold_of, classes)
         tested = logits_of_tests.numpy()
     predictions = OutOfFold(
-        classes=train.classes,
-        paths=tuple(train.paths[i] for i in kept),
+        classes=images.classes,
+        paths=tuple(images.paths[i] for i in kept),
         labels=y[kept].numpy().astype(np.int64),
         logits=logits[kept].numpy(),
         folds=parts,

@@ -20,25 +20,25 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
-from vitkit.data.corrections import read_proposals
 from vitkit.data.doctor.examine import caveats_of, read_findings
+from vitkit.data.earlier_labels import LabelsBefore, labels_before_run
 from vitkit.data.loading import BatchedImages, EvaluationImages, TrainingImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.split_file import groups_from_file, look_over, read_contents, roles_in_run
 from vitkit.data.splits import SPLITS, held_out_split
 from vitkit.data.storage import Place
-from vitkit.data.table import ImageTable, Proposal
+from vitkit.data.table import ImageTable
 from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.evaluator import (
-    ProposalEvaluation,
+    EarlierEvaluation,
     align,
+    earlier_figures,
     evaluate,
     evaluate_before,
-    evaluated_images,
-    proposal_figures,
+    tested_images,
 )
 from vitkit.evaluation.figures import (
     SHARES,
@@ -53,7 +53,7 @@ from vitkit.evaluation.figures import (
     wise_ft_in_words,
     without,
 )
-from vitkit.evaluation.headline import BY_FOLDS, describe_proposals, headline_of
+from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
 from vitkit.evaluation.intervals import fold_intervals
 from vitkit.evaluation.label_errors import LabelError, from_features, in_words
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, grouped
@@ -375,15 +375,15 @@ def report(
     classifier, seen = settle(folder, classifier, recipe, table, say, facts, frozen)
     chosen = chosen_on(split, recipe.__dict__, table.task)
     predictions = OutOfFold.read(folder) if split == "all" else None
-    tests = None if predictions is None else predictions.tests()
+    tests, earlier = None if predictions is None else predictions.tests(), labels_before_run(folder, table)
     if tests is None:
-        judged = evaluate_before(classifier, table, split, read_proposals(folder), partial(progress, "evaluating"))
+        judged = evaluate_before(classifier, table, split, earlier, partial(progress, "evaluating"))
     else:
-        judged = _test_by_folds(tests, classifier, table, read_proposals(folder))
+        judged = _test_by_folds(tests, classifier, table, earlier)
     judged = judged.map(lambda item: replace(grouped(item, groups), chosen=chosen))
     evaluation = judged.before
     seen_before = None if roles is None else seen_of(roles, evaluation.split)
-    about = classifier.computation | changes.to_dict() | proposal_figures(judged, seen_before)
+    about = classifier.computation | changes.to_dict() | earlier_figures(judged, seen_before)
     about |= trust_figures(classifier, evaluation, seen_before, is_of_run=True)
     about |= {"problems": problems} if (problems := caveats_of(findings)) else {}
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about, doubt_of(record))
@@ -391,8 +391,8 @@ def report(
         numbers = _figures_by_folds(numbers, predictions, evaluation, classifier)
     if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
         say(f"trained in {trained}, evaluated in {classifier.precision}, as `vitkit predict` does on this machine")
-    spoilt, proposed = describe(numbers), describe_proposals(numbers)
-    for line in filter(None, (proposed, spoilt)):
+    spoilt, relabelled = describe(numbers), describe_labels(numbers)
+    for line in filter(None, (relabelled, spoilt)):
         say(f"note: {line}")
     write_predictions(folder / PREDICTIONS, evaluation)
     if evaluation.split == "test":
@@ -424,7 +424,7 @@ def report(
         root=table.place,
         facts=_facts(classifier, record, recipe, table, rows),
         findings=[
-            *([f"note: {proposed}"] if proposed else []),
+            *([f"note: {relabelled}"] if relabelled else []),
             *([f"problem: {spoilt}"] if spoilt else []),
             *map(str, findings),
         ],
@@ -439,27 +439,26 @@ def report(
 
 
 def _test_by_folds(
-    tests: Evaluation, classifier: Classifier, table: ImageTable, proposals: Sequence[Proposal]
-) -> ProposalEvaluation:
+    tests: Evaluation, classifier: Classifier, table: ImageTable, earlier: LabelsBefore
+) -> EarlierEvaluation:
     """Evaluate the predictions for the training images, each by a head that was fitted without the image's fold.
 
-    Images that were left out of the training because of a proposal (`start.Proposed`) have no fold. For these images,
-    the predictions of the final head are used.
+    An image whose earlier class no longer exists has no fold. It counts as a mistake, whatever the final head predicts.
 
     Args:
         tests: the evaluation of the nested cross-validation.
         classifier: the classifier with the final head.
         table: the images of the run.
-        proposals: the proposals for the images of the run.
+        earlier: the labels that the images had in earlier runs.
     """
     plain = replace(classifier, trust=None)  # unfamiliarity is undefined for training images
-    rows = evaluated_images(table, "all", proposals)
+    rows = tested_images(table, "all", earlier)
     place = {path: i for i, path in enumerate(rows.paths)}
     outcomes: dict[str, npt.NDArray[np.float32] | str] = dict(zip(tests.paths, tests.probabilities, strict=True))
     others = [path for path in rows.paths if path not in outcomes]
     files = (rows.file(place[path]) for path in others)
     outcomes |= zip(others, (outcome for _, outcome in plain.assessments(files)), strict=True)
-    judged = evaluate_before(plain, table, "all", proposals, outcomes=outcomes)
+    judged = evaluate_before(plain, table, "all", earlier, outcomes=outcomes)
     return judged.map(lambda item: replace(item, split=BY_FOLDS, temperature=1.0))
 
 

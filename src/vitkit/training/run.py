@@ -25,6 +25,7 @@ from torch import Tensor
 import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.doctor.examine import Finding, find_twins, of_splits
+from vitkit.data.earlier_labels import UNCHANGED
 from vitkit.data.loading import BatchedImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.preprocess import describe as described
@@ -59,6 +60,7 @@ from vitkit.system.files import read_appended, read_json, write_bytes, write_jso
 from vitkit.system.progress import Say, progress, reporting_to, silent
 from vitkit.system.run_files import (
     CLASS_INDICES,
+    EARLIER_LABELS,
     EVALUATION,
     FINDINGS,
     GROUPS,
@@ -67,7 +69,6 @@ from vitkit.system.run_files import (
     PICTURES,
     PREPROCESS,
     PRETRAINING,
-    PROPOSALS,
     RECIPE,
     REPORT,
     SELECTION,
@@ -460,8 +461,8 @@ def write_start(
     if has_labels:
         write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
     write_json(folder / SPLIT, {**split_to_dict(table), "contents": images.images.contents})
-    if images.proposals:
-        write_json(folder / PROPOSALS, [proposal._asdict() for proposal in images.proposals])
+    if images.earlier != UNCHANGED:
+        write_json(folder / EARLIER_LABELS, images.earlier.to_dict())
     write_json(folder / GROUPS, groups_to_list(table, images.images.groups))
     write_bytes(folder / RECORD, record_after(images, before, has_labels=has_labels).to_bytes())
     write_text(folder / RECIPE, recipe.to_toml())

@@ -696,7 +696,7 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
 
     - `auto` has chosen a probe, there are few images, and the task is single-label classification.
     - The user has requested neither a split nor a cross-validation, and the data is not split already.
-    - The weights have not seen any of the images, and no label was proposed by a model.
+    - The weights have not seen any of the images.
     - The head does not start from the class names, and the prior is that of the data.
     - Some class has images of at least `PARTS` groups.
     """
@@ -707,7 +707,7 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
         return False
     (part,) = start.parts
     table = part.images.table
-    if table.task is not SINGLE_LABEL or len(table) > _FEW_ALTOGETHER or part.proposals or part.overlap.seen():
+    if table.task is not SINGLE_LABEL or len(table) > _FEW_ALTOGETHER or part.overlap.seen():
         return False
     pairs = set(zip(table.labels, part.images.groups, strict=True))
     return max(Counter(label for label, _ in pairs).values()) >= PARTS

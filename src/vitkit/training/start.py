@@ -7,8 +7,8 @@ A new head starts with zeros or with the text encoder's vectors of the class nam
 names, the model is a classifier before any training. The validation figures of this zero-shot classifier are reported
 as epoch 0 (WiSE-FT, arXiv 2109.01903, sec. 3).
 
-A model of an earlier run may have proposed to change the label of a test image, or to remove the image. Such an image
-remains a test image with its previous label, and is not used for training (docs/decisions/0028-label-files.md).
+A test image keeps the label that it had in the runs that the split or the weights come from, and an image whose label
+only a model proposed is never a test image (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,17 @@ from torch import Tensor
 import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, CustomAugment
-from vitkit.data.corrections import Earlier, earlier_runs, find_proposals, read_corrected
+from vitkit.data.corrections import read_corrected
 from vitkit.data.doctor.examine import Finding, examine, of_lost, of_scenes, of_splits
-from vitkit.data.file_facts import Facts, Memory, scan
+from vitkit.data.earlier_labels import UNCHANGED, compare_with_runs, runs_of
 from vitkit.data.loading import mix_seeds
 from vitkit.data.preprocess import HALF, Preprocess, by_conversion
-from vitkit.data.seen import DIGEST, PictureRecord, find_overlap, make_record
+from vitkit.data.seen import PictureRecord
 from vitkit.data.splits import check_trainable, fold, held_out_split, limit_training, scenes, split
-from vitkit.data.table import ImageTable, Proposal, table_of
+from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import BY_FOLDS
+from vitkit.evaluation.registry import read_figures
 from vitkit.inference.pipeline import cores
 from vitkit.language.text_files import TextEncoderInfo
 from vitkit.language.zero_shot import (
@@ -58,15 +59,15 @@ from vitkit.model.build import Model, build, check_buildable
 from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import anatomy_of
 from vitkit.model.vit import VisionTransformer
-from vitkit.model_folder import RECORD
 from vitkit.system import environment as devices
 from vitkit.system.environment import best_precision
-from vitkit.system.files import read_bytes, without_place
-from vitkit.system.progress import progress
-from vitkit.text.cells import listed, plural
+from vitkit.system.files import without_place
+from vitkit.system.run_files import EVALUATION, SPLIT
+from vitkit.text.cells import listed
 from vitkit.training.adapters import check_patch_dropout, heads_of
 from vitkit.training.checkpoint import RunWriter, TrainingState
 from vitkit.training.defaults import (
+    NOT_SET_ASIDE,
     check_network,
     complete,
     config_of,
@@ -81,7 +82,8 @@ from vitkit.training.lineage import (
     ancestry_findings,
     ancestry_of,
     divide,
-    refuse_folds,
+    only_trained,
+    refuse_seen,
 )
 from vitkit.training.recipe import Recipe, Request, fields_without_places
 from vitkit.training.request import ChangePicture
@@ -413,179 +415,64 @@ def versions(config: Config | None = None) -> dict[str, str]:
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
 
 
-@dataclass(frozen=True)
-class Proposed:
-    """The label changes that models of earlier runs proposed for the images of a run.
+def keep_protocol(request: Request, table: ImageTable, places: Iterable[Path]) -> tuple[Request, list[str]]:
+    """Return the request with the split and the protocol of the run that it continues, and lines about this.
 
-    Attributes:
-        proposals: the proposals. Each is to change the label of an image, or to leave the image out.
-        facts: the digest and the fingerprints of each image that is left out, by its path.
-        earlier: the earlier runs that may have made proposals.
-        digests: the first bytes of the SHA-256 digest of each image in hexadecimal, including images that are left out.
-        taught: the record of the images that the runs in `teachers` were trained on; None if there are no such runs.
-        teachers: the names of the runs that made proposals and have a record of their images.
-        comes_split: whether the data is already split into training and test images.
-    """
+    A run whose model proposed labels of the images is continued, too: the labels contain what the model has learned
+    from its training images, so these cannot test another model.
 
-    proposals: tuple[Proposal, ...] = ()
-    facts: Mapping[str, Facts] = field(default_factory=dict)
-    earlier: tuple[Earlier, ...] = ()
-    digests: frozenset[str] = frozenset()
-    taught: PictureRecord | None = None
-    teachers: tuple[str, ...] = ()
-    comes_split: bool = False
-
-
-def find_proposed(images: RunImages, table: ImageTable, recipe: Recipe, places: Iterable[Path]) -> Proposed:
-    """Find the label changes that models of earlier runs proposed for the images.
+    A run that tested every image by a head that was trained without it sets no image aside. Its images can only be
+    tested in the same way again.
 
     Args:
-        images: the readable images.
-        table: all images of the data, including unreadable ones, after the changes of the label file.
-        recipe: the complete recipe. Its weights and its `split_from` may be earlier runs.
-        places: folders that contain further earlier runs.
+        request: the requested fields.
+        table: the images, after the changes of the label file.
+        places: folders of runs, in which the runs that proposed labels are looked for.
+
+    Raises:
+        VitkitError: the requested method or split cannot test the images in the same way.
     """
-    ancestors = [item for item in (recipe.split_from, weights_of(recipe)) if item is not None]
-    earlier = earlier_runs(ancestors, places)
-    if not earlier and not table.proposals:
-        return Proposed()
-    gone = [path for path, _, _ in table.left_out]
-    with Memory() as memory:
-        read = scan([table.at(path) for path in gone], memory, partial(progress, "reading images"))
-    facts = {path: item for path, item in zip(gone, read, strict=True) if item.error is None}
-    digests = images.contents | {path: item.digest[:DIGEST].hex() for path, item in facts.items()}
-    labelled = replace(images.table, left_out=table.left_out, proposals=table.proposals)
-    proposals = find_proposals(labelled, digests, earlier)
-    label_of = {path: images.table.cell_of(i) for i, path in enumerate(images.table.paths)}
-    followed = [(item, label_of[item.path]) for item in proposals if item.path in label_of]
-    teachers = {item.name: record for item in earlier if _taught(item, followed) and (record := _record_of(item))}
-    record = reduce(PictureRecord.merge, teachers.values()) if teachers else None
-    comes_split = any(table.splits)
-    return Proposed(proposals, facts, tuple(earlier), frozenset(digests.values()), record, tuple(teachers), comes_split)
-
-
-def _taught(run: Earlier, followed: Sequence[tuple[Proposal, str]]) -> bool:
-    """Return whether the present label of any image was proposed by a run.
-
-    This is the case if the proposal for the image names the run, or if the run suggested the same label.
-
-    Args:
-        run: the run.
-        followed: the proposals for images of the data, each with the present label of its image.
-    """
-    return any(
-        proposal.by == run.name or run.suggested.get(proposal.digest, ("", None))[1] == label
-        for proposal, label in followed
-    )
-
-
-def _record_of(run: Earlier) -> PictureRecord | None:
-    """Return the picture record of a run; None if it is missing or damaged."""
-    try:
-        return PictureRecord.from_bytes(read_bytes(run.folder / RECORD), run.folder)
-    except (VitkitError, OSError):
-        return None
-
-
-def place_proposals(proposed: Proposed, parts: Sequence[SplitImages], recipe: Recipe) -> list[SplitImages]:
-    """Add the labels that earlier runs proposed, and findings about them, to the images of a run or of each fold."""
-    return [
-        replace(
-            part,
-            proposals=_placed(proposed, part.images, recipe, fold),
-            findings=[*part.findings, *_of_teachers(proposed, recipe, part), *_of_gone(proposed, part)],
-        )
-        for fold, part in enumerate(parts)
+    recipe, reasons = request.recipe, list[str]()
+    if recipe.split_from is None and not any(table.splits) and (proposers := runs_that_proposed(table, places)):
+        names = listed([run.name for run in proposers])
+        if recipe.folds is not None:
+            text = f"--folds: {names} proposed labels of these images, and may have been trained on any of them"
+            raise VitkitError(f"{text}; leave out --folds, so that its split is kept")
+        request = Request.of({**request.fields, "split_from": str(proposers[0])})
+        reasons.append(f"labels that {names} proposed contain what it has learned, so its split is kept")
+        recipe = request.recipe
+    if recipe.split_from is None or not is_cross_tested(Path(recipe.split_from)):
+        return request, reasons
+    run = without_place(recipe.split_from)
+    changed = [
+        *(["--method " + recipe.method] if recipe.method not in ("auto", "probe") or recipe.weights == "none" else []),
+        *(["--split"] if "split" in request.fields and recipe.split != (1.0, 0.0, 0.0) else []),
+        *(["a multi-label task"] if table.task is not SINGLE_LABEL else []),
+        *(["data that come split"] if any(table.splits) else []),
     ]
-
-
-def _of_teachers(proposed: Proposed, recipe: Recipe, part: SplitImages) -> list[Finding]:
-    """Return findings about the runs that proposed labels, such as a run that was trained on held-out images."""
-    if proposed.taught is None:
-        return []
-    names, role_of = listed(proposed.teachers), proposed.taught.role_of()
-    held_out = held_out_split(part.images.table)
-    spoilt = sum(
-        split == held_out and role_of.get(digest[:DIGEST]) == "train"
-        for digest, split in zip(part.images.facts.column("digest"), part.images.table.splits, strict=True)
+    if changed:
+        raise VitkitError(
+            f"{run} tested every image by a head that was trained without it, which {changed[0]} does not allow: use "
+            f"--method probe with pretrained weights, or leave out --split-from; the figures of the two runs cannot be "
+            "compared then"
+        )
+    reasons.append(f"every image trains a head, and is tested by one that was trained without it, as in {run}")
+    on_all = {"method": "probe", "split": (1.0, 0.0, 0.0)} | (
+        {"head_from": "zero"} if recipe.head_from == "auto" else {}
     )
-    if spoilt:
-        text = (
-            f"{spoilt} {held_out} images were training images of {names}, which proposed labels of other images here, "
-            "so the figures are too optimistic"
-        )
-        return [Finding("problem", text)]
-    if recipe.split_from is None and recipe.folds is None and not proposed.comes_split:
-        return [Finding("note", f"labels that {names} proposed contain what it has learned, so its split is kept")]
-    return []
+    return Request.of({**request.fields, **on_all}), reasons
 
 
-def _of_gone(proposed: Proposed, part: SplitImages) -> Iterator[Finding]:
-    """Report held-out images of an earlier run that are missing, and whose labels that run had suspected.
-
-    If such images are deleted, the figures are too optimistic.
-    """
-    held_out = held_out_split(part.images.table)
-    for run in proposed.earlier:
-        if run.is_ancestor and (gone := run.gone(proposed.digests, held_out)):
-            images = plural(gone, f"{held_out} image of {run.name} is", f"{held_out} images of {run.name} are")
-            yield Finding("warning", f"{images} missing whose label it had suspected, so figures are too optimistic")
+def runs_that_proposed(table: ImageTable, places: Iterable[Path]) -> list[Path]:
+    """Return the runs in some folders whose models proposed labels, as the label file records, the newest first."""
+    names = {item.by for item in table.earlier if Path(item.by).name == item.by}
+    found = runs_of(place / name for place in places for name in sorted(names))
+    return sorted(found, key=lambda run: (run / SPLIT).stat().st_mtime, reverse=True)
 
 
-def _placed(proposed: Proposed, images: RunImages, recipe: Recipe, fold: int) -> tuple[Proposal, ...]:
-    """Return the proposals with the attribute `split` set.
-
-    The attribute is the held-out split if the image is left out of the training but still tested, and otherwise None.
-
-    Args:
-        proposed: the proposals, with information about their images and their runs.
-        images: the split images of the run, or of the fold.
-        recipe: the complete recipe.
-        fold: the number of the fold, from 0; 0 without a cross-validation.
-    """
-    proposals, facts, earlier = proposed.proposals, proposed.facts, proposed.earlier
-    held_out = held_out_split(images.table)
-    left = [
-        item for item in proposals if item.path in facts and _split(item, recipe, earlier, fold, held_out) == held_out
-    ]
-    if left:
-        labels = [images.table.name_of(i) for i in range(len(images.table))]
-        record = make_record(images.facts, labels, [item or "test" for item in images.table.splits], is_whole=True)
-        rows = table_of(
-            images.table.name,
-            images.table.root,
-            [(item.path, item.before, None) for item in left],
-            images.table.storage,
-        )
-        overlap = find_overlap(record, rows, [facts[item.path] for item in left])
-        left = [item for item, role in zip(left, overlap.roles, strict=True) if role in (None, held_out)]
-    judged = {item.path for item in left}
-    return tuple(item._replace(split=held_out if item.path in judged else None) for item in proposals)
-
-
-def _split(proposal: Proposal, recipe: Recipe, earlier: Sequence[Earlier], fold: int, held_out: str) -> str | None:
-    """Return the split to which the image of a proposal would belong if the image were not left out.
-
-    This is the split that the image has in an earlier run or in the data. If there is none, a random draw decides
-    whether the image is held out, with the fraction of held-out images as its probability. The result of the draw is
-    None if the image is not held out.
-
-    In a cross-validation, the draw always decides. The result is None if the image is not tested in this fold.
-    """
-    if recipe.folds is None:
-        for run in earlier:
-            if run.is_ancestor and proposal.digest in run.splits:
-                return run.splits[proposal.digest]
-            if run.is_ancestor and proposal.digest in run.proposals:
-                return run.proposals[proposal.digest].split
-        if proposal.split is not None:
-            return proposal.split
-    drawn = hashlib.sha256(f"{recipe.seed_of_split} {proposal.digest}".encode()).digest()
-    if recipe.folds is not None:
-        return held_out if int.from_bytes(drawn[:8]) % recipe.folds == fold else None
-    train, val, test = recipe.split
-    share = {"test": test, "val": val}.get(held_out, 0.0) / (train + val + test)
-    return held_out if int.from_bytes(drawn[:8]) < share * 2**64 else None
+def is_cross_tested(run: Path) -> bool:
+    """Return whether a finished run tested each of its images by a head that was trained without it."""
+    return (run / EVALUATION).is_file() and read_figures(run / EVALUATION)["split"] == BY_FOLDS
 
 
 @dataclass(frozen=True)
@@ -664,7 +551,9 @@ def resolve(
         follow_links=recipe_requested.follow_links,
     )
     check_trainable(table)
-    recipe, reasons = complete(request, table)
+    request, reasons = keep_protocol(request, table, runs)
+    recipe, more = complete(request, table)
+    reasons += [reason for reason in more if reason != NOT_SET_ASIDE or recipe.split[2]]
     if reserve is not None:
         reserve(table, recipe)
     # A model that cannot be built should fail before the images are read.
@@ -684,8 +573,12 @@ def resolve(
     seen = blueprint.pictures
     images = RunImages.of(diagnosis, groups)
     before = ancestry_of(recipe, seen, taught)
-    proposed = find_proposed(images, table, recipe, runs)
-    parts = place_proposals(proposed, _parts(images, recipe, before, proposed), recipe)
+    sources = (recipe.split_from, None if recipe.weights == "none" else weights_of(recipe), recipe.teacher)
+    known = [*runs_of(filter(None, sources)), *runs_that_proposed(table, runs)]
+    untested = compare_with_runs(images.table, images.contents, known).untested
+    if recipe.split_from is not None and is_cross_tested(Path(recipe.split_from)):
+        refuse_seen(images, recipe, before, f"the protocol of {without_place(recipe.split_from)}")
+    parts = [_with_earlier(part, known) for part in _parts(images, recipe, before, untested)]
     whole = None if recipe.folds is None else _undivided(images, parts[0])
     if recipe.max_images is not None:
         parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
@@ -719,24 +612,38 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
     return replace(blueprint, recipe=spare_patches(recipe, fields, blueprint.config)), reasons
 
 
-def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: Proposed) -> list[SplitImages]:
-    """Split the images. For a cross-validation, return a split for each fold, with the fold's images as test images."""
+def _with_earlier(part: SplitImages, runs: Sequence[Path]) -> SplitImages:
+    """Add the labels that the images had in earlier runs. Missing images of classes that were removed do not matter."""
+    table, split = part.images.table, held_out_split(part.images.table)
+    tested = table.paths if split == "all" else table.of_split(split).paths
+    earlier = compare_with_runs(table, part.images.contents, runs, tested)
+    missing = tuple(item for item in earlier.missing if set(table.task.names_in(item.label)) <= set(table.classes))
+    return replace(part, earlier=replace(earlier, missing=missing))
+
+
+def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, untested: Collection[str]) -> list[SplitImages]:
+    """Split the images. For a cross-validation, return a split for each fold, with the fold's images as test images.
+
+    Images in `untested` are only in training splits.
+    """
     if recipe.folds is None:
-        proposers = (None if proposed.comes_split else proposed.taught, proposed.teachers)
-        return [divide(images, recipe, before, proposers)]
+        return [divide(images, recipe, before, untested)]
     table, groups = images.table, images.groups
     if any(table.splits):
         raise VitkitError(
             f"{table.name} is already split, but --folds makes its own splits: pass a folder of class folders"
         )
-    overlap = refuse_folds(images, recipe, before)
+    overlap = refuse_seen(images, recipe, before, "--folds")
     fold_of = fold(table, recipe.folds, recipe.seed_of_split, groups)
     train, val, _ = recipe.split
     shares = (train / (train + val), val / (train + val), 0.0)
     parts = []
     for number in range(recipe.folds):
         tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
-        parts.append(SplitImages(replace(images, table=split(tested, shares, recipe.seed_of_split, groups)), overlap))
+        part = SplitImages(replace(images, table=tested), overlap)
+        kept, dropped = only_trained(part.images, (None,) * len(table), untested)
+        table_split = split(tested, shares, recipe.seed_of_split, groups, kept)
+        parts.append(replace(part, images=replace(images, table=table_split)).without(dropped))
         if len(set(parts[-1].images.table.of_split("train").labels)) < 2 and not table.sets:
             raise VitkitError(
                 f"--folds {recipe.folds}: with {len(table)} images, fold {number + 1} would be trained on one class "
@@ -748,10 +655,10 @@ def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, proposed: P
 def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
     """Return all images as training images, for the final model of a cross-validation.
 
-    The result has no proposals, because proposals only matter where images are tested, which is in the folds.
+    The result has no earlier labels, because these only matter where images are tested, which is in the folds.
     """
     table = replace(images.table, splits=("train",) * len(images.table))
-    return replace(fold, images=replace(images, table=table), findings=[], proposals=())
+    return replace(fold, images=replace(images, table=table), findings=[], earlier=UNCHANGED)
 
 
 def limit(part: SplitImages, most: int, seed: int) -> SplitImages:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitkit.data.layout import LayoutName
 from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import describe_proposals
+from vitkit.evaluation.headline import describe_labels
 from vitkit.system.files import from_json, read_text, without_place
 from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
@@ -291,7 +291,7 @@ class SuspectedLabels(Result):
             also decided if the label file has a row for its image, and this row was added since the run or confirms the
             label.
         held_out: the number of suspects in the split that the run was tested on.
-        notes: lines about rows of the label file that match no image, and about test labels that models proposed.
+        notes: lines about rows of the label file that match no image, and about test labels that have changed.
         out: the page with pictures, if one was written.
         changed: a description of the images whose content has changed since the run; empty if there are none.
     """
@@ -367,8 +367,8 @@ class SuspectedLabels(Result):
         """A sentence on how accepting a suggestion for a held-out image affects the test figure."""
         images = plural(self.held_out, "of these images is", "of these images are")
         return (
-            f"{images} held out: if one gets the suggested class or is left out, a model has proposed that, so the "
-            "test figure keeps counting its previous label"
+            f"{images} held out: if one gets another label, the test figure keeps counting its previous label, and if "
+            "it is left out, it counts as the run predicted it"
         )
 
 
@@ -398,7 +398,7 @@ def _review_labels(
             "pass the file in that folder"
         )
     table = split_from_file(split)
-    finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_proposed(run)]
+    finder, decided, notes = PathFinder(table.root, table.paths), set[int](), [*_relabelled(run)]
     if labels is not None:
         label_file = read_labels(labels)
         decided = {i for path in decisions_since(label_file, run) for i in finder.find(path)}
@@ -437,10 +437,10 @@ def _changed(images: Collection[int], table: ImageTable, split: Path, data_root:
     return changes.text if changes else ""
 
 
-def _proposed(run: Path) -> Iterator[str]:
-    """Yield a sentence on test labels that models proposed, if the figures of the run mention such labels."""
+def _relabelled(run: Path) -> Iterator[str]:
+    """Yield a sentence on test labels that have changed, if the figures of the run mention such labels."""
     with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
-        sentence = describe_proposals(from_json(read_text(run / EVALUATION)))
+        sentence = describe_labels(from_json(read_text(run / EVALUATION)))
         if sentence is not None:
             yield sentence
 

@@ -53,9 +53,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitkit.classifier import Classifier
+    from vitkit.data.earlier_labels import LabelsBefore
     from vitkit.data.split_file import Changes
-    from vitkit.data.table import ImageTable, Proposal
-    from vitkit.evaluation.evaluator import Outcomes, ProposalEvaluation
+    from vitkit.data.table import ImageTable
+    from vitkit.evaluation.evaluator import EarlierEvaluation, Outcomes
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.weights.preprocessing import PreprocessLike
 
@@ -385,7 +386,6 @@ class _EvaluationRequest:
                     f"--data-root sets the folder of the run's own images: leave out --data-root, or {self.data}"
                 )
             return None
-        from vitkit.data.corrections import proposals_of_run
         from vitkit.data.split_file import images_of_run
 
         if self.layout != "auto" or self.follow_links:
@@ -395,8 +395,7 @@ class _EvaluationRequest:
             raise VitkitError("a classifier in memory has no record of its data: pass the data")
         if not (folder / SPLIT).is_file():
             raise VitkitError(f"{folder} has no record of its data; pass the data: vitkit eval {folder} DATA")
-        table = images_of_run(folder / SPLIT, self.data_root)
-        return replace(table, proposals=proposals_of_run(folder, table))
+        return images_of_run(folder / SPLIT, self.data_root)
 
     def _table(self, run_table: ImageTable | None, note: Say) -> ImageTable:
         """Return the images of the run or of `data`, with labels from the label file if there is one."""
@@ -417,13 +416,12 @@ class _EvaluationRequest:
     def job(self, note: Say = ignore) -> DividedJob:
         """Open the model, find the images, and return a job that can be divided into parts."""
         from vitkit.data.splits import held_out_split
-        from vitkit.evaluation.evaluator import evaluated_images
+        from vitkit.evaluation.evaluator import tested_images
 
         classifier, table, run_table = self.open(note)
         _ = classifier.model  # which the report needs; an exported file is refused here
         name = self.split or held_out_split(table)
-        proposals = _proposals(self.folder, run_table, table, self.split)
-        rows = evaluated_images(table, name, proposals)
+        rows = tested_images(table, name, _labels_before(self.folder, run_table, table, name))
         flags = from_json(to_json({key: _plain(value) for key, value in vars(self).items()}))
 
         def start() -> tuple[Mapping[str, Any], Compute]:
@@ -459,14 +457,14 @@ class _EvaluationRequest:
                 table, changes = _look_over(folder, table, self.split, self.data_root, notes)
                 if held_out_split(table) == "all":
                     _note_folds(folder, notes)
-            proposals = _proposals(folder, run_table, table, self.split)
             name = self.split or held_out_split(table)
+            earlier = _labels_before(folder, run_table, table, name, changes)
             classifier = _prepared(classifier, table, name, self._settings, notes, is_timed=tta is not None)
             evaluate_by = partial(
                 _evaluated,
                 table=table,
                 split=name,
-                proposals=proposals,
+                earlier=earlier,
                 run=folder,
                 run_table=run_table,
                 outcomes=outcomes,
@@ -602,11 +600,11 @@ def _evaluated(
     *,
     table: ImageTable,
     split: str,
-    proposals: Sequence[Proposal],
+    earlier: LabelsBefore,
     run: Path | None,
     run_table: ImageTable | None,
     outcomes: Outcomes | None,
-) -> tuple[ProposalEvaluation, float]:
+) -> tuple[EarlierEvaluation, float]:
     """Evaluate the classifier, and return the evaluation and its duration in seconds.
 
     If the images are those of a run, the evaluation includes what the run has recorded about them. Of other images, the
@@ -617,7 +615,7 @@ def _evaluated(
     from vitkit.evaluation.metrics import grouped
 
     began = time.monotonic()
-    judged = evaluate_before(classifier, table, split, proposals, partial(progress, "evaluating"), outcomes)
+    judged = evaluate_before(classifier, table, split, earlier, partial(progress, "evaluating"), outcomes)
     seconds = time.monotonic() - began
     if run_table is None or run is None:
         copies = exact_copies(table, judged.before.paths)
@@ -625,27 +623,29 @@ def _evaluated(
     return _with_run_facts(judged, classifier, run, run_table), seconds
 
 
-def _proposals(
-    run: Path | None, run_table: ImageTable | None, table: ImageTable, split: str | None
-) -> tuple[Proposal, ...]:
-    """Return the labels that models proposed: those marked in the label file, and those that the run suggested."""
-    from vitkit.data.corrections import digests_of_run, earlier_runs, find_proposals
+def _labels_before(
+    run: Path | None,
+    run_table: ImageTable | None,
+    table: ImageTable,
+    split: str,
+    changes: Changes | None = None,
+) -> LabelsBefore:
+    """Compare the labels of the images in a split with those that the run had, and with those before any proposal."""
+    from vitkit.data.earlier_labels import compare_with_runs, digests_of_run, runs_of
     from vitkit.data.seen import read_digests
-    from vitkit.data.splits import held_out_split
 
-    earlier = [] if run is None else earlier_runs([run], [])
-    if run is None or not any(known.suggested or known.proposals for known in earlier):
-        return table.proposals
-    if run_table is not None:
-        return find_proposals(table, digests_of_run(run, run_table), earlier)
-    name = split or held_out_split(table)
-    rows = table if name == "all" else table.of_split(name)
-    return find_proposals(rows, read_digests(rows), earlier)
+    rows = table if split == "all" else table.of_split(split)
+    runs = [] if run is None else runs_of([str(run)])
+    if run is None or run_table is None:
+        return compare_with_runs(rows, read_digests(rows) if runs else {}, runs, rows.paths)
+    there = set(table.paths) - set(() if changes is None else changes.missing)
+    digests = {path: digest for path, digest in digests_of_run(run, run_table).items() if path in there}
+    return compare_with_runs(table, digests, runs, rows.paths)
 
 
 def _with_run_facts(
-    judged: ProposalEvaluation, classifier: Classifier, run: Path, table: ImageTable
-) -> ProposalEvaluation:
+    judged: EarlierEvaluation, classifier: Classifier, run: Path, table: ImageTable
+) -> EarlierEvaluation:
     """Add what a run has recorded: the groups of its images, and the settings that were chosen on these images."""
     from vitkit.data.split_file import groups_of_run
     from vitkit.data.table import task_of
@@ -677,17 +677,17 @@ def _seen(
 
 def _figures(
     classifier: Classifier,
-    judged: ProposalEvaluation,
+    judged: EarlierEvaluation,
     seen: dict[str, str] | None,
     caveat: str,
     changes: Changes | None,
     further: dict[str, Any],
 ) -> dict[str, Any]:
-    from vitkit.evaluation.evaluator import proposal_figures
+    from vitkit.evaluation.evaluator import earlier_figures
     from vitkit.evaluation.figures import all_figures
 
     about = classifier.computation | ({} if changes is None else changes.to_dict())
-    about |= proposal_figures(judged, seen) | further
+    about |= earlier_figures(judged, seen) | further
     return all_figures(judged.before, seen, classifier.provenance, about, caveat)
 
 
@@ -761,9 +761,9 @@ _SHOWN = 10  # names of absent classes
 def _findings(outcome: Evaluation, numbers: dict[str, Any]) -> list[str]:
     """Return remarks on the figures as sentences, for example about classes without images."""
     from vitkit.evaluation.figures import counted_part, describe
-    from vitkit.evaluation.headline import describe_proposals
+    from vitkit.evaluation.headline import describe_labels
 
-    sentences = [describe_proposals(numbers), describe(numbers)]
+    sentences = [describe_labels(numbers), describe(numbers)]
     return [*_absent(counted_part(outcome, numbers)), *filter(None, sentences)]
 
 

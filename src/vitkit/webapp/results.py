@@ -13,14 +13,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from vitkit.data.corrections import read_proposals
 from vitkit.data.decode import UnreadableImageError
 from vitkit.data.labels import EXCLUDED, Edit, Suspect, chance_in_words, decisions_since, read_suspects
 from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
 from vitkit.data.storage import Place
 from vitkit.data.table import Task
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import counted_figures, headline_of
+from vitkit.evaluation.headline import BY_FOLDS, counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures
 from vitkit.reporting.report_data import data_of_report
 from vitkit.system.run_files import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
@@ -28,6 +27,13 @@ from vitkit.webapp.photographs import Thumbnails, check_there, checked_name, sta
 from vitkit.webapp.workspace import Workspace
 
 What = Literal["keep", "relabel", "exclude"]
+AGAIN = {  # what training again does, by `is_cross_tested`
+    False: "Every photograph stays in its split, so the figures can be compared.",
+    True: (
+        "Every photograph is tested by a layer that was trained without it again, so the figures can be compared; this "
+        "requires to train only the last layer of the model that this run began from."
+    ),
+}
 MOST = 300  # maximum number of suspected label errors on a page
 _BESIDE = ("balanced_accuracy", "loss")  # figures next to the headline
 
@@ -71,6 +77,11 @@ def figures_in(folder: Path) -> dict[str, Any]:
         "interval": None if quoted.interval is None else list(quoted.interval),
         "caveats": caveats,
     }
+
+
+def is_cross_tested(folder: Path) -> bool:
+    """Return whether a run tested each photograph by a head that was trained without it, and set none aside."""
+    return figures_in(folder).get("figures", {}).get("split") == BY_FOLDS
 
 
 def data_of(folder: Path) -> dict[str, Any]:
@@ -133,12 +144,7 @@ def _files(folder: Path) -> _RunPhotographs:
 def _read_files(split: Path, changed: int) -> _RunPhotographs:  # noqa: ARG001
     table = split_from_file(split)
     places = {path: table.file(i) for i, path in enumerate(table.paths)}
-    root, proposals = table.root.resolve(), read_proposals(split.parent)
-    for proposal in proposals:  # including photographs that a proposal excluded, which the split does not list
-        if (table.root / proposal.path).resolve().is_relative_to(root):
-            places.setdefault(proposal.path, table.at(proposal.path))
-    contents = {proposal.path: proposal.digest for proposal in proposals if proposal.digest} | read_contents(split)
-    return _RunPhotographs(table.root, places, contents, table.task)
+    return _RunPhotographs(table.root, places, read_contents(split), table.task)
 
 
 def agreement(first: Path, second: Path) -> dict[str, Any]:
@@ -165,8 +171,7 @@ def agreement(first: Path, second: Path) -> dict[str, Any]:
 def _contents(folder: Path) -> dict[str, str]:
     """Return an identifier of each image of a run, by path: the digest of its content, or otherwise its location."""
     files = _files(folder)
-    known = {proposal.path: proposal.digest for proposal in read_proposals(folder) if proposal.digest}
-    return {path: str(file) for path, file in files.places.items()} | known | read_contents(folder / SPLIT)
+    return {path: str(file) for path, file in files.places.items()} | read_contents(folder / SPLIT)
 
 
 def _right(data: dict[str, Any], contents: dict[str, str], seen: set[str]) -> dict[tuple[str, str], bool]:
@@ -208,9 +213,9 @@ def suspects_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
         {**item._asdict(), "said": said.get(item.path), "state": _state(item, said.get(item.path))}
         for item in suspects[:MOST]
     ]
-    why_not, version = _why_not(workspace, folder), stamp_of(folder / LABEL_ERRORS)
-    chance = chance_in_words(suspects)
-    return {"total": len(suspects), "chance": chance, "suspects": rows, "why_not": why_not, "version": version}
+    about = {"why_not": _why_not(workspace, folder), "version": stamp_of(folder / LABEL_ERRORS)}
+    about["again"] = AGAIN[is_cross_tested(folder)]
+    return {"total": len(suspects), "chance": chance_in_words(suspects), "suspects": rows, **about}
 
 
 def decide(

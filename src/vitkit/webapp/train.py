@@ -29,7 +29,7 @@ from vitkit.training.request import bundled
 from vitkit.training.run_folder import read_metrics
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.photographs import photographs_in
-from vitkit.webapp.results import figures_in
+from vitkit.webapp.results import figures_in, is_cross_tested
 from vitkit.webapp.workspace import Workspace
 
 _SUFFIXES = (".pth", ".safetensors", ".npz", ".pt", ".bin", ".ckpt")
@@ -238,7 +238,17 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
             raise VitkitError(f"{request.time!r} is not a duration: write it as 90s, 10m or 2h")
         arguments += ["--time", request.time]
     if request.split_from:
-        arguments += ["--split-from", str(workspace.run_folder(request.split_from))]
+        before = workspace.run_folder(request.split_from)
+        is_scratch = request.weights == _NONE or request.method == "scratch"
+        if is_cross_tested(before) and (
+            is_scratch or request.method not in ("auto", "probe") or offered(workspace, request.weights).kind == "run"
+        ):
+            raise VitkitError(
+                f"{before.name} tested every photograph by a last layer that was trained without it. To test in the "
+                "same way, train only the last layer (or choose Automatic), and begin from a model that does not know "
+                "the photographs; or draw a new split, whose figures cannot be compared"
+            )
+        arguments += ["--split-from", str(before)]
     return arguments, labels.lines(workspace.labels.name)
 
 

@@ -6,7 +6,7 @@
 //   path        of each image that is listed here; there may be fewer than `total`
 //   true, said  its class and the predicted one, as numbers in `classes`; lists of numbers where it may have several
 //   confidence  0 to 1, in the predicted class
-//   since       where models proposed labels: the label that an image has now, empty where it is left out, or null
+//   since       where labels have changed since an earlier run: the label that an image has now, or null
 // Labels that are likely wrong:
 //   classes, path, label, suggested (numbers in `classes`), score (0 to 1)
 // A photograph comes from `pictureOf(i)`, a larger one from `largeOf(i)`: an address, or null where there is none.
@@ -37,7 +37,7 @@ export class Images {
   /** The caption of an image, as lines. */
   lines(i) {
     const now = this.since?.[i] ?? null;
-    const since = now === null ? [] : [`now: ${now || "left out"}, as a model proposed`];
+    const since = now === null ? [] : [`now: ${now}`];
     return [`true: ${this.names(this.true[i])}`, ...since, `predicted: ${this.names(this.said[i])} ${percent(this.confidence[i])}`];
   }
 

@@ -63,7 +63,7 @@ export class Suggestions {
       told.running && el("p", { class: "small", role: "status" }, stage(told, `${told.run} is loaded`)),
       told.error && el("p", { class: "small bad wrap" }, told.error),
       sure > 0 && el("p", {}, el("button", { type: "button", onclick: () => this.accept() }, `Accept all above ${percent(SURE)} (${sure})`)),
-      sure > 0 && el("p", { class: "small soft" }, `They are recorded as proposed by ${photos.suggestedBy}, and are not used as test labels.`)]);
+      sure > 0 && el("p", { class: "small soft" }, `They are recorded as proposed by ${photos.suggestedBy}, and these photographs are never test photographs.`)]);
   }
 
   async accept() {

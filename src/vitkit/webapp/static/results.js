@@ -113,7 +113,7 @@ class ResultsPage {
   // --- Labels that look wrong -----------------------------------------------------------------------------------
 
   showDoubts(address, told) {
-    const { total, chance, suspects, why_not: whyNot, version } = told;
+    const { total, chance, suspects, why_not: whyNot, version, again: kept } = told;
     const send = async (numbers, what, label = "") => {
       try {
         this.showDoubts(address, await post(`${address}/suspects`, { version, numbers, what, label }));
@@ -129,7 +129,7 @@ class ResultsPage {
     const more = el("button", { type: "button", onclick: () => { this.most += MORE; this.showDoubts(address, told); } }, `Show more (${left} left)`);
     const had = document.activeElement?.dataset?.decides;
     fill(this.doubts, el("h2", {}, "Labels to look at"), el("p", { class: "soft" }, words), whyNot && el("p", { class: "soft wrap" }, whyNot),
-      el("p", { class: "row" }, again, el("span", { class: "small soft" }, "Every photograph stays in its split, so the figures can be compared. If you follow the model, or leave out a photograph that it doubts, the figures still use the earlier label.")),
+      el("p", { class: "row" }, again, el("span", { class: "small soft" }, `${kept} Changed labels count as they were in this run, and photographs that you leave out as it predicted them; the figure with the new labels stands beside.`)),
       el("ul", { class: "suspects" }, suspects.slice(0, this.most).map((own, number) => this.suspect(`${address}/suspects/${number}?list=${encodeURIComponent(version)}`, own, number, whyNot ? null : send))),
       left > 0 && more);
     if (had) this.doubts.querySelector(`[data-decides="${had}"]`)?.focus();

@@ -81,7 +81,7 @@ class TrainPage {
       field("weights", "Begin from", weights, "A model that has seen many pictures learns from few."), few,
       el("div", { class: "field" }, el("label", { for: "method" }, "What is trained"), method, about),
       field("time", "At most", time),
-      done.length > 0 && field("split", "Test photographs", split, "As before, so that the figures can be compared; new photographs are assigned at random."),
+      done.length > 0 && field("split", "Test photographs", split, "The same as in an earlier training if the figures should be compared; new photographs are assigned at random."),
       el("button", { class: "primary" }, "Train"));
   }
 

@@ -1,0 +1,219 @@
+"""Compare the labels of images with those that earlier runs had, for figures that do not flatter.
+
+Whoever has seen a model's predictions and then changes labels, or removes images, moves the test towards the model. The
+figure of a run therefore uses the labels that its images had in the runs that its split or its weights come from. A
+test image of such a run that is no longer there counts as that run predicted it. Images are recognised by their
+content (docs/decisions/0028-label-files.md).
+
+A run stores the result (earlier_labels.json), so the labels of the first run reach all later ones.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitkit.data.split_file import read_contents, split_from_file
+from vitkit.data.table import UNLABELLED, EarlierLabel, ImageTable, Task
+from vitkit.errors import VitkitError
+from vitkit.system.files import from_json, read_text
+from vitkit.system.run_files import EARLIER_LABELS, EVALUATION, PREDICTIONS, PROPOSALS, SPLIT
+from vitkit.text.cells import restored
+
+
+class MissingTest(NamedTuple):
+    """A test image of an earlier run that is no longer among the images.
+
+    Attributes:
+        digest: the first bytes of the file's SHA-256 in hexadecimal.
+        label: the label that the run was tested with.
+        predicted: what the run predicted.
+        run: the name of the run.
+    """
+
+    digest: str
+    label: str
+    predicted: str
+    run: str
+
+
+@dataclass(frozen=True)
+class LabelsBefore:
+    """The differences between the labels of some images and those of earlier runs.
+
+    Attributes:
+        changed: the images whose label is another one now. An image that no person has labelled has the earlier label
+            `UNLABELLED`.
+        missing: the test images of earlier runs that are no longer there.
+    """
+
+    changed: tuple[EarlierLabel, ...] = ()
+    missing: tuple[MissingTest, ...] = ()
+
+    @property
+    def untested(self) -> frozenset[str]:
+        """Return the paths of the images that no person has labelled. They can be trained on, but test nothing."""
+        return frozenset(item.path for item in self.changed if item.before == UNLABELLED)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of earlier_labels.json."""
+        return {
+            "changed": [item._asdict() for item in self.changed],
+            "missing": [item._asdict() for item in self.missing],
+        }
+
+
+UNCHANGED = LabelsBefore()
+
+
+def runs_of(sources: Iterable[str | Path]) -> list[Path]:
+    """Return the folders of those sources of weights or of splits that are runs, or files in the folder of a run."""
+    places = [place for place in map(Path, sources) if place.exists()]
+    folders = [place if place.is_dir() else place.parent for place in places]
+    return [folder for folder in dict.fromkeys(folders) if (folder / SPLIT).is_file()]
+
+
+def read_labels_before(run: Path) -> LabelsBefore:
+    """Read the earlier labels that a run stored; they are empty if there is no such file.
+
+    The file of earlier versions of vitkit (proposals.json) is read, too.
+
+    Raises:
+        VitkitError: the file is damaged.
+    """
+    file = next((run / name for name in (EARLIER_LABELS, PROPOSALS) if (run / name).is_file()), None)
+    if file is None:
+        return LabelsBefore()
+    try:
+        stored = from_json(read_text(file))
+        rows, missing = (stored, []) if isinstance(stored, list) else (stored["changed"], stored["missing"])
+        found = LabelsBefore(tuple(map(EarlierLabel.from_dict, rows)), tuple(MissingTest(**row) for row in missing))
+        if not all(isinstance(text, str) for row in (*found.changed, *found.missing) for text in row):
+            raise TypeError("a row contains something other than text")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise VitkitError(f"{file} is damaged: {error}; restore it, or train again") from error
+    return found
+
+
+def compare_with_runs(
+    table: ImageTable, digests: Mapping[str, str], runs: Iterable[Path], tested: Collection[str] = ()
+) -> LabelsBefore:
+    """Compare the labels of images with those that they had in earlier runs.
+
+    Labels that the label file marks as proposed by a model are compared with those before the proposal, if no run knows
+    the image.
+
+    Args:
+        table: the images with their current labels.
+        digests: the digest of each image's file, by path. An image without a digest counts as missing.
+        runs: the folders of the runs; the first one that knows an image decides.
+        tested: the paths of the images that are tested now. The missing test images of a run count if at least half of
+            these images were test images of the run. Otherwise, the test is of other images.
+    """
+    now = {path: table.cell_of(i) for i, path in enumerate(table.paths)}
+    marked = {item.path: item for item in table.earlier}
+    known, missing = dict[str, EarlierLabel](), dict[str, MissingTest]()
+    for run in runs:
+        then = _labels_of_run(run)
+        compared = [(path, then[digest]) for path, digest in digests.items() if path in now and digest in then]
+        stored = {item.digest: item.before for item in read_labels_before(run).changed}
+        plain = [(path, item) for path, item in compared if path not in marked and item.digest not in stored]
+        names = new_names(((item.before, now[path]) for path, item in plain), table)
+        if _is_for_other_purpose(run, table, [(names.get(old, old), now[path]) for path, (_, old, *_) in compared]):
+            continue
+        for path, item in compared:
+            old = names.get(item.before, item.before)
+            before = UNLABELLED if stored.get(item.digest) == UNLABELLED and old == now[path] else old
+            known.setdefault(path, item._replace(path=path, before=before))
+        tests, there = _tests_of_run(run, table.task), set(digests.values())
+        there_tested = [digests[path] for path in tested if path in digests]
+        if there_tested and 2 * sum(digest in tests for digest in there_tested) >= len(there_tested):
+            for digest, test in tests.items():
+                label = names.get(test.label, test.label)
+                if digest not in there:
+                    missing.setdefault(digest, test._replace(label=label))
+    marked = {path: item._replace(digest=digests.get(path, "")) for path, item in marked.items()}
+    earlier = [found for path in now if (found := known.get(path, marked.get(path)))]
+    return LabelsBefore(tuple(item for item in earlier if item.before != now[item.path]), tuple(missing.values()))
+
+
+def new_names(pairs: Iterable[tuple[str, str]], table: ImageTable) -> dict[str, str]:
+    """Return the current label for each earlier label whose class was renamed or merged.
+
+    A label with a class that no longer exists is now what most of its images are.
+
+    Args:
+        pairs: the earlier and the current label of images.
+        table: the images with their current classes.
+    """
+    votes: dict[str, Counter[str]] = {}
+    for (old, new), count in Counter(pairs).items():
+        if old and new and UNLABELLED not in (old, new) and not _is_known(old, table):
+            votes.setdefault(old, Counter())[new] += count
+    return {old: counts.most_common(1)[0][0] for old, counts in votes.items()}
+
+
+def _is_known(label: str, table: ImageTable) -> bool:
+    return set(table.task.names_in(label)) <= set(table.classes)
+
+
+def labels_before_run(run: Path, table: ImageTable) -> LabelsBefore:
+    """Return the earlier labels that a run stored, with the current paths of its images (`images_of_run`)."""
+    found = compare_with_runs(table, digests_of_run(run, table), [run])
+    return replace(found, missing=read_labels_before(run).missing)
+
+
+def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
+    """Return the digests of a run's images by their current paths, which are those in `table` (`images_of_run`)."""
+    contents = read_contents(run / SPLIT)
+    known = zip(split_from_file(run / SPLIT).paths, table.paths, strict=True)
+    return {new: contents[old] for old, new in known if old in contents}
+
+
+def _labels_of_run(run: Path) -> dict[str, EarlierLabel]:
+    """Return the label by which a run tests each of its images, by the digest of the file."""
+    table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
+    labels: dict[str, set[str]] = {}
+    for i, path in enumerate(table.paths):
+        if path in contents:
+            labels.setdefault(contents[path], set()).add(table.cell_of(i))
+    known = {  # copies of a file with contradicting labels are not compared
+        digest: EarlierLabel("", label, run.name, digest) for digest, (label, *others) in labels.items() if not others
+    }
+    earlier = {item.digest: item for item in read_labels_before(run).changed if item.before != UNLABELLED}
+    return known | {digest: item for digest, item in earlier.items() if digest}
+
+
+def _is_for_other_purpose(run: Path, table: ImageTable, pairs: Sequence[tuple[str, str]]) -> bool:
+    """Return whether a run has other classes for other purposes, such as colours in place of species."""
+    if not pairs or set(split_from_file(run / SPLIT).classes) & set(table.classes):
+        return False
+    return 4 * sum(old == new for old, new in pairs) < 3 * len(pairs)
+
+
+def _tests_of_run(run: Path, task: Task) -> dict[str, MissingTest]:
+    """Return the images that a run was tested on, by the digest of the file, without those that its weights had seen.
+
+    Raises:
+        VitkitError: a file of the run is damaged.
+    """
+    tests = {item.digest: item for item in read_labels_before(run).missing}
+    if not (run / PREDICTIONS).is_file():
+        return tests
+    contents = read_contents(run / SPLIT)
+    try:
+        numbers = from_json(read_text(run / EVALUATION)) if (run / EVALUATION).is_file() else {}
+        seen = set((numbers.get("seen") or {"paths": ()})["paths"])
+        for row in csv.DictReader(io.StringIO(read_text(run / PREDICTIONS))):
+            path, label, predicted = (restored(row[name]) for name in ("path", "label", "predicted"))
+            if path in contents and path not in seen:
+                item = MissingTest(contents[path], label or task.no_class, predicted or task.no_class, run.name)
+                tests[contents[path]] = item
+    except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
+        raise VitkitError(f"the predictions of {run} are damaged ({error}): restore the run, or evaluate it") from error
+    return tests
