@@ -359,7 +359,7 @@ class _Tree:
         )
 
     def lines(self) -> tuple[str, ...]:
-        """Describe the ignored folders that contain images, and the members with invalid names, in one sentence each."""
+        """Describe the ignored folders that contain images, and the members with invalid names, one sentence each."""
         lines = self._overlooked.lines(self._root)
         if unsafe := self.index.unsafe:
             members = plural(len(unsafe), "member is", "members are")

@@ -314,7 +314,8 @@ class Overlooked:
             links = plural(len(self.links), "link out of the folder is", "links out of the folder are")
             names = listed([_from(root, link) for link in sorted(self.links)])
             lines.append(
-                f"{links} left out, and --follow-links of train, doctor, eval, predict, embed and shard takes them: {names}"
+                f"{links} left out, and --follow-links of train, doctor, eval, predict, embed and shard takes them: "
+                f"{names}"
             )
         return lines
 
