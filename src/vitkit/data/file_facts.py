@@ -103,7 +103,7 @@ class Facts:
         keypoints: the keypoints of the picture (`doctor.keypoints`); empty if they were not computed.
         quality, camera: as in `picture.Picture`.
         border: the coarse colour of the edges that are of one colour, as `_border` returns it; PLAIN for a picture of
-            one colour, and NO_BORDER for other pictures that are small or have no such edge.
+            one colour, and NO_BORDER if no edge is.
     """
 
     digest: bytes
@@ -437,7 +437,6 @@ def _may_pass(cause: BaseException | None) -> bool:
 def _decode(file: Place, content: _Content) -> _Look:
     with picture_of(file, short_side=SHORT // 2, content=content.itself) as opened:  # reads a JPEG to its end
         small = opened.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
-        is_large = min(opened.image.size) >= LEAST_SIDE
         facts = Facts(
             content.digest,
             None,
@@ -450,9 +449,10 @@ def _decode(file: Place, content: _Content) -> _Look:
             opened.doubt,
             quality=opened.quality,
             camera=opened.camera,
-            border=PLAIN if _is_plain(opened.image) else _border(opened.image) if is_large else NO_BORDER,
+            border=PLAIN if _is_plain(opened.image) else _border(opened.image),
         )
-        return _Look(facts, working_copy(opened.image) if is_large else None, is_lasting=True)
+        grey = working_copy(opened.image) if min(opened.image.size) >= LEAST_SIDE else None
+        return _Look(facts, grey, is_lasting=True)
 
 
 def _is_plain(picture: Image.Image) -> bool:

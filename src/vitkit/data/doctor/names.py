@@ -7,6 +7,7 @@ the images of a group are in several splits, a model may recognise the group ins
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vitkit.data.table import ImageTable
@@ -16,12 +17,18 @@ _LEAST_SHARE = 0.2  # of the images must be in a group with others
 _REST = r"(?:[-_ (]|\.[^/]*\.|[a-z](?:\.|$))[^/]*$"  # after the group: `_03.jpg`, ` (2).jpg`, `.left.jpg`, `b.jpg`
 _NUMBERS = (r"[^/\d]*\d++", r"(?:[^/\d]*\d++){2}", r"(?:[^/\d]*\d++){3}")  # the largest groups first
 _IN_ALL = (
+    r"(?i:burst)[-_]?(\d{10,})",
     *(rf"(?:^|/)({numbers}){_REST}" for numbers in _NUMBERS),
     r"(?:^|/)([^/]+?)[-_ .]?(?i:frame|burst|slice)[-_ .]?\d+[^/]*$",
 )
 _IN_EACH = tuple(rf"([^/]*/{numbers}){_REST}" for numbers in _NUMBERS)  # groups that are numbered anew in each class
 _FOLDER = r"([^/]*\d[^/]*)/[^/]+$"
-_NO_GROUP = re.compile(r"(?:19|20)\d\d(?:\D?[01]\d(?:\D?[0-3]\d)?)?(?!\d)|\bn\d{8}\b")  # dates, and WordNet's classes
+_NO_GROUP = re.compile(
+    r"(?<!\d)(?:19|20)\d\d(?:\D?[01]\d(?:\D?[0-3]\d)?)?(?!\d)"  # a date, from the year on
+    r"|(?<!\d)\d\d?([-.:])\d\d?\1\d\d(?:\d\d)?(?!\d)"  # a date that ends with the year, or a time
+    r"|(?<!\d)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?!\d)"  # a date with a short year
+    r"|(?<![^/])n\d{8}(?!\d)|(?<![^/])\d(?=[-_])"  # a class of WordNet, or the number of a class
+)
 
 
 @dataclass(frozen=True)
@@ -62,5 +69,13 @@ def _members(table: ImageTable, pattern: str) -> dict[str, list[int]]:
         names = {path.rpartition("/")[2] for path in table.paths}
         members = members if len(names) <= len(table) / 2 else {}
     shared = {name: images for name, images in members.items() if len(images) > 1 and name not in classes}
-    numbered = sum(re.search(r"\d", _NO_GROUP.sub("", name)) is not None for name in shared)
-    return shared if numbered > len(shared) / 2 or "frame" in pattern else {}
+    numbered = sum(_has_number(table.paths[images[0]], find) for images in shared.values())
+    return shared if 2 * numbered >= len(shared) or "frame" in pattern else {}
+
+
+def _has_number(path: str, find: Callable[[str], re.Match[str] | None]) -> bool:
+    """Return whether the name of the group in a path has a digit that is not one of a date or a class."""
+    match = find(path)
+    assert match is not None
+    covered = _NO_GROUP.sub(lambda date: "-" * len(date[0]), path)
+    return re.search(r"\d", covered[match.start(1) : match.end(1)].rpartition("/")[2]) is not None
