@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from timm.models.vision_transformer_hybrid import _resnetv2
 from torch import nn
 
+import vitkit
 from tiny import build, gradients, images, largest_difference, randomise
 from vitkit.errors import VitkitError
 from vitkit.model import ResNetStem, ViTConfig, config_for, pad_same, stride_of
@@ -132,3 +133,20 @@ def test_the_papers_hybrids_have_the_papers_grid(name: str, grid: tuple[int, int
 def test_what_cannot_be_built_is_named(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(VitkitError, match=complaint):
         ViTConfig(**fields)
+
+
+def test_the_papers_resnet_is_timms_network_with_a_linear_head() -> None:
+    """With timm's arithmetic in both, the ResNet-50 answers as timm's stem, its mean and the head do."""
+    ours = vitkit.create_model("custom:bit_resnet50", num_classes=5).eval()
+    assert sum(parameter.numel() for parameter in ours.parameters()) == 25_557_032 - 995 * 2049, "a ResNet-50's"
+    for module in ours.modules():
+        if hasattr(module, "kind"):
+            module.kind = "timm"
+        if isinstance(module, nn.GroupNorm):
+            module.eps = 1e-5
+    theirs = _resnetv2((3, 4, 6, 3)).eval()
+    theirs.load_state_dict(ours.network.features.state_dict())
+    x = noise(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = ours.network.head(theirs(x).mean(dim=(2, 3)))
+        torch.testing.assert_close(ours(x), expected, rtol=1e-3, atol=1e-5)
