@@ -570,8 +570,8 @@ class Classifier:
         if isinstance(outcome, str):
             return Prediction(path, error=outcome)
         thresholds, K = None if self.thresholds is None else np.array(self.thresholds), len(self.classes)
-        unknown = float(outcome[K]) if len(outcome) > K else None
-        return rank(path, Ranking(self.classes, outcome[:K]), thresholds, unknown)
+        familiar = float(outcome[K]) if len(outcome) > K else None
+        return rank(path, Ranking(self.classes, outcome[:K]), thresholds, familiar)
 
     def rules(
         self,

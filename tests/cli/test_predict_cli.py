@@ -60,7 +60,7 @@ def table(text: str) -> list[dict[str, str]]:
 def test_columns_begin_with_path_label_confidence(vitkit: Any, trained: Path, here: Path) -> None:
     outcome = vitkit("predict", trained, "photos/red/img1.png", "photos/blue/img2.png")
     assert (outcome.code, outcome.err) == (0, "2 images (0 unreadable), eager, float32\n")
-    assert outcome.out.splitlines()[0] == "path,label,confidence,error,unknown"
+    assert outcome.out.splitlines()[0] == "path,label,confidence,error,familiar"
     assert [(row["path"], row["label"]) for row in table(outcome.out)] == [
         ("photos/red/img1.png", "red"),
         ("photos/blue/img2.png", "blue"),
@@ -92,7 +92,7 @@ def test_a_workbook_has_the_cells_of_the_csv_file_and_no_formula(vitkit: Any, tr
         found = {name: line.get(letter) for letter, name in header.items()}
         for name in names:
             expected: Any = restored(row[name]) or None
-            if name.startswith(("confidence", "unknown")) and expected is not None:
+            if name.startswith(("confidence", "familiar")) and expected is not None:
                 expected = pytest.approx(float(expected), abs=1e-6)
             assert found[name] == expected, name
     assert vitkit("predict", trained, "photos", "-o", "a.xlsx").code == 2
@@ -104,7 +104,7 @@ def test_a_workbook_has_the_cells_of_the_csv_file_and_no_formula(vitkit: Any, tr
 def test_top_adds_two_columns_a_class(vitkit: Any, trained: Path, here: Path, top: int, ranks: int) -> None:
     header = vitkit("predict", trained, "photos/red/img1.png", "--top", top).out.splitlines()[0].split(",")
     further = [f"{name}_{rank}" for rank in range(2, ranks + 1) for name in ("label", "confidence")]
-    assert header == ["path", "label", "confidence", "error", "unknown", *further]
+    assert header == ["path", "label", "confidence", "error", "familiar", *further]
 
 
 def test_a_file_that_another_process_writes_is_left_to_it(vitkit: Any, trained: Path, here: Path) -> None:
@@ -172,7 +172,7 @@ def test_jsonl_has_valid_json_on_each_line(vitkit: Any, trained: Path, here: Pat
     assert vitkit("predict", trained, "photos/red/img1.png", "odd/text.jpg", "-o", "out.jsonl").code == 0
     first, second = (json.loads(line) for line in (here / "out.jsonl").read_text().splitlines())
     expected = next(load(trained).predict("photos/red/img1.png"))
-    assert first.pop("unknown") == expected.unknown
+    assert first.pop("familiar") == expected.familiar
     assert first == {"path": "photos/red/img1.png", "label": "red", "confidence": expected.confidence}
     assert second == {"path": "odd/text.jpg", "label": None, "confidence": None, "error": "not an image"}
 
@@ -193,7 +193,7 @@ def test_json_beside_a_file_is_the_counts(vitkit: Any, trained: Path, here: Path
     outcome = vitkit("predict", trained, "photos/red/img1.png", "odd/text.jpg", "-o", "out.csv", "--json")
     found = json.loads(outcome.out)
     assert (found["images"], found["unreadable"], found["rejected"], found["out"]) == (2, 1, 0, "out.csv")
-    assert (here / "out.csv").read_text().startswith("path,label,confidence,error,unknown\n")
+    assert (here / "out.csv").read_text().startswith("path,label,confidence,error,familiar\n")
     again = vitkit("predict", trained, "photos/red/img1.png", "odd/text.jpg", "-o", "out.csv", "--json", "--resume")
     assert json.loads(again.out) == found
     assert "2 of 2 images are in out.csv" in again.err
@@ -259,7 +259,10 @@ def test_one_image_on_a_terminal_is_shown_with_every_class(
     outcome = vitkit("predict", trained, "photos/red/img1.png")
     assert [line.split()[0] for line in outcome.out.splitlines()][:2] == ["photos/red/img1.png", "red"]
     assert len(outcome.out.splitlines()) == 5
-    assert re.fullmatch(r"unknown: \d\.\d{4} of known images look at least as unfamiliar", outcome.out.splitlines()[4])
+    assert re.fullmatch(
+        r"familiar: \d\.\d{4}, the part of known images that look no more familiar \(low is strange\)",
+        outcome.out.splitlines()[4],
+    )
     assert outcome.err == "1 image (0 unreadable), eager, float32\n"
 
 

@@ -329,8 +329,8 @@ def test_unknown_images_are_marked_as_predict_does(
         page.goto(made.file.as_uri())
         page.set_input_files("#files", list(map(str, files)))
         wait(page, len(files))
-        found = dict(page.evaluate("answers.map((own) => [own.name, own.unknown])"))
-        assert found == pytest.approx({name: row.unknown for name, row in expected.items()}, abs=1e-3)
+        found = dict(page.evaluate("answers.map((own) => [own.name, own.familiar])"))
+        assert found == pytest.approx({name: row.familiar for name, row in expected.items()}, abs=1e-3)
         assert len(set(found.values())) > 2
         level = sorted(found.values())[3]
         page.get_by_label("Mark what looks less familiar").fill(f"{100 * level + 0.01:.2f}")
@@ -340,7 +340,7 @@ def test_unknown_images_are_marked_as_predict_does(
         with page.expect_download() as saved:
             page.get_by_role("button", name="Save as .csv").click()
         rows = list(csv.DictReader(Path(saved.value.path()).read_text(encoding="utf-8").splitlines()))
-    assert {row["path"]: float(row["unknown"]) for row in rows} == pytest.approx(found, abs=1e-6)
+    assert {row["path"]: float(row["familiar"]) for row in rows} == pytest.approx(found, abs=1e-6)
 
 
 def test_a_page_without_a_score_marks_nothing(page_of: Any, browser: Browser) -> None:
@@ -449,7 +449,7 @@ def test_the_script_says_how_unfamiliar_pictures_are_as_predict_does(
         packed.extractall(tmp_path)
     command = [sys.executable, tmp_path / "own" / "predict.py", data, "-o", tmp_path / "answers.csv"]
     expected = list(load(tmp_path / "scored").predict(sorted(map(str, data.iterdir()))))
-    level = sorted(own.unknown or 0 for own in expected)[10] + 1e-6
+    level = sorted(own.familiar or 0 for own in expected)[10] + 1e-6
     for more in ([], ["--unknown", str(level)]):
         done = subprocess.run([*command, *more], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), done
@@ -460,9 +460,9 @@ def test_the_script_says_how_unfamiliar_pictures_are_as_predict_does(
         for own in expected:
             row = rows[Path(own.path).name]
             assert float(row["confidence"]) == pytest.approx(own.confidence, abs=2e-6)
-            assert float(row["unknown"]) == pytest.approx(own.unknown, abs=1e-3)
-            assert own.unknown is not None and own.label is not None
-            assert row["label"] == ("?" if more and float(row["unknown"]) <= level else own.label)
+            assert float(row["familiar"]) == pytest.approx(own.familiar, abs=1e-3)
+            assert own.familiar is not None and own.label is not None
+            assert row["label"] == ("?" if more and float(row["familiar"]) <= level else own.label)
     assert 0 < sum(row["label"] == "?" for row in rows.values()) < len(rows)
 
 

@@ -169,7 +169,7 @@ def test_unfamiliar_pictures_and_sets_are_those_of_the_cpu(run: Path, tmp_path: 
         for device in ("cpu", "cuda")
     }
     for here, there in zip(rows["cpu"], rows["cuda"], strict=True):
-        assert there.unknown == pytest.approx(here.unknown, abs=0.02)
+        assert there.familiar == pytest.approx(here.familiar, abs=0.02)
         assert there.set == here.set
 
 

@@ -203,7 +203,7 @@ def test_its_promises_rest_on_predictions_out_of_fold(finished: tuple[Path, str]
     unknown = classifier.unknown
     assert unknown is not None and unknown.known.shape[1] == 36
     rows = vitkit.predict(folder, data, coverage=0.9, unknown=0.1).rows()
-    assert all({"set", "unknown"} <= row.keys() for row in rows)
+    assert all({"set", "familiar"} <= row.keys() for row in rows)
     page = (folder / "report.html").read_text()
     assert "36 cross-validated images" in page
 

@@ -106,23 +106,23 @@ def test_values_agree_between_files_json_and_python(vitkit: Any, made: tuple[Pat
     unknown = classifier.unknown
     assert unknown is not None
     pixels = np.stack([np.asarray(classifier.read(row.path)) for row in rows])
-    assert [row.unknown for row in rows] == pytest.approx(unknown.of(classifier.seeing()(pixels)))
+    assert [row.familiar for row in rows] == pytest.approx(unknown.of(classifier.seeing()(pixels)))
     called = [row.is_unknown for row in rows]
-    assert called == [row.unknown is not None and row.unknown <= LEVEL for row in rows] and any(called)
+    assert called == [row.familiar is not None and row.familiar <= LEVEL for row in rows] and any(called)
     assert [row.label for row in rows] == ["?" if row.is_unknown else row.name for row in rows]
     for name in ("rows.csv", "rows.jsonl"):
         in_file = list(package.predict(model, photographs, out=tmp_path / name, unknown=LEVEL, **EXACT))
         first, second = ([(row.label, row.name, row.is_unknown) for row in each] for each in (in_file, rows))
         assert first == second
-        assert [row.unknown for row in in_file] == pytest.approx([row.unknown for row in rows], abs=1e-6)
+        assert [row.familiar for row in in_file] == pytest.approx([row.familiar for row in rows], abs=1e-6)
     with (tmp_path / "rows.csv").open(newline="") as text:
         cells = list(csv.DictReader(text))
-    assert list(cells[0]) == ["path", "label", "confidence", "error", "unknown", "rejected"]
+    assert list(cells[0]) == ["path", "label", "confidence", "error", "familiar", "rejected"]
     assert [row["rejected"] for row in cells] == [row.name if row.is_unknown else "" for row in rows]
     flags = ("--backend", "eager", "--precision", "float32")
     printed = vitkit("predict", model, photographs, "--json", *flags).out
-    values = [json.loads(line)["unknown"] for line in printed.splitlines()]
-    assert values == pytest.approx([row.unknown for row in rows])
+    values = [json.loads(line)["familiar"] for line in printed.splitlines()]
+    assert values == pytest.approx([row.familiar for row in rows])
     assert "rejected" not in json.loads(printed.splitlines()[0])
     outcome = vitkit("predict", model, photographs, "--unknown", LEVEL, *flags)
     assert f"{sum(called)} rejected, {sum(called)} of them as unknown" in outcome.out + outcome.err
@@ -144,6 +144,11 @@ def test_a_label_may_be_withheld_for_both_reasons(made: tuple[Path, Path], tmp_p
     assert [row.label for row in again] == [row.label for row in rows]
     with pytest.raises(VitkitError, match="do not fit"):
         package.predict(model, photographs, out=out, resume=True, **{**asked, "unknown": 0.9})
+    out.write_text("".join(lines).replace("familiar", "unknown", 1))  # as earlier versions named the column
+    with pytest.raises(
+        VitkitError, match=r"begins with path,\S+,unknown,rejected instead of path,\S+,familiar,rejected"
+    ):
+        package.predict(model, photographs, out=out, resume=True, **asked)
 
 
 @pytest.mark.parametrize("file", tiny.some(sorted(SCORED), SCORED - {"distilled.pt2"}))
@@ -162,7 +167,7 @@ def test_an_exported_file_has_the_same_score(made: tuple[Path, Path], tmp_path: 
     expected = list(package.predict(classifier, photographs, unknown=LEVEL, **EXACT))
     rows = list(package.predict(out, photographs, unknown=LEVEL, precision="float32"))
     assert [row.label for row in rows] == [row.label for row in expected]
-    assert [row.unknown for row in rows] == pytest.approx([row.unknown for row in expected], abs=0.051)  # one of 20
+    assert [row.familiar for row in rows] == pytest.approx([row.familiar for row in expected], abs=0.051)  # one of 20
 
 
 def test_other_programs_find_logits_and_features_in_a_file(made: tuple[Path, Path], tmp_path: Path) -> None:
@@ -213,7 +218,7 @@ def test_logits_do_not_change_by_a_bit(made: tuple[Path, Path]) -> None:
 
 def test_merged_patches_have_no_score(made: tuple[Path, Path]) -> None:
     model, photographs = made
-    assert [row.unknown for row in package.predict(model, photographs, merge=1)] == [None] * 12
+    assert [row.familiar for row in package.predict(model, photographs, merge=1)] == [None] * 12
     with pytest.raises(VitkitError, match="leave out --merge, or these flags"):
         package.predict(model, photographs, merge=1, unknown=LEVEL)
 
@@ -227,7 +232,7 @@ def test_the_server_says_how_unfamiliar_pictures_look(made: tuple[Path, Path]) -
         plain = httpx.post(f"{server.url}/predict", files=files, timeout=30).json()["predictions"]
         rows = httpx.post(f"{server.url}/predict?unknown={LEVEL}", files=files, timeout=30).json()["predictions"]
         refused = httpx.post(f"{server.url}/predict?unknown=0.001", files=files[:1], timeout=30)
-    assert [row["unknown"] for row in plain] == pytest.approx([row.unknown for row in expected])
+    assert [row["familiar"] for row in plain] == pytest.approx([row.familiar for row in expected])
     assert [row["label"] for row in plain] == [row.name for row in expected]
     assert [row["label"] for row in rows] == [row.label for row in expected]
     assert refused.status_code == 400 and "at least 2999 validation images" in refused.json()["error"]

@@ -109,10 +109,10 @@ def test_other_pictures_are_reported_and_listed_first(run: Path, tmp_path: Path)
     assert result.differs and len(result.strangers) == 12
     assert sum("strange" in each.path for each in result.strangers) >= 9
     assert [Path(path).name for path in result.errors] == ["broken.png"]
-    values = [each.unknown for each in result.strangers]
+    values = [each.familiar for each in result.strangers]
     assert values == sorted(values)  # type: ignore[type-var]
-    rows = {row.path: row.unknown for row in package.predict(run, now, **EXACT)}
-    assert all(rows[each.path] == pytest.approx(each.unknown, abs=1e-6) for each in result.strangers)
+    rows = {row.path: row.familiar for row in package.predict(run, now, **EXACT)}
+    assert all(rows[each.path] == pytest.approx(each.familiar, abs=1e-6) for each in result.strangers)
 
 
 def test_an_exported_file_watches_as_well(run: Path, tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_the_server_counts_what_is_compared(run: Path, tmp_path: Path) -> None:
         assert float(values[f'vitkit_predicted_total{{label="{name}",model="run"}}']) == sum(
             r.name == name for r in rows
         )
-    unknown = [row.unknown for row in rows if row.unknown is not None]
-    at_most = float(values['vitkit_unknown_bucket{le="0.25",model="run"}'])
+    unknown = [row.familiar for row in rows if row.familiar is not None]
+    at_most = float(values['vitkit_familiar_bucket{le="0.25",model="run"}'])
     assert len(unknown) == 8 and at_most == sum(value <= 0.25 for value in unknown)
     assert float(values['vitkit_confidence_count{model="run"}']) == 8
     before = package.watch(run, now, **EXACT).shares

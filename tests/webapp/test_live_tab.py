@@ -56,7 +56,7 @@ def test_an_answer_is_that_of_predict(studio: Studio, place: Workspace, tmp_path
     (expected,) = load(place.runs / "first").predict(file)
     assert told["label"] == expected.label
     assert told["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
-    assert expected.unknown is not None and told["unknown"] == pytest.approx(expected.unknown, abs=1e-6)
+    assert expected.familiar is not None and told["familiar"] == pytest.approx(expected.familiar, abs=1e-6)
     assert [(own["label"], own["chosen"]) for own in told["top"]] == [
         (name, name == expected.label) for name, _ in expected.ranking[:5]
     ]

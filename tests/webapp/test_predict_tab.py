@@ -345,3 +345,26 @@ def test_a_folder_is_dropped_and_its_table_is_filtered_and_corrected(
         page.get_by_role("button", name="Only write their label file").click()
         page.get_by_text("1 label written").wait_for()
     assert [own.label for own in labels_so_far(place.labels.with_name("photographs-1.csv")).edits] == ["mine"]
+
+
+@pytest.mark.parametrize("column", ["familiar", "unknown"])  # the name of the column in earlier versions
+def test_a_familiar_photograph_is_told_from_a_strange_one(place: Workspace, browser: Browser, column: str) -> None:
+    stored = place.state_folder / "predictions"
+    stored.mkdir(parents=True)
+    item = {"number": 1, "run": "first", "folder": str(place.photographs), "title": "photos", "when": 0.0}
+    (stored / "000001.json").write_text(json.dumps(item | {"corrections": {}}))
+    rows = f"{place.photographs}/a/a_0.png,a,0.99,,0.969\n{place.photographs}/a/a_1.png,a,0.99,,0.004\n"
+    (stored / "000001.csv").write_text(f"path,label,confidence,error,{column}\n{rows}")
+    with served(create_app(place)) as address, watched(browser) as page:
+        page.goto(f"{address}/#predict")
+        page.get_by_role("columnheader", name="Familiarity").wait_for()
+        shown = [text.split("\t")[2:4] for text in page.locator("tr[data-row]").all_inner_texts()]
+        assert shown == [["99 %", "96.9 %"], ["99 %", "0.4 %"]]
+        page.get_by_label("Order").select_option("familiar")
+        assert "a_1.png" in page.locator("tr[data-row]").first.inner_text(), "the strange photograph is first"
+        page.get_by_label("Call unknown up to").fill("5")
+        page.get_by_text("1 withheld").wait_for()
+        with page.expect_download() as download:
+            page.get_by_role("link", name="CSV").click()
+        saved = list(csv.DictReader(io.StringIO(Path(str(download.value.path())).read_text())))
+    assert [(row["label"], float(row["familiar"])) for row in saved] == [("a", 0.969), ("?", 0.004)]

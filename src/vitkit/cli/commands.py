@@ -625,8 +625,10 @@ def _print_all(prediction: Prediction, columns: Columns) -> None:
     label = prediction.label or "none of them"
     if columns.multi and prediction.error is None:
         say(f"label: {label}")
-    if prediction.unknown is not None:
-        say(f"unknown: {prediction.unknown:.4f} of known images look at least as unfamiliar")
+    if prediction.familiar is not None:
+        say(
+            f"familiar: {prediction.familiar:.4f}, the part of known images that look no more familiar (low is strange)"
+        )
     if columns.row(prediction).is_unknown:
         say(f"label: ? (not {label}), as this is at most {columns.rules.unknown}")
     elif columns.row(prediction).is_rejected:

@@ -60,7 +60,7 @@ def evaluate(
         raise VitkitError(f"{table.name} has no {split} split: choose {', '.join([*splits, 'all'])}")
     rows = table if split == "all" else table.of_split(split)
     number_of = align(rows, classifier)
-    probabilities, unknown, answered, unreadable = _predict(classifier, rows, progress, outcomes)
+    probabilities, familiar, answered, unreadable = _predict(classifier, rows, progress, outcomes)
     if not answered:
         first = f" (first: {next(iter(unreadable))}: {next(iter(unreadable.values()))})" if unreadable else ""
         raise VitkitError(f"{table.name} has no readable image in its {split} split below {table.place}{first}")
@@ -68,7 +68,14 @@ def evaluate(
     if classifier.thresholds is None:
         labels = np.array([number_of[rows.labels[i]] for i in answered])  # (n,)
         return Evaluation(
-            split, classifier.classes, paths, labels, probabilities, unreadable, classifier.temperature, unknown=unknown
+            split,
+            classifier.classes,
+            paths,
+            labels,
+            probabilities,
+            unreadable,
+            classifier.temperature,
+            familiar=familiar,
         )
     return MultiEvaluation(
         split=split,
@@ -91,7 +98,7 @@ def _predict(
 
     Returns:
         - Class probabilities, (n, K).
-        - `Evaluation.unknown`, (n,); None if the classifier has no score for unknown images.
+        - `Evaluation.familiar`, (n,); None if the classifier has no score for unknown images.
         - Indices of the n rows that could be predicted.
         - Reasons why the other rows could not be predicted, by path.
     """

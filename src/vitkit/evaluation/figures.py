@@ -431,7 +431,7 @@ def without(evaluation: Evaluation, paths: Mapping[str, Any]) -> Evaluation | No
         labels=evaluation.labels[kept],
         probabilities=probabilities,
         groups=tuple(evaluation.groups[i] for i in kept) if evaluation.groups else (),
-        unknown=None if evaluation.unknown is None else evaluation.unknown[kept],
+        familiar=None if evaluation.familiar is None else evaluation.familiar[kept],
     )
 
 

@@ -153,8 +153,8 @@ class Evaluation:
         chosen: descriptions of choices that were made on these images, such as the epoch (`figures.chosen_on`).
         since: current label, by path, of each image whose label has changed since an earlier run. `labels` contains the
             earlier labels of these images (`evaluator`).
-        unknown: conformal p-value of each image, (n,): the fraction of held-out images that are at least as unfamiliar
-            to the classifier (`inference.unknown`). None if the classifier has no score for unknown images.
+        familiar: conformal p-value of each image, (n,): the fraction of held-out images that are no more familiar to
+            the classifier (`inference.unknown`). None if the classifier has no score for unknown images.
     """
 
     split: str
@@ -167,7 +167,7 @@ class Evaluation:
     groups: tuple[int, ...] = ()
     chosen: tuple[str, ...] = ()
     since: Mapping[str, str] = field(default_factory=dict)
-    unknown: npt.NDArray[np.float32] | None = None
+    familiar: npt.NDArray[np.float32] | None = None
 
     @property
     def task(self) -> Task:
@@ -404,7 +404,7 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
         _, number = np.unique(fold.groups or np.arange(len(fold.labels)), return_inverse=True)
         groups += (start + number).tolist()
         start += int(number.max()) + 1
-    unknown = [fold.unknown for fold in folds if fold.unknown is not None]
+    familiar = [fold.familiar for fold in folds if fold.familiar is not None]
     whole = replace(
         first,
         paths=tuple(path for fold in folds for path in fold.paths),
@@ -412,7 +412,7 @@ def pooled(folds: Sequence[Evaluation]) -> Evaluation:
         probabilities=np.concatenate([fold.probabilities for fold in folds]),
         unreadable={path: reason for fold in folds for path, reason in fold.unreadable.items()},
         groups=tuple(groups) if start < len(groups) else (),
-        unknown=np.concatenate(unknown) if len(unknown) == len(folds) else None,
+        familiar=np.concatenate(familiar) if len(familiar) == len(folds) else None,
     )
     whole.__dict__["predicted"] = np.concatenate([fold.predicted for fold in folds])  # with each model's thresholds
     return whole

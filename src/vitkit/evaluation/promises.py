@@ -191,10 +191,10 @@ def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluat
     `measured` is called unknown. If `measured` is None, there are no such fractions.
     """
     called = []
-    if measured is not None and measured.unknown is not None:
+    if measured is not None and measured.familiar is not None:
         units, images = _units(measured), unknown.known.shape[1]
         for level in (level for level in LEVELS if images >= images_needed(unknown.method, level)):
-            is_called = (measured.unknown <= level + 1e-6).astype(np.float64)
+            is_called = (measured.familiar <= level + 1e-6).astype(np.float64)
             figures = {"measured": float(is_called.mean()), "interval_95": list(mean_interval(is_called, 1.0, units))}
             called.append({"level": level, **figures, "images": len(is_called)})
     folds = classifier.held_out.held_out.folds if classifier.held_out else 0

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from vitkit.errors import VitkitError
 from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules, doubt_of
 from vitkit.system.files import from_json, replacing, to_json
-from vitkit.text.cells import JOINT, harmless, restored
+from vitkit.text.cells import JOINT, harmless, restored, visible
 from vitkit.text.workbook import write_workbook
 
 Place = tuple[str, float]  # a class with its probability
@@ -108,8 +108,9 @@ class Prediction:
         ranking: every class with its probability, the most probable first (`Ranking`).
         error: the reason why there is no prediction: the image cannot be read, or the model's output is not finite.
             None if there is a prediction.
-        unknown: the p-value of the image (`unknown.Unknown`): the fraction of known images, in (0, 1], that are at
-            least as unfamiliar to the model. None if the model has no score for unknown images.
+        familiar: the familiarity of the image, its p-value (`unknown.Unknown`): the fraction of known images, in
+            (0, 1], that look no more familiar to the model. A low value means that the image is strange. None if the
+            model has no score for unknown images.
     """
 
     path: str
@@ -117,7 +118,7 @@ class Prediction:
     confidence: float | None = None
     ranking: Sequence[tuple[str, float]] = ()
     error: str | None = None
-    unknown: float | None = None
+    familiar: float | None = None
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook: the five most probable classes, with a bar for each."""
@@ -129,12 +130,12 @@ class Prediction:
             f'<div style="width: {100 * confidence:.1f}%; height: 0.8em; background: #4477aa"></div></td></tr>'
             for name, confidence in self.ranking[:5]
         )
-        unknown = "" if self.unknown is None else f"<div>unknown: {self.unknown:.3f}</div>"
-        return f"<div>{title}: {escape(self.label or '')}</div><table>{bars}</table>{unknown}"
+        familiar = "" if self.familiar is None else f"<div>familiar: {self.familiar:.3f} (low is strange)</div>"
+        return f"<div>{title}: {escape(self.label or '')}</div><table>{bars}</table>{familiar}"
 
 
 def rank(
-    path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None, unknown: float | None = None
+    path: str, ranking: Ranking, thresholds: npt.NDArray[np.float64] | None, familiar: float | None = None
 ) -> Prediction:
     """Return the prediction for the image at `path` with this ranking.
 
@@ -142,10 +143,10 @@ def rank(
         path: the path as the caller named it.
         ranking: all classes with their probabilities.
         thresholds: the threshold of each class of a multi-label model, (K,); None for any other model.
-        unknown: see `Prediction`; ignored for a multi-label model.
+        familiar: see `Prediction`; ignored for a multi-label model.
     """
     if thresholds is None:
-        return Prediction(path, *ranking[0], ranking, unknown=unknown)
+        return Prediction(path, *ranking[0], ranking, familiar=familiar)
     p = ranking.probabilities
     named = np.flatnonzero(p >= thresholds)
     confidence = p[named].min() if len(named) else 1 - p.max()
@@ -168,7 +169,7 @@ class Row(NamedTuple):
         top: the most probable classes with their probabilities; empty unless more than one class was requested.
         set: the prediction set, which contains the true class with the requested probability. The most probable class
             is first. None if no sets were requested.
-        unknown: see `Prediction`.
+        familiar: see `Prediction`.
         is_unknown: whether the image is called unknown. Its label is then `?`.
     """
 
@@ -179,7 +180,7 @@ class Row(NamedTuple):
     error: str | None = None
     top: tuple[Place, ...] = ()
     set: tuple[str, ...] | None = None
-    unknown: float | None = None
+    familiar: float | None = None
     is_unknown: bool = False
 
     @property
@@ -194,7 +195,7 @@ class Row(NamedTuple):
         cells: dict[str, str | float | None] = {"path": self.path, "label": self.label, "confidence": self.confidence}
         cells |= {
             "error": self.error,
-            "unknown": self.unknown,
+            "familiar": self.familiar,
             "set": None if self.set is None else JOINT.join(self.set),
         }
         cells |= {"rejected": self.name or JOINT if self.is_rejected else None}
@@ -207,8 +208,8 @@ class Row(NamedTuple):
         row: dict[str, Any] = {"path": self.path, "label": self.label, "confidence": self.confidence}
         if may_reject:
             row["rejected"] = self.name if self.is_rejected else None
-        if self.unknown is not None:
-            row["unknown"] = self.unknown
+        if self.familiar is not None:
+            row["familiar"] = self.familiar
         if self.error is not None:
             row["error"] = self.error
         elif self.set is not None:
@@ -229,7 +230,7 @@ class Row(NamedTuple):
             row.get("error"),
             tuple((entry["label"], entry["confidence"]) for entry in row.get("top", ())),
             None if names is None else tuple(names),
-            row.get("unknown"),
+            row.get("familiar"),
             rejected is not None and row["label"] == UNKNOWN,
         )
 
@@ -243,14 +244,14 @@ class Columns:
         reject: the confidence below which the label is withheld; None for no rejection.
         multi: whether the model is multi-label, so that the label may differ from the most probable class.
         rules: the rules for prediction sets and for withheld labels.
-        has_unknown: whether the model has a score for unknown images, which adds the column `unknown`.
+        has_familiar: whether the model has a score for unknown images, which adds the column `familiar`.
     """
 
     top: int = 1
     reject: float | None = None
     multi: bool = False
     rules: PredictionRules = NO_RULES
-    has_unknown: bool = False
+    has_familiar: bool = False
 
     @property
     def may_reject(self) -> bool:
@@ -274,7 +275,7 @@ class Columns:
         is_rejected = self.reject is not None and confidence is not None and confidence < self.reject
         if sure is not None and confidence is not None:
             is_rejected |= not sure.answers(_probabilities(prediction)[None])[0]
-        is_unknown = self._is_unknown(prediction.unknown)
+        is_unknown = self._is_unknown(prediction.familiar)
         return Row(
             prediction.path,
             prediction.label,
@@ -283,12 +284,12 @@ class Columns:
             prediction.error,
             tuple(prediction.ranking[: self.top]) if self.top > 1 else (),
             self._set(prediction),
-            prediction.unknown,
+            prediction.familiar,
             is_unknown,
         )
 
-    def _is_unknown(self, unknown: float | None) -> bool:
-        return self.rules.unknown is not None and unknown is not None and unknown <= self.rules.unknown + _ROUNDING
+    def _is_unknown(self, familiar: float | None) -> bool:
+        return self.rules.unknown is not None and familiar is not None and familiar <= self.rules.unknown + _ROUNDING
 
     def _set(self, prediction: Prediction) -> tuple[str, ...] | None:
         if self.rules.sets is None or prediction.error is not None:
@@ -302,7 +303,7 @@ class Columns:
         """Return whether the row of an earlier run is consistent with the present thresholds for withheld labels."""
         if row.confidence is None:
             return not row.is_rejected
-        if row.is_unknown != self._is_unknown(row.unknown):
+        if row.is_unknown != self._is_unknown(row.familiar):
             return False
         if row.is_unknown:
             return True
@@ -354,7 +355,7 @@ class RowFormat(Protocol):
 
 @dataclass(frozen=True)
 class Csv:
-    """Rows as CSV: `path,label,confidence,error[,unknown][,rejected][,set][,label_2,confidence_2 ...]`.
+    """Rows as CSV: `path,label,confidence,error[,familiar][,rejected][,set][,label_2,confidence_2 ...]`.
 
     For a multi-label model, the additional columns start with `label_1`, and a rejected label without any class is
     written as `;`. Unless `is_raw` is set, text is escaped so that spreadsheets and terminals do not interpret it
@@ -366,11 +367,11 @@ class Csv:
 
     @property
     def names(self) -> list[str]:
-        unknown = ["unknown"] if self.columns.has_unknown else []
+        familiar = ["familiar"] if self.columns.has_familiar else []
         rejected = ["rejected"] if self.columns.may_reject else []
         sets = ["set"] if self.columns.rules.sets is not None else []
         further = [f"{name}_{rank}" for rank in self.columns.ranks for name in ("label", "confidence")]
-        return ["path", "label", "confidence", "error", *unknown, *rejected, *sets, *further]
+        return ["path", "label", "confidence", "error", *familiar, *rejected, *sets, *further]
 
     @property
     def header(self) -> str:
@@ -395,7 +396,7 @@ class Csv:
         rejected = cells.get("rejected")
         name = "" if rejected == JOINT and self.columns.multi else rejected or cells["label"]
         top = self._top(cells, name) if self.columns.top > 1 else ()
-        names, unknown = cells.get("set"), cells.get("unknown")
+        names, familiar = cells.get("set"), cells.get("familiar")
         contained = None if names is None else tuple(filter(None, names.split(JOINT)))
         return Row(
             cells["path"],
@@ -404,7 +405,7 @@ class Csv:
             bool(rejected),
             top=top,
             set=contained,
-            unknown=float(unknown) if unknown else None,
+            familiar=float(familiar) if familiar else None,
             is_unknown=bool(rejected) and cells["label"] == UNKNOWN,
         )
 
@@ -427,7 +428,7 @@ class Csv:
 class JsonLines:
     """Rows as JSON Lines, one object per line.
 
-    Every object has the keys path, label and confidence. The keys rejected, unknown, error, set and top are present
+    Every object has the keys path, label and confidence. The keys rejected, familiar, error, set and top are present
     only where they apply.
     """
 
@@ -453,8 +454,8 @@ class JsonLines:
             keys.add("rejected")
         if not is_readable:
             return keys | {"error"}
-        if self.columns.has_unknown:
-            keys.add("unknown")
+        if self.columns.has_familiar:
+            keys.add("familiar")
         if self.columns.top > 1:
             keys.add("top")
         if self.columns.rules.sets is not None:
@@ -469,7 +470,7 @@ FORMATS: dict[str, Callable[..., RowFormat]] = {".csv": Csv, ".jsonl": JsonLines
 
 
 TABLES = (".xlsx", ".parquet")  # files that are written at the end, and cannot be resumed
-_NUMBERS = ("confidence", "unknown")  # prefixes of the names of numeric columns
+_NUMBERS = ("confidence", "familiar")  # prefixes of the names of numeric columns
 
 
 def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row], *, is_raw: bool = False) -> None:
@@ -502,7 +503,7 @@ def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row], *, is_raw: 
 def write_parquet(file: Path, names: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> None:
     """Write a table to a Parquet file atomically, with pyarrow; None is an empty cell.
 
-    Columns of confidences and of `unknown` are float64, others are text. Bytes that are not UTF-8 become backslash
+    Columns of confidences and of `familiar` are float64, others are text. Bytes that are not UTF-8 become backslash
     escapes.
 
     Raises:
@@ -545,6 +546,7 @@ def read_parquet(file: Path, form: Csv) -> Iterator[Row]:
 
 
 _GROUP = 100_000  # rows that are in memory at a time
+_SHOWN = 100  # characters of the first line in an error message
 
 
 def _as_utf8(cell: str | float | None) -> str | float | None:
@@ -650,7 +652,9 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
     opening, end = form.opening.encode(), len(form.header.encode())
     with file.open("rb") as stream:
         if not opening.startswith(stream.read(len(opening))):
-            raise _misfit(file, "it begins differently")
+            stream.seek(0)
+            first = visible(stream.readline(_SHOWN).decode(*ENCODING).rstrip())
+            raise _misfit(file, f"it begins with {first} instead of {opening.decode()[:_SHOWN].rstrip()}")
         stream.seek(end)
         for record in form.records(stream):
             start, end = end, end + len(record)

@@ -149,8 +149,8 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
 
 _CLASSES = 200  # rows of the table
 _ORDER = (
-    "The least familiar photographs first. <em>unknown</em> is the part of known images that look at least as "
-    "unfamiliar to the model."
+    "The least familiar photographs first. <em>familiar</em> is the part of known images that look no more "
+    "familiar to the model: low is strange."
 )
 
 

@@ -425,8 +425,8 @@ def _unknown(numbers: Mapping[str, Any]) -> list[str]:
     if entry is None:
         return []
     text = (
-        f"The column unknown of vitkit predict is the part of known images that look at least as unfamiliar to the "
-        f"model, by {NAMES[entry['method']]}, compared with {entry['validation_images']} {_kind(entry)}."
+        f"The column familiar of vitkit predict is the part of known images that look no more familiar to the model "
+        f"(low is strange), by {NAMES[entry['method']]}, compared with {entry['validation_images']} {_kind(entry)}."
     )
     body = ["<h2>Images of unknown things</h2>", f"<p>{escape(text)}</p>"]
     if entry["limits"]:

@@ -138,7 +138,7 @@ def _about_unknown(figures: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Images of unknown things",
         "",
-        "The model has a score for images of unknown things (the column `unknown`, and `--unknown 0.01`).",
+        "The model has a score for images of unknown things (`familiar`: low is strange; `--unknown 0.01`).",
     ]
     if not entry["limits"]:
         return lines

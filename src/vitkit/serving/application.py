@@ -202,7 +202,7 @@ class PredictionForm(_Form):
     top: list[Place] = []
     rejected: str | None = None
     set: list[str] | None = None
-    unknown: float | None = None
+    familiar: float | None = None
     error: str | None = None
     note: str | None = None
 

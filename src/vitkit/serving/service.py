@@ -384,9 +384,9 @@ class _Metrics:
         self._confidence = Histogram(
             "vitkit_confidence", "Probability of the predicted class.", ("model",), buckets=_PARTS, registry=registry
         )
-        self._unknown = Histogram(
-            "vitkit_unknown",
-            "Fraction of known images that look at least as unfamiliar. Without drift, it is uniformly distributed.",
+        self._familiar = Histogram(
+            "vitkit_familiar",
+            "Fraction of known images that look no more familiar. Without drift, it is uniformly distributed.",
             ("model",),
             buckets=_PARTS,
             registry=registry,
@@ -405,7 +405,7 @@ class _Metrics:
             self._expected.labels(model, name).set(share)
 
     def look(self, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Record the predicted class, the confidence and the unknown score of each row.
+        """Record the predicted class, the confidence and the familiarity of each row.
 
         Monitoring compares their distributions with those of the validation and test images.
         """
@@ -417,8 +417,8 @@ class _Metrics:
                 self._classes[model].add(predicted)
                 self._predicted.labels(model, predicted).inc()
             self._confidence.labels(model).observe(row["confidence"])
-            if row.get("unknown") is not None:
-                self._unknown.labels(model).observe(row["unknown"])
+            if row.get("familiar") is not None:
+                self._familiar.labels(model).observe(row["familiar"])
 
     def observe(self, work: Work, images: int, seconds: float) -> None:
         """Record a batch: its size and duration."""

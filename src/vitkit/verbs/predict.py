@@ -101,8 +101,9 @@ class Predictions(Result):
 
     A row has the `path` of the image, its `label` (None if it was rejected or the image cannot be read), its
     `confidence`, an `error` if the image cannot be read, and the `top` classes if more than one was requested. Its
-    `unknown` is the fraction of validation images that are at least as unfamiliar to the model as this image, or None
-    if the model has no such score. Probabilities that are read from a file are rounded as in the file.
+    `familiar` is the fraction of validation images that look no more familiar to the model than this image (low is
+    strange), or None if the model has no such score. Probabilities that are read from a file are rounded as in the
+    file.
 
         import vitkit
 
@@ -154,14 +155,14 @@ class Predictions(Result):
         return self.images
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the path, label, confidence and error of each image, and `unknown` and `set` if available."""
+        """Return the path, label, confidence and error of each image, and `familiar` and `set` if available."""
         return [
             {
                 "path": row.path,
                 "label": row.label,
                 "confidence": row.confidence,
                 "error": row.error,
-                **({"unknown": row.unknown} if self.form.columns.has_unknown else {}),
+                **({"familiar": row.familiar} if self.form.columns.has_familiar else {}),
                 **({} if self.form.columns.rules.sets is None else {"set": row.set}),
             }
             for row in self
@@ -277,12 +278,12 @@ def predict(
         accuracy: withhold the labels of uncertain predictions, so that at least this fraction of the other labels is
             right, such as 0.99. The threshold is chosen on the validation images of the run. The fraction is reached
             with a probability of 95 %.
-        unknown: give the label ? to unfamiliar images: those whose value in the column unknown is at most this number,
+        unknown: give the label ? to unfamiliar images: those whose value in the column familiar is at most this number,
             such as 0.01. They look less familiar than nearly all validation images of the run. On average, at most this
             fraction of the images of known classes also gets the label ?.
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
             (its centre and four corners), or `flip,crops` (all ten). The time grows in proportion to the number of
-            views. `vitkit eval --tta` measures the gain. There is no column `unknown` with this option.
+            views. `vitkit eval --tta` measures the gain. There is no column `familiar` with this option.
         preprocess: the preprocessing of images, as settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
             preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
@@ -511,9 +512,9 @@ class _PredictCommand:
         )
         for line in rules.notes():
             note(line)
-        has_unknown = not self.merge and classifier.unknown is not None
+        has_familiar = not self.merge and classifier.unknown is not None
         top, is_multi = min(self.top, len(classifier.classes)), classifier.task == "multi"
-        return classifier, Columns(top, self.reject, is_multi, rules, has_unknown)
+        return classifier, Columns(top, self.reject, is_multi, rules, has_familiar)
 
     def prepared(self, classifier: Classifier, images: int, note: Say) -> Classifier:
         """Return the classifier with the requested backend, precision, plan, merging and device.

@@ -41,25 +41,25 @@ _FEW = 30  # photographs; with fewer, only large differences are noticed
 
 @dataclass(frozen=True)
 class Stranger:
-    """A photograph, with its predicted class and its score for unknown images.
+    """A photograph, with its predicted class and its familiarity.
 
     Attributes:
         path: the path of the photograph.
         label: the most probable class.
         confidence: the probability of this class.
-        unknown: the fraction of validation images that are at least as unfamiliar to the model as the photograph; None
-            if the model has no score for unknown images.
+        familiar: the fraction of validation images that look no more familiar to the model than the photograph; None if
+             the model has no score for unknown images.
     """
 
     path: str
     label: str
     confidence: float
-    unknown: float | None
+    familiar: float | None
 
     def cells(self) -> tuple[str, ...]:
         """Return the values as the cells of a table row."""
-        unknown = "" if self.unknown is None else f"{self.unknown:.4f}"
-        return harmless(self.path), self.label, f"{self.confidence:.3f}", unknown
+        familiar = "" if self.familiar is None else f"{self.familiar:.4f}"
+        return harmless(self.path), self.label, f"{self.confidence:.3f}", familiar
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,7 +168,7 @@ class Watch(Result):
             self.detection,
             "",
             "photographs that differ most:",
-            *aligned([("path", "label", "confidence", "unknown"), *strangers]),
+            *aligned([("path", "label", "confidence", "familiar"), *strangers]),
             *(f"note: {harmless(path)} cannot be read: {reason}" for path, reason in errors),
             *([f"with photographs: {self.out}"] if self.out is not None else []),
         ]
@@ -329,9 +329,9 @@ def _look(
         seen = Seen(rows[:, K:], rows[:, :K], np.empty(0, np.int64))
         probabilities = classifier.calibrated(seen.logits)
         looks = Looks.of(trust, probabilities, seen)
-        unknown = None if trust.unknown is None else trust.unknown.of(seen)
+        familiar = None if trust.unknown is None else trust.unknown.of(seen)
         for i, (path, _) in enumerate(named):
-            value, confidence = None if unknown is None else float(unknown[i]), 1 - float(looks.doubt[i])
+            value, confidence = None if familiar is None else float(familiar[i]), 1 - float(looks.doubt[i])
             stranger = Stranger(path, classifier.classes[looks.predicted[i]], confidence, value)
             strangers.append(((1.0 if value is None else value, confidence), stranger))
         strangers = sorted(strangers, key=lambda pair: pair[0])[:top]
@@ -378,7 +378,7 @@ def _captions(result: Watch) -> list[tuple[str, tuple[str, ...]]]:
             each.path,
             (
                 f"{each.label}, {each.confidence:.3f}",
-                *([] if each.unknown is None else [f"unknown {each.unknown:.4f}"]),
+                *([] if each.familiar is None else [f"familiar {each.familiar:.4f}"]),
                 Path(each.path).name,
             ),
         )

@@ -62,12 +62,12 @@ class Models:
             raise VitkitError(prediction.error)
         top = [{"label": label, "confidence": probability} for label, probability in prediction.ranking[:_SHOWN]]
         answer = {"label": prediction.label, "confidence": prediction.confidence, "top": top, "note": doubt or ""}
-        answer["unknown"] = prediction.unknown
+        answer["familiar"] = prediction.familiar
         more = {"classes": len(classifier.classes), "multi": classifier.task == "multi"}
         return {**answer, **more, "picture": shown, "size": list(size), "box": box, **_able(classifier)}
 
     def answer(self, run: str, content: bytes) -> dict[str, Any]:
-        """Return the most probable classes of a camera frame, with the score for unknown images."""
+        """Return the most probable classes of a camera frame, with its familiarity."""
         with self._lock:
             classifier = self._open(run)
             prediction = classifier.prediction(run, _row(classifier, content))
@@ -78,7 +78,7 @@ class Models:
             {"label": label, "confidence": confidence, "chosen": label in chosen}
             for label, confidence in prediction.ranking[:_LIVE]
         ]
-        whole = {"label": prediction.label, "confidence": prediction.confidence, "unknown": prediction.unknown}
+        whole = {"label": prediction.label, "confidence": prediction.confidence, "familiar": prediction.familiar}
         return {**whole, "top": top}
 
     def map(self, run: str, content: bytes, method: str, target: str) -> dict[str, Any]:

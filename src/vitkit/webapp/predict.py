@@ -75,14 +75,14 @@ class Answer:
         path: the path of the photograph.
         ranking: the most probable classes with their probabilities, the best first; empty if there is an error.
         error: the reason why the photograph cannot be read; empty if it can.
-        unknown: the score for unknown images: the fraction of known images that look at least as unfamiliar. A low
-            value means that the photograph shows something unknown. None if the model has no such score.
+        familiar: the fraction of known images that look no more familiar. A low value means that the photograph is
+            strange. None if the model has no such score.
     """
 
     path: str
     ranking: tuple[tuple[str, float], ...]
     error: str = ""
-    unknown: float | None = None
+    familiar: float | None = None
 
 
 class StoredPredictions:
@@ -167,8 +167,8 @@ def _answers(file: Path) -> Iterator[Answer]:
                 row = {name: restored(cell or "") for name, cell in cells.items()}
                 named = [("label", "confidence"), *((f"label_{i}", f"confidence_{i}") for i in range(1, _TOP + 1))]
                 ranking = [(row[label], float(row[value])) for label, value in named if row.get(value)]
-                unknown = float(row["unknown"]) if row.get("unknown") else None
-                yield Answer(row["path"], tuple(ranking[:_TOP]), row["error"], unknown)
+                familiar = row.get("familiar") or row.get("unknown")  # files of earlier versions
+                yield Answer(row["path"], tuple(ranking[:_TOP]), row["error"], float(familiar) if familiar else None)
     except (OSError, csv.Error, KeyError, ValueError) as error:
         raise VitkitError("the file with these predictions is gone or damaged: predict the folder again") from error
 
@@ -181,30 +181,30 @@ def table_of(
 ) -> tuple[list[str], list[list[str | float | None]]]:
     """Return the header and the rows of a table of predictions, one row for each photograph.
 
-    If the model has a score for unknown images, the score is the last column.
+    If the model has a score for unknown images, the familiarity is the last column.
 
     Args:
         stored: the predictions of the workspace.
         item: the set of predictions.
         withhold: the smallest confidence at which a predicted class is shown. Corrected classes are always shown.
-        unknown: if `Answer.unknown` is at most this value, the class is shown as `?`, unless it was corrected.
+        unknown: if `Answer.familiar` is at most this value, the class is shown as `?`, unless it was corrected.
     """
     answers = stored.rows(item)
-    has_unknown = any(row.unknown is not None for row in answers)
+    has_familiar = any(row.familiar is not None for row in answers)
     header = ["path", "label", "confidence", "predicted", "withheld", "corrected", "error"]
     rows: list[list[str | float | None]] = []
     for number, row in enumerate(answers):
-        correction, more = item.corrections.get(str(number)), [row.unknown] if has_unknown else []
+        correction, more = item.corrections.get(str(number)), [row.familiar] if has_familiar else []
         if not row.ranking:
             rows.append([_below(row.path, item.folder), correction, None, None, None, correction, row.error, *more])
             continue
         predicted, confidence = row.ranking[0]
-        is_unknown = correction is None and row.unknown is not None and row.unknown <= unknown
+        is_unknown = correction is None and row.familiar is not None and row.familiar <= unknown
         is_withheld = correction is None and (is_unknown or confidence < withhold)
         label = correction or (UNKNOWN if is_unknown else None if is_withheld else predicted)
         cells = [label, confidence, predicted, "yes" if is_withheld else None, correction, None, *more]
         rows.append([_below(row.path, item.folder), *cells])
-    return [*header, *(["unknown"] if has_unknown else [])], rows
+    return [*header, *(["familiar"] if has_familiar else [])], rows
 
 
 def _csv_of(header: Sequence[str], rows: Sequence[Sequence[str | float | None]]) -> bytes:
@@ -379,7 +379,7 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/{number}")
     def show_rows(number: int) -> dict[str, Any]:
         item = stored.get(number)
-        rows = [[_below(row.path, item.folder), row.ranking, row.error, row.unknown] for row in stored.rows(item)]
+        rows = [[_below(row.path, item.folder), row.ranking, row.error, row.familiar] for row in stored.rows(item)]
         classes = sorted({label for row in stored.rows(item) for label, _ in row.ranking})
         return {**asdict(item), "rows": rows, "classes": classes, "inside": _is_inside(workspace, item)}
 

@@ -95,11 +95,11 @@ function sentence(found) {
   return `${found.names.join(", ") || "None of the classes"}, ${percent(found.confidence)}`;
 }
 
-/** How a picture compares with the known ones, of which the part `unknown` look at least as unfamiliar. */
-function familiarity(place, unknown) {
-  const isUnlike = unknown <= Number(unlike.value) / 100;
+/** How familiar a picture looks: as familiar as the part `familiar` of the known ones, or more. */
+function familiarity(place, familiar) {
+  const isUnlike = familiar <= Number(unlike.value) / 100;
   place.className = isUnlike ? "bad small" : "small soft";
-  place.textContent = `${isUnlike ? "Unlike the training images: only " : ""}${percent(unknown)} of known photographs look as unfamiliar to the model, or more.`;
+  place.textContent = `Familiarity ${percent(familiar)}${isUnlike ? ", unlike the training images" : ""}: it looks as familiar to the model as ${isUnlike ? "only " : ""}this part of known photographs, or more.`;
 }
 
 function bars(found) {
@@ -112,7 +112,7 @@ function bars(found) {
   }));
 }
 
-const answers = []; // { name, found, error, said, and unknown and familiar if the model has such a score } in the order in which they came
+const answers = []; // { name, found, error, said, and familiar and place if the model has such a score } in the order in which they came
 
 async function take(files) {
   const pictures = [...files].filter((file) => file.type.startsWith("image/") || PICTURES.test(file.name));
@@ -133,15 +133,15 @@ async function take(files) {
   for (const row of rows) {
     const result = { name: row.name, said: row.said };
     try {
-      const { probabilities, unknown, milliseconds } = await ask({ file: row.file });
+      const { probabilities, familiar, milliseconds } = await ask({ file: row.file });
       result.found = verdict(probabilities);
       result.probabilities = probabilities;
       row.said.textContent = sentence(result.found);
-      if (unknown !== null) {
-        result.unknown = unknown;
-        result.familiar = el("p", {});
-        familiarity(result.familiar, unknown);
-        row.body.append(result.familiar);
+      if (familiar !== null) {
+        result.familiar = familiar;
+        result.place = el("p", {});
+        familiarity(result.place, familiar);
+        row.body.append(result.place);
       }
       row.body.append(bars(result.found), el("p", { class: "small soft" }, `${Math.round(milliseconds).toLocaleString("en")} ms`));
     } catch (error) {
@@ -155,7 +155,7 @@ async function take(files) {
   }
 }
 
-unlike?.addEventListener("input", () => { for (const answer of answers) if (answer.familiar) familiarity(answer.familiar, answer.unknown); });
+unlike?.addEventListener("input", () => { for (const answer of answers) if (answer.place) familiarity(answer.place, answer.familiar); });
 least.addEventListener("input", () => { for (const answer of answers) if (answer.found) answer.said.textContent = sentence(answer.found); });
 document.getElementById("clear").addEventListener("click", () => {
   for (const shown of list.querySelectorAll("img")) URL.revokeObjectURL(shown.src);
@@ -170,8 +170,8 @@ document.getElementById("save").addEventListener("click", () => {
     const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : value; // which a spreadsheet would compute
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  const rows = answers.map(({ name, found, error, unknown }) => [cell(name), cell(found && !isWithheld(found) ? found.names.join(";") : ""), found ? found.confidence.toFixed(6) : "", cell(error || ""), ...(unlike ? [unknown?.toFixed(6) ?? ""] : [])].join(","));
-  const link = el("a", { download: "predictions.csv", href: URL.createObjectURL(new Blob([[`path,label,confidence,error${unlike ? ",unknown" : ""}`, ...rows, ""].join("\n")], { type: "text/csv" })) });
+  const rows = answers.map(({ name, found, error, familiar }) => [cell(name), cell(found && !isWithheld(found) ? found.names.join(";") : ""), found ? found.confidence.toFixed(6) : "", cell(error || ""), ...(unlike ? [familiar?.toFixed(6) ?? ""] : [])].join(","));
+  const link = el("a", { download: "predictions.csv", href: URL.createObjectURL(new Blob([[`path,label,confidence,error${unlike ? ",familiar" : ""}`, ...rows, ""].join("\n")], { type: "text/csv" })) });
   link.click();
   URL.revokeObjectURL(link.href);
 });
@@ -199,13 +199,13 @@ async function look() {
       await new Promise((next) => { setTimeout(next, 100); });
       continue;
     }
-    const { probabilities, unknown } = await ask({ frame }, [frame]);
+    const { probabilities, familiar } = await ask({ frame }, [frame]);
     const found = verdict(probabilities);
     if (current !== stream) return;
     times.push(performance.now());
     if (times.length > 10) times.shift();
     const said = el("p", {});
-    if (unknown !== null) familiarity(said, unknown);
+    if (familiar !== null) familiarity(said, familiar);
     live.replaceChildren(el("p", { class: "said" }, sentence(found)), said, bars(found));
     if (times.length > 1) rate.textContent = `${((1000 * (times.length - 1)) / (times.at(-1) - times[0])).toFixed(1)} answers a second`;
   }

@@ -37,17 +37,17 @@ def main() -> None:
         parser.error("--unknown: this model has no score for images of unknown things")
     rows = (row(session, card, score, path) for path in found(arguments.photos))
     if arguments.out is None:
-        for name, label, confidence, unknown, error in rows:
-            said = "?" if is_unknown(unknown, arguments.unknown) else label or "none of the classes"
-            familiar = "" if score is None else f", unknown {unknown:.3f}"
-            print(f"{name}: {error}" if error else f"{name}: {said} ({confidence:.1%}{familiar})")
+        for name, label, confidence, familiar, error in rows:
+            said = "?" if is_unknown(familiar, arguments.unknown) else label or "none of the classes"
+            more = "" if score is None else f", familiar {familiar:.3f}"
+            print(f"{name}: {error}" if error else f"{name}: {said} ({confidence:.1%}{more})")
         return
     with arguments.out.open("w", newline="", encoding="utf-8-sig") as file:
         writer = csv.writer(file)
-        writer.writerow(["path", "label", "confidence", "error", *([] if score is None else ["unknown"])])
-        for name, label, confidence, unknown, error in rows:
-            said = "?" if is_unknown(unknown, arguments.unknown) else label
-            shown = [] if score is None else ["" if error else f"{unknown:.6f}"]
+        writer.writerow(["path", "label", "confidence", "error", *([] if score is None else ["familiar"])])
+        for name, label, confidence, familiar, error in rows:
+            said = "?" if is_unknown(familiar, arguments.unknown) else label
+            shown = [] if score is None else ["" if error else f"{familiar:.6f}"]
             numbers = "" if error else f"{confidence:.6f}"
             writer.writerow([harmless(str(name)), harmless(said), numbers, harmless(error), *shown])
     print(arguments.out)
@@ -62,7 +62,7 @@ def found(places: list[Path]) -> Iterator[Path]:
 
 
 def row(session: Any, card: Card, score: Any, path: Path) -> tuple[Path, str, float, float, str]:
-    """Return the path, the label, its confidence, the p-value, and an error message; "" if there is no error."""
+    """Return the path, the label, its confidence, its familiarity, and an error message; "" if there is no error."""
     try:
         image = decode(path, card["preprocess"])
     except Exception as error:  # a damaged file may raise anything
@@ -70,12 +70,12 @@ def row(session: Any, card: Card, score: Any, path: Path) -> tuple[Path, str, fl
     pixels = normalise(resize(image, card["preprocess"]), card["preprocess"])
     outputs = session.run(["logits"] if score is None else ["logits", "features"], {"images": pixels[None]})
     label, confidence = decide(probabilities(outputs[0][0], card), card)
-    unknown = math.nan if score is None else unfamiliar(score, *(output[0].astype(np.float64) for output in outputs))
-    return path, label, confidence, unknown, ""
+    familiar = math.nan if score is None else familiarity(score, *(output[0].astype(np.float64) for output in outputs))
+    return path, label, confidence, familiar, ""
 
 
-def is_unknown(unknown: float, level: float | None) -> bool:
-    return level is not None and unknown <= level
+def is_unknown(familiar: float, level: float | None) -> bool:
+    return level is not None and familiar <= level
 
 
 def decide(p: Any, card: Card) -> tuple[str, float]:
@@ -94,7 +94,7 @@ def probabilities(logits: Any, card: Card) -> Any:
     return powers / powers.sum()
 
 
-# The p-value of a picture: the fraction of known pictures that are at least as unfamiliar (vitkit predict --unknown).
+# The familiarity of a picture: the fraction of known pictures that look no more familiar (vitkit predict --unknown).
 
 WEIGHTS = {"joint": {"neighbours": 0.3, "energy": 0.7}}
 
@@ -118,8 +118,8 @@ def unknown_score(card: Card) -> Any:
     return about, arrays
 
 
-def unfamiliar(score: Any, logits: Any, features: Any) -> float:
-    """Return the p-value of one picture."""
+def familiarity(score: Any, logits: Any, features: Any) -> float:
+    """Return the familiarity of one picture."""
     about, arrays = score
     parts = WEIGHTS.get(about["method"], {about["method"]: 1.0})
     known, weights = arrays["known"], np.array([*parts.values()])[:, None]  # (parts, n), (parts, 1)

@@ -1,4 +1,4 @@
-// How unfamiliar a picture is to the model, as `vitkit predict` computes it (inference/unknown.py).
+// How familiar a picture is to the model, as `vitkit predict` computes it (inference/unknown.py).
 
 const ROWS = { 2: halves, 4: (bytes) => new Float32Array(bytes), 8: (bytes) => new Float64Array(bytes) };
 
@@ -22,8 +22,8 @@ function halves(bytes) {
   });
 }
 
-/** The part of the known images that look at least as unfamiliar: `p_values` of one picture. */
-function unfamiliar({ parts }, logits, features) {
+/** The part of the known images that look no more familiar: `p_values` of one picture. */
+function familiarity({ parts }, logits, features) {
   const images = parts[0].known.length;
   const scores = parts.map((part) => SCORES[part.name](part, logits, features));
   const least = new Float64Array(images).fill(Infinity);

@@ -15,7 +15,7 @@ async function start({ model, wasm, card }) {
   return {};
 }
 
-/** The probabilities of a picture, a file or a frame of the camera, and how unfamiliar it is. */
+/** The probabilities of a picture, a file or a frame of the camera, and how familiar it is. */
 async function answer({ file, frame }) {
   const began = performance.now();
   const input = prepare(frame ? pixels(frame) : await decode(file), about.preprocess, Boolean(file) && await isJpeg(file));
@@ -23,8 +23,8 @@ async function answer({ file, frame }) {
   const { logits, features } = await session.run({ images: new ort.Tensor("float32", input, [1, mean.length, size[0], size[1]]) });
   const probabilities = about.thresholds ? sigmoid(logits.data) : softmax(logits.data);
   if (!probabilities.every(Number.isFinite)) throw new Error("the model gives no finite number for this picture");
-  const unknown = score ? unfamiliar(score, Float64Array.from(logits.data), Float64Array.from(features.data)) : null;
-  return { probabilities, unknown, milliseconds: performance.now() - began };
+  const familiar = score ? familiarity(score, Float64Array.from(logits.data), Float64Array.from(features.data)) : null;
+  return { probabilities, familiar, milliseconds: performance.now() - began };
 }
 
 /** Decodes a file without colour management, upright, as `vitkit predict` does. */

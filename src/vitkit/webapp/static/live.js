@@ -67,7 +67,7 @@ class LivePage {
   }
 
   draw(answer) {
-    fill(this.said, el("p", { class: "live-said wrap" }, `${answer.label || "None of the classes"}, ${percent(answer.confidence)}`), familiarity(answer.unknown),
+    fill(this.said, el("p", { class: "live-said wrap" }, `${answer.label || "None of the classes"}, ${percent(answer.confidence)}`), familiarity(answer.familiar),
       el("ul", { class: "live-bars" }, answer.top.map((own) => {
         const filled = el("span");
         filled.style.width = `${100 * own.confidence}%`;

@@ -121,7 +121,7 @@ class LookPage {
     fill(this.found,
       el("section", { class: "panel", "aria-label": "What the model says" },
         el("h2", { class: "wrap" }, said, " ", el("span", { class: "chip" }, percent(seen.confidence))),
-        familiarity(seen.unknown),
+        familiarity(seen.familiar),
         seen.note && el("p", { class: "warn small" }, `It may be meant to be brighter or darker: ${seen.note}`),
         el("p", { class: "small soft" }, seen.methods.length ? "Click a class to see the evidence for it." : ""),
         el("ul", { class: "look-classes" }, seen.top.map((own) => this.classRow(own)))),

@@ -17,11 +17,12 @@ export function modelChoice(studio, id, models, chosen) {
   return select;
 }
 
-/** A sentence on how many known photographs look as unfamiliar as a picture; null if the model has no unknown score. */
+/** A sentence on how familiar a picture looks to the model; null if the model cannot tell. */
 export function familiarity(part) {
   if (part === null) return null;
-  const sentence = `${percent(part)} of known photographs look as unfamiliar to the model as this picture, or more.`;
-  return part <= UNFAMILIAR ? el("p", { class: "warn" }, `It may show none of the classes: only ${sentence}`) : el("p", { class: "small soft" }, sentence);
+  const sentence = (only) => `it looks as familiar to the model as ${only}this part of known photographs, or more.`;
+  return part <= UNFAMILIAR ? el("p", { class: "warn" }, `Familiarity ${percent(part)}: ${sentence("only ")} It may show none of the classes.`)
+    : el("p", { class: "small soft" }, `Familiarity ${percent(part)}: ${sentence("")}`);
 }
 
 export function percent(part) {

@@ -128,13 +128,13 @@ class PredictPage {
     return this.shown.rows[i][1].length > 0 && this.shown.corrections[i] === undefined && (this.isUnknown(i) || this.confidence(i) < this.withhold);
   }
 
-  /** The part of known photographs that look at least as unfamiliar; undefined if the model cannot tell. */
-  unknown(i) {
+  /** The part of known photographs that look no more familiar; undefined if the model cannot tell. */
+  familiar(i) {
     return this.shown.rows[i][3] ?? undefined;
   }
 
   isUnknown(i) {
-    return this.shown.corrections[i] === undefined && this.unknown(i) <= this.unknownBelow;
+    return this.shown.corrections[i] === undefined && this.familiar(i) <= this.unknownBelow;
   }
 
   matching() {
@@ -143,7 +143,7 @@ class PredictPage {
     const kinds = { "": () => true, sure: (i) => this.label(i) && !this.isWithheld(i), withheld: (i) => this.isWithheld(i), unknown: (i) => this.isUnknown(i), corrected: (i) => this.shown.corrections[i] !== undefined, unreadable: (i) => this.shown.rows[i][2] !== "" };
     const fits = (i) => (!label || this.label(i) === label) && kinds[kind](i) && words.every((word) => this.shown.rows[i][0].toLowerCase().includes(word));
     const found = [...this.shown.rows.keys()].filter(fits);
-    const orders = { doubt: (a, b) => this.confidence(a) - this.confidence(b), unknown: (a, b) => (this.unknown(a) ?? 2) - (this.unknown(b) ?? 2) };
+    const orders = { doubt: (a, b) => this.confidence(a) - this.confidence(b), familiar: (a, b) => (this.familiar(a) ?? 2) - (this.familiar(b) ?? 2) };
     return this.order ? found.sort(orders[this.order]) : found;
   }
 
@@ -151,11 +151,11 @@ class PredictPage {
     const { shown } = this;
     const labels = el("select", { "aria-label": "Class", onchange: () => { this.filter.label = labels.value; this.draw(true); } });
     this.labels = labels;
-    this.tells = [...shown.rows.keys()].some((i) => this.unknown(i) !== undefined);
-    if (!this.tells && this.order === "unknown") this.order = "";
+    this.tells = [...shown.rows.keys()].some((i) => this.familiar(i) !== undefined);
+    if (!this.tells && this.order === "familiar") this.order = "";
     const kinds = el("select", { "aria-label": "Which photographs", onchange: () => { this.filter.kind = kinds.value; this.draw(true); } },
       [["", "All photographs"], ["sure", "With a class"], ["withheld", "Withheld"], ...(this.tells ? [["unknown", "Unknown"]] : []), ["corrected", "Corrected"], ["unreadable", "Cannot be read"]].map(([value, title]) => el("option", { value }, title)));
-    const order = el("select", { "aria-label": "Order", onchange: () => { this.order = order.value; this.draw(true); } }, el("option", { value: "" }, "By name"), el("option", { value: "doubt" }, "The least certain first"), this.tells && el("option", { value: "unknown" }, "The least familiar first"));
+    const order = el("select", { "aria-label": "Order", onchange: () => { this.order = order.value; this.draw(true); } }, el("option", { value: "" }, "By name"), el("option", { value: "doubt" }, "The least certain first"), this.tells && el("option", { value: "familiar" }, "The least familiar first"));
     order.value = this.order || "";
     const find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name", oninput: () => { this.filter.text = find.value; this.draw(true); } });
     const withhold = el("input", { type: "number", id: "withhold", min: 0, max: 100, step: 1, value: Math.round(100 * this.withhold), oninput: () => { this.withhold = Math.min(1, Math.max(0, Number(withhold.value) / 100 || 0)); this.draw(); } });
@@ -167,10 +167,10 @@ class PredictPage {
     this.names = el("datalist", { id: "predict-classes" }, shown.classes.map((name) => el("option", { value: name })));
     fill(this.result, el("section", { class: "panel", "aria-label": "Predictions" }, el("h2", { class: "wrap" }, `${shown.title}, by ${shown.run}`),
       el("div", { class: "row predict-tools" }, labels, kinds, order, find, el("label", { for: "withhold" }, "Withhold below"), withhold, el("span", {}, "%"),
-        this.tells && [el("label", { for: "unknown" }, "Call unknown up to"), unknown, el("span", {}, "%")]),
+        this.tells && [el("label", { for: "unknown" }, "Call unknown up to a familiarity of"), unknown, el("span", {}, "%")]),
       this.files, this.counts, this.names,
       el("div", { class: "predict-table", role: "region", tabindex: 0, "aria-label": "Table of predictions" },
-        el("table", {}, el("thead", {}, el("tr", {}, ["Photograph", "Class", "Confidence", this.tells && "Unknown", "Next", "Correction"].filter(Boolean).map((title) => el("th", { scope: "col" }, title)))), this.body)),
+        el("table", {}, el("thead", {}, el("tr", {}, ["Photograph", "Class", "Confidence", this.tells && "Familiarity", "Next", "Correction"].filter(Boolean).map((title) => el("th", { scope: "col" }, title)))), this.body)),
       this.more));
     this.draw();
   }
@@ -202,7 +202,7 @@ class PredictPage {
       el("td", { class: "predict-photo" }, !error && el("button", { type: "button", class: "quiet", "aria-label": `Enlarge ${path}`, onclick: () => dialog(path, el("img", { src: `${address}?large=true`, alt: path })) }, el("img", { src: address, alt: "", loading: "lazy" })), el("span", { class: "small wrap" }, path)),
       el("td", {}, error ? el("span", { class: "bad" }, error) : this.isUnknown(i) ? el("span", {}, el("strong", {}, "?"), el("span", { class: "soft" }, ` (${ranking[0][0]})`)) : withheld ? el("span", { class: "soft" }, `withheld (${ranking[0][0]})`) : el("strong", {}, this.label(i) || "none")),
       el("td", ranking.length ? { "data-title": "Confidence" } : {}, ranking.length ? percent(ranking[0][1]) : ""),
-      this.tells && el("td", { ...(this.unknown(i) !== undefined && { "data-title": "Unknown" }), title: "The part of known photographs that look at least as unfamiliar" }, this.unknown(i) === undefined ? "" : `${(100 * this.unknown(i)).toFixed(1)} %`),
+      this.tells && el("td", { ...(this.familiar(i) !== undefined && { "data-title": "Familiarity" }), title: "The part of known photographs that look no more familiar to the model: low is strange" }, this.familiar(i) === undefined ? "" : `${(100 * this.familiar(i)).toFixed(1)} %`),
       el("td", { class: "small soft" }, ranking.slice(1).map(([name, part]) => el("div", {}, `${name} ${percent(part)}`))),
       el("td", {}, input));
   }
