@@ -109,11 +109,11 @@ def test_classes_are_added_renamed_and_merged(client: TestClient, place: Workspa
     names = lambda told: [own["name"] for own in told["classes"]]  # noqa: E731
     assert names(ask(client, "classes/add", name=" yellow ")) == ["blue", "green", "red", "yellow"]
     assert names(everything(TestClient(create_app(place)))) == ["blue", "green", "red", "yellow"]
-    assert names(ask(client, "classes/rename", old="yellow", new="amber")) == ["amber", "blue", "green", "red"]
+    assert names(ask(client, "classes/rename", old="yellow", new="amber")) == ["blue", "green", "red", "amber"]
     assert names(ask(client, "classes/remove", name="amber")) == ["blue", "green", "red"]
     assert names(ask(client, "classes/rename", old="blue", new="green")) == ["green", "red"]
     assert said(everything(client)).count("green") == 8
-    assert names(ask(client, "undo")) == ["blue", "green", "red"]
+    assert names(ask(client, "undo")) == ["green", "red", "blue"], "what comes back moves no other class"
     for path, body in (
         ("classes/add", {"name": "red"}),
         ("classes/add", {"name": " "}),
@@ -127,6 +127,22 @@ def test_classes_are_added_renamed_and_merged(client: TestClient, place: Workspa
         answer = client.post(f"/api/data/{path}", json=body)
         assert (answer.status_code, list(answer.json())) == (400, ["error"]), body
         assert "\n" not in answer.json()["error"]
+
+
+def test_number_keys_keep_the_order_in_which_classes_were_created(client: TestClient, place: Workspace) -> None:
+    names = lambda told: [own["name"] for own in told["classes"]]  # noqa: E731
+    version = everything(client)["version"]
+
+    def give(label: str | None, *images: int) -> list[str]:
+        return names(ask(client, "labels", version=version, images=images, label=label))
+
+    assert give("amber", 0) == ["blue", "green", "red", "amber"]
+    assert give("aster", 1) == ["blue", "green", "red", "amber", "aster"]
+    assert give("aster", 0) == ["blue", "green", "red", "amber", "aster"], "a class without photographs keeps its key"
+    assert names(everything(TestClient(create_app(place)))) == ["blue", "green", "red", "amber", "aster"]
+    assert give("dasiy", 2)[5:] == ["dasiy"]
+    assert names(ask(client, "undo")) == ["blue", "green", "red", "amber", "aster"], "a class that was a slip is gone"
+    assert names(ask(client, "classes/remove", name="amber")) == ["blue", "green", "red", "aster"]
 
 
 def test_any_printable_name_comes_back_as_it_was(client: TestClient, place: Workspace) -> None:

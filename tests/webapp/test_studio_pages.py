@@ -92,11 +92,11 @@ def test_a_heap_is_labelled_by_keyboard_alone(place: Workspace, browser: Browser
         page.keyboard.press("Enter")
         page.get_by_text("23 without a class").wait_for()
         page.keyboard.press("Home")
-        page.keyboard.press("1")  # the first class by its number: <img ... comes before b
+        page.keyboard.press("2")  # the second class that was created, although <img ... comes before b
         page.locator(".cell").first.get_by_text(EVIL).wait_for()
         saved(page)
         assert labels(place) == [EVIL, *["blue"] * 11, *["unlabelled"] * 23, EVIL]
-        page.keyboard.press("1")  # the next one, which has the focus now
+        page.keyboard.press("2")  # the next one, which has the focus now
         page.locator(".cell").nth(1).get_by_text(EVIL).wait_for()
         page.keyboard.press("Control+z")
         page.locator(".cell").nth(1).get_by_text("blue").wait_for()
@@ -104,6 +104,42 @@ def test_a_heap_is_labelled_by_keyboard_alone(place: Workspace, browser: Browser
         page.get_by_role("button", name="Left out 1").wait_for()
         saved(page)
     assert "" in labels(place)
+
+
+def test_a_label_is_undone_where_it_was_given_and_each_class_has_its_colour(place: Workspace, browser: Browser) -> None:
+    with studio(place, browser) as page:
+        for name in ("tulip", "aster"):
+            page.get_by_label("Name of a new class").fill(name)
+            page.keyboard.press("Enter")
+            page.get_by_role("button", name=f"{name} 0").wait_for()
+        page.get_by_role("listbox", name="Photographs").focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("Enter")
+        enlarged = page.get_by_role("dialog")
+        first = enlarged.get_by_role("img").get_attribute("alt")
+        page.keyboard.press("2")
+        page.get_by_text("35 without a class").wait_for()
+        assert enlarged.get_by_role("img").get_attribute("alt") != first, "the next photograph is shown"
+        enlarged.get_by_role("button", name="Undo: ").click()
+        page.get_by_text("36 without a class").wait_for()
+        assert enlarged.get_by_role("img").get_attribute("alt") == first
+        for key, left in (("1", 35), ("Control+z", 36), ("1", 35), ("2", 34)):  # after a click, keys still work
+            page.keyboard.press(key)
+            page.get_by_text(f"{left} without a class").wait_for()
+        page.keyboard.press("Escape")
+        bar = page.get_by_role("group", name="Class of the chosen photographs")
+        assert bar.get_by_role("button", name="Undo: ").inner_text().endswith(": aster")
+        captions = [page.locator(".cell .caption").nth(i).inner_text() for i in range(3)]
+        assert captions == ["1tulip", "2aster", "no class"]
+        line = "(cell) => getComputedStyle(cell.querySelector('.frame')).borderBottom"
+        looks = {page.locator(".cell").nth(i).evaluate(line) for i in range(3)}
+        assert len(looks) == 3 and any("dashed" in own for own in looks)
+        bar.get_by_role("button", name="Undo: ").click()
+        page.get_by_text("35 without a class").wait_for()
+        assert bar.get_by_role("button", name="Undo: ").count() == 0
+        saved(page)
+        assert serious(page) == [] and is_within(page)
+    assert labels(place)[:2] == ["tulip", "unlabelled"]
 
 
 def test_many_are_chosen_by_mouse_and_classes_are_merged(place: Workspace, browser: Browser) -> None:
@@ -200,7 +236,7 @@ def test_a_click_means_the_photograph_on_which_the_button_was_pressed(place: Wor
         page.mouse.up()
         assert page.locator(".cell[aria-selected=true]").get_attribute("title") == title
         saved(page)
-        page.get_by_role("button", name="Undo").click()
+        page.get_by_role("button", name="Undo", exact=True).click()
         page.get_by_text("36 without a class").wait_for()
         places = page.evaluate(f"{NUMBERED}.map((own) => Number(own.id.slice(5)))")
         assert places == sorted(places), "as a screen reader reads them"

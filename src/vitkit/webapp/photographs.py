@@ -112,6 +112,7 @@ class Photographs:
         self._version = ""
         self._followed: Followed | None = None
         self._state: tuple[LabelFile, State] | None = None
+        self._by_label: set[str] = set()  # classes that were created by a label, not by themselves
 
     def begin(self) -> None:
         """Start to read the photographs in the background. If this fails, the first request reports the error."""
@@ -239,14 +240,14 @@ class Photographs:
         with self._lock:
             state = self.read()
             new = checked_name(new)
-            empty = [new if name == old else name for name in self._empty()]
+            names = self._names(state)
             if old in set(state.labels):
                 edits = renaming(zip(state.table.paths, state.labels, strict=True), old, new)
                 check_there([state.table.at(edit.path) for edit in edits])
                 state = self._add(edits)
-            elif old not in self._empty():
+            elif old not in names:
                 raise VitkitError(f"there is no class {old!r}")
-            self._keep_empty(empty)
+            self._keep([new if name == old else name for name in names])
             return state
 
     def add_class(self, name: str) -> None:
@@ -257,9 +258,10 @@ class Photographs:
         """
         with self._lock:
             name = checked_name(name)
-            if name in {row["name"] for row in self.classes(self.read())}:
+            names = self._names(self.read())
+            if name in names:
                 raise VitkitError(f"there is a class {name!r} already")
-            self._keep_empty([*self._empty(), name])
+            self._keep([*names, name])
 
     def remove_class(self, name: str) -> None:
         """Remove a class that no photograph has.
@@ -268,15 +270,23 @@ class Photographs:
             VitkitError: a photograph has the class.
         """
         with self._lock:
-            if name in self.read().labels:
+            if name in self._counts(state := self.read()):
                 raise VitkitError(f"photographs have the class {name!r}: give them another, or merge the class")
-            self._keep_empty([kept for kept in self._empty() if kept != name])
+            self._keep([kept for kept in self._names(state) if kept != name])
 
     def undo(self) -> State:
-        """Undo the last step, that is, all labels that were set at the same moment."""
+        """Undo the last step, that is, all labels that were set at the same moment.
+
+        A class that a label created, and that no photograph has any more, is removed unless another was created since.
+        """
         with self._lock:
             self.workspace.said.undo()
-            return self.read()
+            state = self.read()
+            counts, names = self._counts(state), self._names(state)
+            while names and names[-1] in self._by_label and names[-1] not in counts:
+                names.pop()
+            self._keep(names)
+            return state
 
     def redo(self) -> State:
         """Redo the step that was undone last in this session, except for photographs with newer labels.
@@ -289,15 +299,28 @@ class Photographs:
             return self.read()
 
     def classes(self, state: State) -> list[dict[str, Any]]:
-        """Return each class with its number of photographs, including empty classes, sorted by name."""
-        counts = Counter(
+        """Return each class with its number of photographs, in the order in which the classes were created.
+
+        A class that has lost its last photograph stays until it is removed, so that the number keys of the other
+        classes stay the same. Classes that appear together, such as those of folders, are sorted by name.
+        """
+        with self._lock:
+            counts, names = self._counts(state), self._names(state)
+            self._by_label |= set(names) - set(self._kept())
+            self._keep(names)
+        return [{"name": name, "count": counts[name]} for name in names]
+
+    def _counts(self, state: State) -> Counter[str]:
+        return Counter(
             name
             for label in state.labels
             if label not in (EXCLUDED, UNLABELLED)
             for name in state.table.task.names_in(label)
         )
-        names = sorted({*counts, *self._empty()})
-        return [{"name": name, "count": counts[name]} for name in names]
+
+    def _names(self, state: State) -> list[str]:
+        known = self._kept()
+        return known + sorted(self._counts(state).keys() - set(known))
 
     def _add(self, edits: Sequence[Edit]) -> State:
         self.workspace.said.add(edits)
@@ -311,18 +334,19 @@ class Photographs:
             raise VitkitError("there is no such photograph")
         return state
 
-    # --- Classes that no photograph has -------------------------------------------------------------------
+    # --- The order of the classes -------------------------------------------------------------------------
 
-    def _empty(self) -> list[str]:
+    def _kept(self) -> list[str]:
         try:
             stored = from_json(read_text(self.workspace.state_folder / _CLASSES))
             names = stored.get(str(self.workspace.labels), [])
             return [name for name in names if isinstance(name, str)]
         except (OSError, ValueError, AttributeError):
-            return []  # empty classes are only a convenience
+            return []  # the order, and classes without photographs, are only a convenience
 
-    def _keep_empty(self, names: Sequence[str]) -> None:
-        if list(names) == self._empty():
+    def _keep(self, names: Sequence[str]) -> None:
+        names = list(dict.fromkeys(names))
+        if names == self._kept():
             return
         file = self.workspace.state_folder / _CLASSES
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -330,7 +354,7 @@ class Photographs:
             stored = dict(from_json(read_text(file)))
         except (OSError, ValueError, TypeError):
             stored = {}
-        write_json(file, {**stored, str(self.workspace.labels): sorted(set(names))})
+        write_json(file, {**stored, str(self.workspace.labels): names})
 
 
 _CLASSES = "classes.json"

@@ -7,7 +7,7 @@ import { Panel } from "./data_panel.js";
 import { Saver } from "./data_save.js";
 import { NONE, OUT, percent, Photos } from "./data_state.js";
 import { Suggestions } from "./data_suggest.js";
-import { count, dialog, el, fill } from "./dom.js";
+import { count, dialog, el, fill, keyOf, tint } from "./dom.js";
 import { Grid } from "./grid.js";
 import { stage } from "./progress.js";
 
@@ -43,7 +43,7 @@ class DataPage {
       onopen: (id) => this.look(id),
       onkey: (event) => this.pressed(event),
     });
-    this.bar = new LabelBar(photos, { label: (text) => this.label(text), keep: () => this.keep(), follow: () => this.follow(), alike: () => this.alike(this.grid.focused), look: () => this.look(this.grid.chosen()[0]), back: () => this.grid.element.focus() });
+    this.bar = new LabelBar(photos, { label: (text) => this.label(text), undo: () => this.undo(), given: () => this.given(), keep: () => this.keep(), follow: () => this.follow(), alike: () => this.alike(this.grid.focused), look: () => this.look(this.grid.chosen()[0]), back: () => this.grid.element.focus() });
     this.panel = new Panel(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), check: () => this.check(), again: () => this.again() });
     this.suggestions = new Suggestions(photos, { filtered: (how) => this.filtered(how), edit: (path, body) => this.edit(path, body), train: () => this.studio.goto("train") });
     this.panel.add(this.suggestions.element);
@@ -51,7 +51,7 @@ class DataPage {
     this.head = el("p", { class: "data-head", role: "status" });
     this.ordered = el("div", { class: "data-ordered" });
     const size = el("input", { type: "range", min: 80, max: 320, step: 10, value: this.sizeAtFirst(), "aria-label": "Size of the pictures", oninput: () => this.resize(Number(size.value)) });
-    this.undoButton = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.edit("undo") }, "Undo");
+    this.undoButton = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.undo() }, "Undo");
     this.redoButton = el("button", { type: "button", title: "Ctrl+Shift+Z", onclick: () => this.edit("redo") }, "Redo");
     const find = this.find = el("input", { type: "search", placeholder: "Part of a name", "aria-label": "Part of a file's name or folder", oninput: () => { photos.filter.text = find.value; this.filtered({ top: true }); } });
     const tools = el("div", { class: "row data-tools" },
@@ -102,9 +102,11 @@ class DataPage {
     const label = photos.labels[id];
     const doubt = photos.doubt(id);
     const suggestion = photos.suggestion(id);
-    const caption = label === OUT ? "left out" : label === NONE ? "–" : photos.label(id);
-    cell.caption.textContent = doubt ? `${doubt.suggested}? ${Number(doubt.score).toFixed(2)}, now ${caption}`
-      : suggestion ? `${suggestion[0]}? ${percent(suggestion[1])}` : caption;
+    const caption = label === OUT ? "left out" : label === NONE ? "no class" : photos.label(id);
+    const places = label >= 0 ? photos.classesIn(photos.label(id)).map((name) => photos.place(name)) : [];
+    fill(cell.caption, places.map(keyOf), doubt ? `${doubt.suggested}? ${Number(doubt.score).toFixed(2)}, now ${caption}`
+      : suggestion ? `${suggestion[0]}? ${percent(suggestion[1])}` : caption);
+    tint(cell, places[0] ?? -1);
     cell.classList.toggle("out", label === OUT);
     cell.classList.toggle("none", label === NONE);
     const troubles = photos.troubles(id);
@@ -159,12 +161,13 @@ class DataPage {
 
   look(id) {
     if (id === undefined || id === null) return;
-    lookAt(this.photos, this.grid, id, (text) => this.label(text, [this.grid.focused]), () => this.grid.element.focus());
+    lookAt(this.photos, this.grid, id, { label: (text) => this.label(text, [this.grid.focused]), undo: () => this.undo(), given: () => this.given(), back: () => this.grid.element.focus() });
   }
 
   // --- What is said ---------------------------------------------------------------------------------------
 
   async edit(path, body = {}) {
+    this.last = null;
     try {
       await this.saver.edit(path, body);
     } catch (error) {
@@ -181,14 +184,31 @@ class DataPage {
       say("Choose a photograph first: click it, or move to it with the arrow keys.");
       return;
     }
-    const { grid } = this;
+    const { grid, photos } = this;
     const alone = grid.selected.size <= 1 ? ids[0] : null;
+    this.last = { ids, text, version: photos.version };
     this.saver.label(ids, text);
     const done = text === null ? "has no class now" : text === "" ? "left out" : text;
     say(`${count(ids.length, "photograph", "photographs")}: ${done}`);
     this.filtered();
     grid.select([]);
     if (alone !== null && grid.ids[grid.focus] === alone) grid.move(grid.focus + 1);
+  }
+
+  /** The label that was given last, in words; null if it is no longer the last step. */
+  given() {
+    const { photos, last } = this;
+    const name = (id) => (photos.labels[id] === NONE ? null : photos.label(id));
+    if (last?.version !== photos.version || last.ids.some((id) => name(id) !== last.text)) return null;
+    return `${last.ids.length === 1 ? photos.file(last.ids[0]) : `${last.ids.length} photographs`}: ${last.text === null ? "no class" : last.text || "left out"}`;
+  }
+
+  /** Undoes the last step; the focus goes back to the photograph whose label that was. */
+  async undo() {
+    const id = this.last?.ids[0];
+    if (!await this.edit("undo")) return;
+    const place = this.grid.ids.indexOf(id);
+    if (place >= 0) this.grid.move(place);
   }
 
   /** Confirms suspected labels. */
@@ -232,7 +252,8 @@ class DataPage {
     const path = key === "y" || (key === "z" && event.shiftKey) ? "redo" : key === "z" ? "undo" : null;
     if (!path) return;
     event.preventDefault();
-    this.edit(path);
+    if (path === "undo") this.undo();
+    else this.edit(path);
   }
 
   /** Shows photographs that were added or removed since the studio was started. */

@@ -1,9 +1,9 @@
 // The bar below the photographs, which assigns a class to the chosen ones.
 
-import { count, el, fill } from "./dom.js";
+import { count, el, fill, keyOf } from "./dom.js";
 
 export class LabelBar {
-  /** tell: { label(text), keep(), follow(), alike(), look(), back() } */
+  /** tell: { label(text), undo(), given(), keep(), follow(), alike(), look(), back() } */
   constructor(photos, tell) {
     this.photos = photos;
     this.tell = tell;
@@ -18,8 +18,9 @@ export class LabelBar {
     this.keep = el("button", { type: "button", title: "The label is right; it is no longer listed as suspected", onclick: () => this.press(tell.keep) }, "Keep the label");
     this.follow = el("button", { type: "button", title: "Recorded as proposed by a model", onclick: () => this.press(tell.follow) });
     this.chips = el("div", { class: "chips", role: "group", "aria-label": "Classes to give" });
+    this.undo = el("button", { type: "button", title: "Ctrl+Z", onclick: () => this.press(tell.undo) }, el("span", { class: "cut given" }));
     this.element = el("div", { class: "label-bar row", role: "group", "aria-label": "Class of the chosen photographs" },
-      this.chips, this.count, this.keep, this.follow, this.input, this.list, this.meant, this.out, this.none, this.alike, this.look);
+      this.chips, this.undo, this.count, this.keep, this.follow, this.input, this.list, this.meant, this.out, this.none, this.alike, this.look);
   }
 
   draw(ids, selected) {
@@ -27,11 +28,14 @@ export class LabelBar {
     for (const button of [this.out, this.none]) button.disabled = !ids.length;
     for (const button of [this.look, this.alike]) button.disabled = ids.length !== 1;
     const { photos } = this;
+    const given = this.tell.given();
+    this.undo.hidden = !given;
+    this.undo.firstChild.textContent = given && `Undo: ${given}`;
     const names = JSON.stringify(photos.classes.map((own) => own.name));
     if (names !== this.names) {
       this.names = names;
       fill(this.list, photos.classes.map((own) => el("option", { value: own.name })));
-      fill(this.chips, photos.classes.map((own, i) => el("button", { type: "button", class: "class-chip", onclick: () => this.press(() => this.tell.label(own.name)) }, i < 9 && el("kbd", { "aria-hidden": "true" }, String(i + 1)), el("span", { class: "cut class-name" }, own.name))));
+      fill(this.chips, photos.classes.map((own, i) => el("button", { type: "button", class: "class-chip", onclick: () => this.press(() => this.tell.label(own.name)) }, keyOf(i), el("span", { class: "cut class-name" }, own.name))));
     }
     this.keep.hidden = !ids.some((id) => photos.doubt(id));
     const classes = new Set(ids.map((id) => photos.doubt(id)?.suggested ?? photos.suggestion(id)?.[0]).filter(Boolean));

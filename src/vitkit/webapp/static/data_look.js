@@ -1,12 +1,15 @@
-// One photograph enlarged, with its label and findings; arrow keys move to the next, digits label it.
+// One photograph enlarged, with its label and findings; arrow keys move to the next, digits label it, and a label that
+// was just given can be undone.
 
-import { dialog, el, fill } from "./dom.js";
+import { dialog, el, fill, keyOf } from "./dom.js";
 
-export function lookAt(photos, grid, id, label, closed) {
+/** tell: { label(text), undo(), given(), back() } */
+export function lookAt(photos, grid, id, tell) {
   const image = el("img", { alt: "" });
   const about = el("div", { class: "look-about" });
   const made = dialog("Photograph", image, about);
   made.classList.add("look");
+  made.tabIndex = -1;
 
   function draw() {
     const own = grid.focused;
@@ -17,7 +20,9 @@ export function lookAt(photos, grid, id, label, closed) {
       el("div", { class: "row" },
         el("button", { type: "button", onclick: () => go(-1) }, "← Previous"),
         el("button", { type: "button", onclick: () => go(1) }, "Next →"),
-        photos.classes.slice(0, 9).map((named, i) => el("button", { type: "button", "aria-pressed": String(photos.label(own) === named.name), onclick: () => give(named.name) }, el("kbd", {}, String(i + 1)), el("span", { class: "cut class-name" }, named.name)))));
+        photos.classes.slice(0, 9).map((named, i) => el("button", { type: "button", "aria-pressed": String(photos.label(own) === named.name), onclick: () => give(named.name) }, keyOf(i), el("span", { class: "cut class-name" }, named.name))),
+        tell.given() && el("button", { type: "button", title: "Ctrl+Z", onclick: undo }, el("span", { class: "cut given" }, `Undo: ${tell.given()}`))));
+    if (!made.contains(document.activeElement)) made.focus(); // the button that was pressed is another one now
   }
 
   function go(step) {
@@ -28,13 +33,22 @@ export function lookAt(photos, grid, id, label, closed) {
 
   async function give(name) {
     const before = grid.focused;
-    await label(name);
+    await tell.label(name);
     if (grid.focused !== before || !grid.ids.length) draw();
     else go(1);
     if (!grid.ids.length) made.close();
   }
 
+  async function undo() {
+    await tell.undo();
+    draw();
+  }
+
   made.addEventListener("keydown", (event) => {
+    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z" && !event.shiftKey && tell.given()) {
+      event.preventDefault();
+      undo();
+    }
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const named = /^[1-9]$/.test(event.key) ? photos.classes[Number(event.key) - 1] : null;
     if (event.key === "ArrowRight") go(1);
@@ -43,7 +57,7 @@ export function lookAt(photos, grid, id, label, closed) {
     else return;
     event.preventDefault();
   });
-  made.addEventListener("close", closed);
+  made.addEventListener("close", tell.back);
   grid.select([]);
   grid.move(grid.ids.indexOf(id));
   draw();

@@ -1,7 +1,7 @@
 // The panel next to the photographs: filters for classes, splits and findings.
 
 import { FINDINGS, NONE, OUT } from "./data_state.js";
-import { dialog, el, fill } from "./dom.js";
+import { dialog, el, fill, keyOf } from "./dom.js";
 import { stage } from "./progress.js";
 
 const SPLITS = { train: "For training", val: "For checking during training", test: "For the test" };
@@ -49,7 +49,7 @@ export class Panel {
     const { photos } = this;
     const counts = photos.counts();
     fill(this.classes, this.choice("All", counts.all, "label", null),
-      photos.classes.map((own, i) => this.choice(own.name, own.count, "label", own.name, i < 9 ? String(i + 1) : "", own)));
+      photos.classes.map((own, i) => this.choice(own.name, own.count, "label", own.name, keyOf(i), own)));
     const splits = ["train", "val", "test"].filter((split) => photos.splits.includes(split));
     fill(this.others,
       counts.none > 0 && this.choice("Without a class", counts.none, "label", NONE),
@@ -58,7 +58,7 @@ export class Panel {
       photos.findings().map((own) => this.choice(own.title, own.count, "finding", own.key)));
   }
 
-  choice(title, count, kind, value, key = "", named = null) {
+  choice(title, count, kind, value, key = null, named = null) {
     const { filter } = this.photos;
     const isOn = filter[kind] === value;
     const pressed = () => {
@@ -68,7 +68,7 @@ export class Panel {
     };
     return el("li", {},
       el("button", { type: "button", class: "filter", "aria-pressed": String(isOn), title, onclick: pressed },
-        key && el("kbd", { "aria-hidden": "true" }, key), el("span", { class: "cut" }, title), el("span", { class: "number soft" }, count.toLocaleString("en"))),
+        key, el("span", { class: "cut" }, title), el("span", { class: "number soft" }, count.toLocaleString("en"))),
       named && el("button", { type: "button", class: "quiet more", "aria-label": `Rename, merge or remove ${title}`, onclick: () => this.change(named) }, "…"));
   }
 

@@ -58,7 +58,7 @@ export class Photos {
       this.labels[id] = number;
       count(this.label(id), 1);
     }
-    this.classes = [...counts].map(([name, own]) => ({ name, count: own })).sort((a, b) => (a.name < b.name ? -1 : 1));
+    this.classes = [...counts].map(([name, own]) => ({ name, count: own })); // a new class comes last: no number key moves
     this.can_undo = true;
     this.can_redo = false;
   }
@@ -79,6 +79,11 @@ export class Photos {
 
   isSuggested(id, label) {
     return Boolean(label) && this.suggestion(id)?.[0] === label;
+  }
+
+  /** The place of a class among all classes, which decides on its number key and its colour; -1 for none. */
+  place(name) {
+    return this.classes.findIndex((own) => own.name === name);
   }
 
   /** The name of a photograph's class; empty if it has none. */
