@@ -271,7 +271,7 @@ def test_3_28_images_that_were_classified_wrongly(row: Any, place: Path) -> None
     assert captions.keys() == wrong.keys() and len(cells) == len(wrong)
     for path, cell in captions.items():
         answer = wrong[path]
-        assert f"true: {answer['label']}" in cell and f"predicted: {answer['predicted']} " in cell
+        assert f"your label: {answer['label']}" in cell and f"predicted: {answer['predicted']} " in cell
         (data,) = re.findall(r"data:image/\w+;base64,([^\"]+)", cell)
         with (
             Image.open(io.BytesIO(base64.b64decode(data))) as shown,

@@ -130,7 +130,7 @@ def test_a_cell_of_the_confusion_matrix_shows_its_photographs(browser: Any, repo
             assert len(texts) == count <= 24, label
             true, _, rest = label.partition(" predicted as ")
             said = rest.rpartition(": ")[0]
-            assert all(text.startswith(f"true: {true}\npredicted: {said} ") for text in texts)
+            assert all(text.startswith(f"your label: {true}\npredicted: {said} ") for text in texts)
             page.keyboard.press("Escape")
         assert page.locator("dialog[open]").count() == 0
 
@@ -212,7 +212,7 @@ def test_doubtful_labels_are_shown_in_their_order(browser: Any, report: str) -> 
     with visit(browser, report) as page:
         texts = cards(page.locator("[data-view=doubts]"))
         assert len(texts) == 10
-        assert texts[0].startswith("label: cat\nlooks like: ") and "(by 0.90)" in texts[0]
+        assert texts[0].startswith("your label: cat\nlooks like: ") and "(by 0.90)" in texts[0]
         scores = [float(text.partition("(by ")[2][:4]) for text in texts]
         assert scores == sorted(scores, reverse=True)
 
@@ -224,7 +224,7 @@ def test_a_point_shows_its_photograph_by_pointer_and_by_keys(browser: Any, repor
         page.keyboard.press("ArrowRight")
         tip = page.locator(".tip")
         told = tip.inner_text()
-        assert "true: " in told
+        assert "your label: " in told
         page.keyboard.press("Enter")
         assert told.strip().splitlines()[0] in opened(page).inner_text()
         page.keyboard.press("Escape")

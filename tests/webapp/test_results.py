@@ -238,6 +238,38 @@ def test_what_the_model_proposed_is_marked_and_a_class_of_ones_own_is_not(client
     ]
 
 
+def test_a_label_is_corrected_where_its_prediction_is_shown(client: TestClient, place: Workspace) -> None:
+    address = "/api/results/runs/first"
+    data = client.get(address).json()
+    images, version = data["images"], data["version"]
+    wrong = next(i for i, (true, given) in enumerate(zip(images["true"], images["said"], strict=True)) if true != given)
+    path, true, given = images["path"][wrong], *(images["classes"][images[name][wrong]] for name in ("true", "said"))
+    other = next(name for name in images["classes"] if name not in (true, given))
+    assert client.get(f"{address}/labels").json() == {"now": {}, "why_not": ""}
+    for label in (given, other, "new", true, ""):
+        body = {"version": version, "label": label}
+        told = client.post(f"{address}/photographs/{wrong}/label", json=body).json()
+        assert told["now"] == {path: label} == said(place)
+    edits = [(own.label, own.previous, own.proposed_by) for own in labels_so_far(place.labels).edits]
+    assert edits == [
+        (given, true, "first"),
+        (other, given, ""),
+        ("new", other, ""),
+        (true, "new", ""),
+        ("", true, "first"),
+    ]
+    assert client.post("/api/data/undo").status_code == 200 and said(place)[path] == true
+    for number, body in (
+        (len(images["path"]), {"version": version, "label": true}),
+        (wrong, {"version": "earlier", "label": true}),
+        (wrong, {"version": version, "label": "a;b"}),
+    ):
+        answer = client.post(f"{address}/photographs/{number}/label", json=body)
+        assert answer.status_code == 400 and len(labels_so_far(place.labels).edits) == 4
+    link = "http://127.0.0.1:8420/#results/first"
+    assert f'href="{link}"' in (place.runs / "first" / "report.html").read_text()
+
+
 def test_nothing_is_said_of_a_photograph_that_is_gone(client: TestClient, place: Workspace) -> None:
     photograph = place.photographs / "red" / "img2.png"
     kept = photograph.read_bytes()
@@ -332,6 +364,10 @@ def test_labels_of_other_photographs_are_not_changed(trained: Path, place: Works
         assert "other photographs" in client.get("/api/results/runs/first/suspects").json()["why_not"]
         answer = client.post("/api/results/runs/first/suspects", json={"version": "", "numbers": [0], "what": "keep"})
         assert answer.status_code == 400 and not (tmp_path / "own.csv").exists()
+        version = client.get("/api/results/runs/first").json()["version"]
+        body = {"version": version, "label": "red"}
+        answer = client.post("/api/results/runs/first/photographs/0/label", json=body)
+        assert answer.status_code == 400 and not (tmp_path / "own.csv").exists()
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
@@ -356,6 +392,22 @@ def test_the_tab_shows_photographs_of_what_is_clicked_and_takes_labels(
             raise AssertionError("photographs do not come")
         shown.first.click()
         assert page.locator("dialog[open]").count() == 2
+        enlarged = page.locator("dialog[open]").last
+        buttons = enlarged.get_by_role("group", name="Your label").get_by_role("button")
+        assert [own.strip() for own in buttons.all_inner_texts()] == ["1\nblue", "2\ngreen", "3\nred", "Leave out"]
+        assert "your label: blue" in enlarged.inner_text() and not said(place)
+        page.keyboard.press("2")
+        enlarged.get_by_text("your label now: green").wait_for()
+        (path,) = said(place)
+        assert path in enlarged.inner_text() and said(place)[path] == "green"
+        assert serious(page) == [] and is_within(page)
+        enlarged.get_by_role("button", name="Undo").click()
+        enlarged.get_by_text("your label now: green").wait_for(state="detached")
+        assert not said(place)
+        buttons.nth(2).click()
+        enlarged.get_by_text("your label now: red").wait_for()
+        page.keyboard.press("Control+z")
+        enlarged.get_by_text("your label now").wait_for(state="detached")
         page.keyboard.press("Escape")
         page.keyboard.press("Escape")
         page.get_by_label("Compare with").select_option("second")
@@ -363,6 +415,11 @@ def test_the_tab_shows_photographs_of_what_is_clicked_and_takes_labels(
         page.locator(".suspects > li").nth(1).get_by_role("button", name="It is blue").click()
         page.locator(".suspects > li[data-state=relabelled]").wait_for()
         assert said(place) == {"red/img2.png": "blue"}
+        page.locator(".suspects > li").nth(1).get_by_role("button", name="Undo").click()
+        page.locator(".suspects > li[data-state=relabelled]").wait_for(state="detached")
+        assert not said(place)
+        page.locator(".suspects > li").nth(1).get_by_role("button", name="It is blue").click()
+        page.locator(".suspects > li[data-state=relabelled]").wait_for()
         page.get_by_role("button", name="Train again with these labels").click()
         page.wait_for_selector("#split")
         assert page.locator("#split").input_value() == "first"

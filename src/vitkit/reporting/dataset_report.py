@@ -131,7 +131,11 @@ def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: S
         advice: a sentence that tells the reader what to do with the suspects.
     """
     photographs = [
-        (shown, "", (f"label: {suspect.label}", f"looks like: {suspect.suggested} (by {suspect.score})", suspect.path))
+        (
+            shown,
+            "",
+            (f"your label: {suspect.label}", f"looks like: {suspect.suggested} (by {suspect.score})", suspect.path),
+        )
         for suspect, shown in zip(suspects[:_SUSPECTS], thumbnails(files[:_SUSPECTS]), strict=False)
     ]
     more = f"; the {_SUSPECTS} most doubtful are shown" if len(suspects) > _SUSPECTS else ", the most doubtful first"

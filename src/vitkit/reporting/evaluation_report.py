@@ -21,6 +21,7 @@ from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
@@ -37,8 +38,9 @@ from vitkit.inference.unknown import NAMES
 from vitkit.reporting import plots, report_data
 from vitkit.reporting.plots import gallery
 from vitkit.reporting.report_data import FIRST, Explained, LaidOut, ReportPhotographs, embed, threshold_data
+from vitkit.system.environment import STUDIO_PORT
 from vitkit.system.files import without_place, write_json, write_text
-from vitkit.system.run_files import EVALUATION, PREDICTIONS, REPORT
+from vitkit.system.run_files import EVALUATION, PREDICTIONS, RECIPE, REPORT
 from vitkit.text.cells import JOINT, by_chance, harmless, interval_text, plural
 from vitkit.text.pages import (
     DRAWN,
@@ -140,7 +142,7 @@ def write_report(
         *_classes(evaluation, numbers),
         *_confusion(evaluation, numbers, pictures.get(CONFUSION)),
         *confidence(evaluation, numbers, pictures.get(CONFIDENCE)),
-        *([] if root is None else _gallery_of(evaluation, photographs)),
+        *([] if root is None else _gallery_of(evaluation, photographs, path.parent)),
         *_explained(explained, photographs),
         *([] if root is None else _doubted(doubts, photographs)),
         *_points(POINTS, laid_out, pictures.get(POINTS)),
@@ -606,7 +608,7 @@ def _threshold_table(evaluation: Evaluation) -> str:
     return wide(table(rows, ["minimum confidence", "images kept", "of those right", "mistakes left"]))
 
 
-def _gallery_of(evaluation: Evaluation, photographs: ReportPhotographs) -> list[str]:
+def _gallery_of(evaluation: Evaluation, photographs: ReportPhotographs, folder: Path) -> list[str]:
     """Return the section of photographs with their predictions. Without a script, it shows the worst mistakes."""
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
     held = [] if here == n else [f"this page contains the photographs of {here:,} of {n:,} images"]
@@ -621,7 +623,17 @@ def _gallery_of(evaluation: Evaluation, photographs: ReportPhotographs) -> list[
         head = ""
     else:
         head = "<h3>The most confident mistakes</h3>" if cells else "<p>The model made no mistakes.</p>"
-    return ["<h2>Photographs</h2>", words, _view("gallery", head, gallery(cells))]
+    return ["<h2>Photographs</h2>", words, *_to_studio(folder), _view("gallery", head, gallery(cells))]
+
+
+def _to_studio(folder: Path) -> list[str]:
+    """Return a sentence that links to the place in the studio where labels of a run are corrected."""
+    if not (folder / RECIPE).is_file():
+        return []
+    place = f"http://127.0.0.1:{STUDIO_PORT}/#results/{quote(folder.name, safe='')}"
+    link = f'<a href="{escape(place)}">the enlarged photograph of its results</a>'
+    start = "Start <code>vitkit studio</code> with the folder of this run"
+    return [f"<p>Is one of your labels wrong? {start}, and correct it in {link}.</p>"]
 
 
 def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
@@ -632,10 +644,10 @@ def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
             ", ".join(name for name, has in zip(names, names_of_image, strict=True) if has) for names_of_image in both
         )
         true, said = (names_of_image or "none" for names_of_image in sets)
-        return f"true: {true}", *_since(evaluation, i), f"predicted: {said}", evaluation.paths[i]
+        return f"your label: {true}", *_since(evaluation, i), f"predicted: {said}", evaluation.paths[i]
     sure = 100 * evaluation.probabilities[i].max()
     said = f"predicted: {names[evaluation.predicted[i]]} {sure:.1f} %"
-    return f"true: {names[evaluation.labels[i]]}", *_since(evaluation, i), said, evaluation.paths[i]
+    return f"your label: {names[evaluation.labels[i]]}", *_since(evaluation, i), said, evaluation.paths[i]
 
 
 def _since(evaluation: Evaluation, i: int) -> list[str]:
@@ -706,7 +718,7 @@ def _doubted(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> li
 
 
 def _doubt(error: LabelError) -> tuple[str, ...]:
-    return f"label: {error.label}", f"looks like: {error.suggested} (by {error.score:.2f})", error.path
+    return f"your label: {error.label}", f"looks like: {error.suggested} (by {error.score:.2f})", error.path
 
 
 def _points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 
+STUDIO_PORT = 8420  # of `vitkit studio`; if it is taken, the next free one is used
 _PROCESSOR = Path("/proc/cpuinfo")  # on Linux, lists the processor's instruction sets without importing PyTorch
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
@@ -23,6 +23,7 @@ from vitkit.evaluation.headline import BY_FOLDS, counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures
 from vitkit.reporting.report_data import data_of_report
 from vitkit.system.run_files import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
+from vitkit.text.cells import JOINT
 from vitkit.webapp.photographs import Thumbnails, check_there, checked_name, stamp_of
 from vitkit.webapp.workspace import Workspace
 
@@ -235,22 +236,84 @@ def decide(
         VitkitError: the list has changed, the name is not valid for a class, or the run was trained on photographs
             other than those of the studio.
     """
-    if reason := _why_not(workspace, folder):
-        raise VitkitError(reason)
     suspects = _suspects(folder)
     if version != stamp_of(folder / LABEL_ERRORS) or not all(0 <= i < len(suspects) for i in numbers):
         raise VitkitError("the list of suspected label errors has changed: load it again")
-    known = {item.path: item.label for item in workspace.said.read().edits}
-    chosen, edits, task = [suspects[i] for i in dict.fromkeys(numbers)], [], _files(folder).task
-    check_there([workspace.photographs / item.path for item in chosen])
-    for item in chosen:
-        file_of(folder, item.path)  # raises if it is no longer the photograph whose label was suspected
+    decisions = []
+    for item in (suspects[i] for i in dict.fromkeys(numbers)):
         new = {"keep": item.label, "relabel": label or item.suggested, "exclude": EXCLUDED}[what]
-        if what == "relabel":
-            new = checked_name(new, task)
-        by = folder.name if what != "keep" and new in (item.suggested, EXCLUDED) else ""
-        edits.append(Edit(item.path, new, known.get(item.path, item.label), proposed_by=by))
+        decisions.append(_NewLabel(item.path, item.label, item.suggested, new))
+    _write(workspace, folder, decisions)
+
+
+class _NewLabel(NamedTuple):
+    """The label that a person gives a photograph whose label and prediction are shown beside each other.
+
+    Attributes:
+        path: the path of the photograph, as the run lists it.
+        label: its label in the run.
+        shown: the class that the model predicts or suggests.
+        new: the label that the person chose.
+    """
+
+    path: str
+    label: str
+    shown: str
+    new: str
+
+
+def _write(workspace: Workspace, folder: Path, decisions: Sequence[_NewLabel]) -> None:
+    """Write labels that people gave to photographs of a run; those that follow the model are marked as proposed by it.
+
+    Raises:
+        VitkitError: a name is not valid for a class, the run was trained on photographs other than those of the studio,
+            or a photograph is no longer the one whose label and prediction were shown.
+    """
+    if reason := _why_not(workspace, folder):
+        raise VitkitError(reason)
+    known, task, edits = {item.path: item.label for item in workspace.said.read().edits}, _files(folder).task, []
+    check_there([workspace.photographs / own.path for own in decisions])
+    for path, label, shown, new in decisions:
+        file_of(folder, path)
+        chosen = new if new in (EXCLUDED, label) else checked_name(new, task)
+        by = folder.name if chosen != label and chosen in (shown, EXCLUDED) else ""
+        edits.append(Edit(path, chosen, known.get(path, label), proposed_by=by))
     workspace.said.add(edits)
+
+
+# --- Labels of the photographs on which the run was tested --------------------------------------------------
+
+
+def labels_of(workspace: Workspace, folder: Path) -> dict[str, Any]:
+    """Return the labels that photographs in a run's report were given since the run, by path, and why none can be."""
+    paths = set(data_of(folder)["images"]["path"])
+    since = decisions_since(workspace.said.read(), folder)
+    now = {path: edit.label for path, edit in since.items() if path in paths}
+    return {"now": now, "why_not": _why_not(workspace, folder)}
+
+
+def correct(workspace: Workspace, folder: Path, version: str, number: int, label: str) -> None:
+    """Write the label of a photograph in a run's report into the label file.
+
+    Args:
+        workspace: the workspace with the label file.
+        folder: the folder of the run.
+        version: the version of the run's report that `number` refers to.
+        number: the position of the photograph in the report.
+        label: the label; empty to leave the photograph out.
+
+    Raises:
+        VitkitError: the report has changed, the name is not valid for a class, or see `_write`.
+    """
+    images = data_of(folder)["images"]
+    if version != stamp_of(folder / REPORT) or not 0 <= number < len(images["path"]):
+        raise VitkitError("the report of this run has changed: load it again")
+    true, shown = (_joined(images["classes"], images[name][number]) for name in ("true", "said"))
+    _write(workspace, folder, [_NewLabel(images["path"][number], true, shown, label)])
+
+
+def _joined(classes: Sequence[str], numbers: int | list[int]) -> str:
+    return JOINT.join(classes[i] for i in (numbers if isinstance(numbers, list) else [numbers]))
 
 
 def suspect_path(folder: Path, number: int) -> str:
@@ -299,6 +362,13 @@ class Decision(BaseModel):
     label: str = Field(default="", max_length=1000)
 
 
+class Correction(BaseModel):
+    """The label of a photograph in a report; see `correct`."""
+
+    version: str = Field(max_length=100)
+    label: str = Field(max_length=1000)
+
+
 def router(workspace: Workspace) -> APIRouter:
     """Return the routes of the tab."""
     routes, thumbnails = APIRouter(prefix="/api/results"), Thumbnails()
@@ -330,6 +400,16 @@ def router(workspace: Workspace) -> APIRouter:
         if not 0 <= number < len(paths):
             raise VitkitError("there is no such photograph")
         return await _picture(file_of(folder, paths[number]), request, large=large)
+
+    @routes.get("/runs/{name}/labels")
+    def show_labels(name: str) -> dict[str, Any]:
+        return labels_of(workspace, workspace.run_folder(name))
+
+    @routes.post("/runs/{name}/photographs/{number}/label")
+    def correct_label(name: str, number: int, said: Correction) -> dict[str, Any]:
+        folder = workspace.run_folder(name)
+        correct(workspace, folder, said.version, number, said.label)
+        return labels_of(workspace, folder)
 
     @routes.get("/runs/{name}/suspects/{number}")
     async def show_suspect(name: str, number: int, request: Request, large: bool = False) -> Response:

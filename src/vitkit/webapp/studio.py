@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vitkit.errors import VitkitError
+from vitkit.system.environment import STUDIO_PORT
 from vitkit.system.progress import Say
 from vitkit.text.arguments import Between, check_arguments
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import Workspace
 
-PORT = 8420  # the default; if it is taken, the next free one is used
 _TRIED = 20  # number of ports to try
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # only if the user requests it
 _NEEDED = ("fastapi", "uvicorn", "multipart", "segno")
@@ -138,10 +138,10 @@ def _listen(host: str, port: int | None) -> socket.socket:
     from vitkit.serving.guard import keep_others_off
 
     try:
-        family = socket.getaddrinfo(host, port or PORT, type=socket.SOCK_STREAM)[0][0]
+        family = socket.getaddrinfo(host, port or STUDIO_PORT, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:
         raise VitkitError(f"--host {host} is not an address of this machine ({error.strerror})") from error
-    for number in (port,) if port is not None else (*range(PORT, PORT + _TRIED), 0):
+    for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + _TRIED), 0):
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for short answers
         keep_others_off(listener)
         try:

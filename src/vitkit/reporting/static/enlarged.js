@@ -5,8 +5,8 @@ import { Gallery, photograph } from "./gallery.js";
 
 /** One photograph after another: arrow keys turn, Escape closes. `mapsOf(i)`: [caption, address] of pictures beside it. */
 export class Enlarged {
-  constructor(images, mapsOf = () => []) {
-    Object.assign(this, { images, mapsOf });
+  constructor(images, mapsOf = () => [], actionsOf = () => []) {
+    Object.assign(this, { images, mapsOf, actionsOf });
     this.body = el("div", { class: "enlarged" });
     this.where = el("p", { class: "soft", "aria-live": "polite" });
     this.back = el("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
@@ -39,7 +39,7 @@ export class Enlarged {
       el("figure", {}, photograph(address, caption), el("figcaption", {}, caption)),
     );
     const main = el("figure", {}, photograph(images.largeOf(i), `photograph ${images.path[i]}`));
-    this.body.replaceChildren(el("div", { class: "maps" }, main, ...maps), ...lines, el("p", { class: "path" }, images.path[i]));
+    this.body.replaceChildren(el("div", { class: "maps" }, main, ...maps), ...lines, el("p", { class: "path" }, images.path[i]), ...this.actionsOf(i));
     this.where.textContent = `${this.place + 1} of ${this.list.length}`;
     this.back.disabled = this.place === 0;
     this.next.disabled = this.place === this.list.length - 1;

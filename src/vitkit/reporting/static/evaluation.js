@@ -14,11 +14,11 @@ import { Threshold } from "./threshold.js";
 /**
  * Show what `data` holds (`reporting/report_data.py`): `placeOf(name)` is the element whose content a view takes the
  * place of, or null. `pictureOf(i)` and `largeOf(i)` are addresses of photographs, `mapsOf(i)` of pictures beside
- * them; dialogs become children of `dialogs`.
+ * them; `actionsOf(i)` are elements below an enlarged one; dialogs become children of `dialogs`.
  */
-export function showEvaluation(data, { placeOf, pictureOf, largeOf = pictureOf, mapsOf = () => [], dialogs }) {
+export function showEvaluation(data, { placeOf, pictureOf, largeOf = pictureOf, mapsOf = () => [], actionsOf = () => [], dialogs }) {
   const images = new Images(data.images, pictureOf, largeOf);
-  const enlarged = new Enlarged(images, mapsOf);
+  const enlarged = new Enlarged(images, mapsOf, actionsOf);
   const enlarge = (list, place) => enlarged.open(list, place);
   const selected = new Selected(images, enlarge);
   dialogs.append(selected.element, enlarged.element);

@@ -38,7 +38,7 @@ export class Images {
   lines(i) {
     const now = this.since?.[i] ?? null;
     const since = now === null ? [] : [`now: ${now}`];
-    return [`true: ${this.names(this.true[i])}`, ...since, `predicted: ${this.names(this.said[i])} ${percent(this.confidence[i])}`];
+    return [`your label: ${this.names(this.true[i])}`, ...since, `predicted: ${this.names(this.said[i])} ${percent(this.confidence[i])}`];
   }
 
   /** Whether a word is in its path or in one of its classes. */
@@ -54,6 +54,6 @@ export class Doubts extends Images {
   }
 
   lines(i) {
-    return [`label: ${this.names(this.true[i])}`, `looks like: ${this.names(this.said[i])} (by ${this.confidence[i].toFixed(2)})`];
+    return [`your label: ${this.names(this.true[i])}`, `looks like: ${this.names(this.said[i])} (by ${this.confidence[i].toFixed(2)})`];
   }
 }

@@ -2,11 +2,12 @@
 
 import { fail, get, post, say } from "./api.js";
 import { count, el, fill } from "./dom.js";
+import { Corrections } from "./results_label.js";
 import { showEvaluation } from "./views/evaluation.js";
 
 const VIEWS = "/static/views/views.css";
 const PARTS = [
-  ["gallery", "Photographs", "Each photograph with its class and the prediction; click one to enlarge it."],
+  ["gallery", "Photographs", "Each photograph with its class and the prediction; click one to enlarge it, and to correct its label."],
   ["classes", "Each class", "Precision: the fraction of the photographs predicted as the class that belong to it. Recall: the fraction of the class that is found."],
   ["confusion", "Which classes are confused", "Click a cell to see its photographs."],
   ["reliability", "How reliable its confidence is", "Click a bar to see its photographs."],
@@ -67,6 +68,7 @@ class ResultsPage {
   async choose(name) {
     this.name = name;
     this.most = FEW;
+    this.decided = null; // the doubtful label that was decided last
     for (const row of this.rows) {
       const button = row.querySelector("button");
       button.setAttribute("aria-pressed", String(button.dataset.run === name));
@@ -74,28 +76,38 @@ class ResultsPage {
     fill(this.detail, el("p", { class: "soft" }, "Loading …"));
     try {
       const address = `/api/results/runs/${encodeURIComponent(name)}`;
-      const [data, doubts] = await Promise.all([get(address), get(`${address}/suspects`)]);
+      const [data, doubts, labels, { classes }] = await Promise.all([get(address), get(`${address}/suspects`), get(`${address}/labels`), get("/api/data/labels")]);
       if (this.name !== name) return;
-      this.show(address, data, doubts);
+      this.show(address, data, doubts, labels, classes);
     } catch (error) {
       fill(this.detail, el("p", { class: "bad wrap" }, error.message));
     }
     await this.compare();
   }
 
-  show(address, data, doubts) {
+  show(address, data, doubts, labels, classes) {
     const places = new Map(PARTS.map(([name]) => [name, el("div", { "data-view": name })]));
     const parts = PARTS.filter(([name]) => data[name]).map(([name, title, about]) =>
       el("section", { class: "panel", "aria-label": title }, el("h2", {}, title), el("p", { class: "small soft" }, about), places.get(name)));
-    const dialogs = el("div");
+    this.corrections = new Corrections(address, data, labels, classes, () => this.readDoubts(address));
+    const dialogs = el("div", { onkeydown: (event) => this.corrections.pressed(event) });
     const { note } = this.runs.find((run) => run.name === this.name);
     const report = el("a", { class: "button", href: `${address}/report`, download: `${this.name}.html` }, "Save the report as one file");
     this.classes = data.images.classes;
     this.doubts = el("section", { class: "panel", "aria-label": "Labels to look at" });
     fill(this.detail, el("div", { class: "row spread" }, el("h2", { class: "wrap" }, this.name), report), note && el("p", { class: "warn wrap" }, note), this.doubts, parts, dialogs);
     const pictureOf = (i) => `${address}/photographs/${i}?list=${encodeURIComponent(data.version)}`; // kept by browsers
-    showEvaluation(data, { placeOf: (name) => places.get(name) ?? null, pictureOf, largeOf: (i) => `${pictureOf(i)}&large=true`, dialogs });
+    showEvaluation(data, { placeOf: (name) => places.get(name) ?? null, pictureOf, largeOf: (i) => `${pictureOf(i)}&large=true`, actionsOf: (i) => [this.corrections.of(i)], dialogs });
     this.showDoubts(address, doubts);
+  }
+
+  /** Shows what the label file says of the doubtful labels after another view has changed it. */
+  async readDoubts(address) {
+    try {
+      this.showDoubts(address, await get(`${address}/suspects`));
+    } catch (error) {
+      fail(error);
+    }
   }
 
   async compare() {
@@ -116,7 +128,10 @@ class ResultsPage {
     const { total, chance, suspects, why_not: whyNot, version, again: kept } = told;
     const send = async (numbers, what, label = "") => {
       try {
-        this.showDoubts(address, await post(`${address}/suspects`, { version, numbers, what, label }));
+        const after = await (what === "undo" ? post("/api/data/undo").then(() => get(`${address}/suspects`)) : post(`${address}/suspects`, { version, numbers, what, label }));
+        this.decided = what === "undo" ? null : numbers[0];
+        this.showDoubts(address, after);
+        this.corrections.told = await get(`${address}/labels`);
         say("Written into the label file.");
       } catch (error) {
         fail(error);
@@ -147,12 +162,12 @@ class ResultsPage {
   suspect(picture, own, number, send) {
     const image = el("img", { src: picture, alt: `photograph ${own.path}`, loading: "lazy" });
     image.addEventListener("load", () => image.classList.toggle("tiny", Math.max(image.naturalWidth, image.naturalHeight) < 100));
-    const act = (what, text, label) => el("button", { type: "button", "data-decides": `${number}-${what}`, "aria-pressed": String(own.state === label), onclick: () => send([number], what) }, text);
+    const act = (what, text, label) => el("button", { type: "button", "data-decides": `${number}-${what}`, "aria-pressed": label && String(own.state === label), onclick: () => send([number], what) }, text);
     return el("li", { "data-state": own.state }, image,
-      el("p", {}, "label: ", el("strong", {}, own.label)), el("p", {}, "looks like: ", el("strong", {}, own.suggested), ` (by ${Number(own.score).toFixed(2)})`),
+      el("p", {}, "your label: ", el("strong", {}, own.label)), el("p", {}, "looks like: ", el("strong", {}, own.suggested), ` (by ${Number(own.score).toFixed(2)})`),
       el("p", { class: "small soft" }, own.path),
       send && el("div", { class: "row" }, act("keep", "Keep", "kept"), act("relabel", `It is ${own.suggested}`, "relabelled"), act("exclude", "Leave out", "excluded"), this.another(own, number, send)),
-      own.state !== "open" && el("p", { class: "good" }, own.state === "relabelled" ? `now: ${own.said}` : STATES[own.state]));
+      own.state !== "open" && el("div", { class: "row spread" }, el("p", { class: "good" }, own.state === "relabelled" ? `now: ${own.said}` : STATES[own.state]), number === this.decided && act("undo", "Undo")));
   }
 }
 
