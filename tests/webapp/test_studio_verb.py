@@ -60,7 +60,7 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_is_asked_for(photos: Path
         other.listen()
         taken = other.getsockname()[1]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "PORT", taken)
+            patch.setattr(module, "STUDIO_PORT", taken)
             vitkit.studio(photos, show=False, say=str)
         assert started[0][1][1] != taken
         assert started[0][3] is None  # nothing is opened

@@ -99,7 +99,7 @@ function sentence(found) {
 function familiarity(place, familiar) {
   const isUnlike = familiar <= Number(unlike.value) / 100;
   place.className = isUnlike ? "bad small" : "small soft";
-  place.textContent = `Familiarity ${percent(familiar)}${isUnlike ? ", unlike the training images" : ""}: it looks as familiar to the model as ${isUnlike ? "only " : ""}this part of known photographs, or more.`;
+  place.textContent = `Familiarity ${percent(familiar)}${isUnlike ? ", unlike the training images" : ""}: ${isUnlike ? "only " : ""}this part of known photographs looks no more familiar to the model.`;
 }
 
 function bars(found) {

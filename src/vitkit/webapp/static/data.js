@@ -200,7 +200,7 @@ class DataPage {
     const { photos, last } = this;
     const name = (id) => (photos.labels[id] === NONE ? null : photos.label(id));
     if (last?.version !== photos.version || last.ids.some((id) => name(id) !== last.text)) return null;
-    return `${last.ids.length === 1 ? photos.file(last.ids[0]) : `${last.ids.length} photographs`}: ${last.text === null ? "no class" : last.text || "left out"}`;
+    return `${last.text === null ? "no class" : last.text || "left out"}, ${last.ids.length === 1 ? photos.file(last.ids[0]) : `${last.ids.length} photographs`}`;
   }
 
   /** Undoes the last step; the focus goes back to the photograph whose label that was. */

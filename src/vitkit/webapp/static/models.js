@@ -20,7 +20,7 @@ export function modelChoice(studio, id, models, chosen) {
 /** A sentence on how familiar a picture looks to the model; null if the model cannot tell. */
 export function familiarity(part) {
   if (part === null) return null;
-  const sentence = (only) => `it looks as familiar to the model as ${only}this part of known photographs, or more.`;
+  const sentence = (only) => `${only}this part of known photographs looks no more familiar to the model.`;
   return part <= UNFAMILIAR ? el("p", { class: "warn" }, `Familiarity ${percent(part)}: ${sentence("only ")} It may show none of the classes.`)
     : el("p", { class: "small soft" }, `Familiarity ${percent(part)}: ${sentence("")}`);
 }
