@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 import runs
 from browser import browser, is_within, serious, served, shorten, watched
+from vitkit.errors import VitkitError
 from vitkit.serving import Guard, rules_of
 from vitkit.webapp import folders, open_workspace
 from vitkit.webapp.app import OPEN_TO_PHONES, Studio
@@ -159,6 +160,39 @@ def test_no_two_files_that_are_sent_meet_under_one_name(studio: Studio, tmp_path
     found = sorted(path.read_text() for path in (tmp_path / "uploads").rglob("*") if path.is_file())
     assert found == sorted(names)
     assert all(len(path.relative_to(tmp_path / "uploads").parts) <= 4 for path in (tmp_path / "uploads").rglob("*.png"))
+
+
+def test_two_uploads_of_one_name_do_not_mix(studio: Studio, tmp_path: Path) -> None:
+    client = TestClient(studio)
+    folder = client.post("/api/folders/new", json={"name": "photos"}).json()
+
+    def send(upload: str, content: bytes, offset: int, last: bool) -> Any:
+        query = {"name": "a.jpg", "offset": offset, "last": last, "upload": upload}
+        return client.post(f"/api/folders/{folder['id']}/files", params=query, content=content)
+
+    for upload in ("one", "two"):
+        assert send(upload, upload.encode(), 0, False).status_code == 200
+    assert send("one", b"-one", 3, True).json() == {"name": "a.jpg", "bytes": 7}
+    late = send("two", b"-two", 3, True)
+    assert late.status_code == 400 and "a.jpg exists already" in late.json()["error"]
+    (made,) = (tmp_path / "uploads" / folder["title"]).glob("*.jpg")
+    assert made.read_bytes() == b"one-one"
+
+
+def test_a_download_that_fails_stays_visible_and_files_can_be_chosen(browser: Browser, tmp_path: Path) -> None:
+    def opened(chosen: str | Path) -> Any:
+        raise VitkitError(f"cannot download {chosen}: there is no network")
+
+    (tmp_path / "runs").mkdir()
+    with (
+        served(Studio(None, tmp_path / "runs", opened)) as address,
+        watched(browser, "phone", expected=("400",)) as page,
+    ):
+        page.goto(address)
+        page.get_by_role("button", name="digits").click()
+        page.get_by_text("digits was not opened: cannot download digits: there is no network").wait_for()
+        page.get_by_text("Choose files instead").wait_for()
+        assert page.locator("#fails .line").count() == 0 and serious(page) == [] and is_within(page)
 
 
 def test_a_phone_learns_no_path_when_a_file_cannot_be_written(studio: Studio, tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
 from vitkit.data.storage import STORAGES, SUFFIXES, is_passed_over
@@ -153,11 +153,12 @@ def _by_class(folder: Path) -> dict[str, int]:
     return counts
 
 
-def target_in(folder: Path, name: str) -> Path:
+def target_in(folder: Path, name: str, suffixes: Collection[str] = SUFFIXES | STORAGES.keys()) -> Path:
     """Return the path at which an uploaded file is stored. The name of the file may contain folders.
 
     Raises:
-        VitkitError: the name leads out of the folder, or its suffix is not that of a picture or an archive.
+        VitkitError: the name leads out of the folder, or its suffix is none of `suffixes`, by default those of pictures
+            and archives.
     """
     parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", ".")]
     kept = [_part(part) for part in parts]
@@ -165,15 +166,18 @@ def target_in(folder: Path, name: str) -> Path:
         raise VitkitError(f"{name!r} is not a valid name for an uploaded file: rename the file")
     if any(map(is_passed_over, parts[:-1])) or parts[-1].startswith("._"):
         raise VitkitError(f"{name} was written by a system or file server: it is left out")
-    if Path(kept[-1]).suffix.lower() not in SUFFIXES | STORAGES.keys():
-        raise VitkitError(f"{kept[-1]} is neither a picture nor an archive of pictures: it is left out")
+    if Path(kept[-1]).suffix.lower() not in suffixes:
+        wanted = "a picture or an archive of pictures" if ".png" in suffixes else f"a file with {', '.join(suffixes)}"
+        raise VitkitError(f"{kept[-1]} is not {wanted}: it is left out")
     *above, name = kept
     if len(above) > _MOST_FOLDERS:  # the outer folders become one, so that paths stay different
         above = [_part("_".join(above[: 1 - _MOST_FOLDERS])), *above[1 - _MOST_FOLDERS :]]
     return folder.joinpath(*above, name)
 
 
-async def receive(target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *, is_last: bool = True) -> int:
+async def receive(
+    target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *, is_last: bool = True, upload: str = ""
+) -> int:
     """Write a part of an uploaded file. The file gets its final name when the last part has arrived.
 
     Args:
@@ -181,6 +185,7 @@ async def receive(target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *
         chunks: the bytes of the part.
         offset: the position of the part in the file; parts arrive in order.
         is_last: whether the file ends with this part.
+        upload: letters and digits that the parts of one upload share, so that two files of one name do not mix.
 
     Returns:
         The size of the file so far.
@@ -191,15 +196,14 @@ async def receive(target: Path, chunks: AsyncIterator[bytes], offset: int = 0, *
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        return await _receive(target, chunks, offset, is_last=is_last)
+        partial = target.with_name(f"{target.name}{f'.{upload}' if upload else ''}.part")
+        return await _receive(target, partial, chunks, offset, is_last=is_last)
     except OSError as error:
         raise VitkitError(f"cannot write {target.name}: {error.strerror or 'the system refused it'}") from error
 
 
-async def _receive(target: Path, chunks: AsyncIterator[bytes], offset: int, *, is_last: bool) -> int:
-    partial = target.with_name(f"{target.name}.part")
-    if target.exists():
-        raise VitkitError(f"{target.name} exists already: it is not overwritten")
+async def _receive(target: Path, partial: Path, chunks: AsyncIterator[bytes], offset: int, *, is_last: bool) -> int:
+    _check_new(target)
     if (partial.stat().st_size if offset and partial.exists() else 0) != offset:
         raise VitkitError(f"a part of {target.name} is missing: send the whole file again")
     size = offset
@@ -212,12 +216,18 @@ async def _receive(target: Path, chunks: AsyncIterator[bytes], offset: int, *, i
                 file.write(chunk)
         if not size:
             raise VitkitError(f"{target.name} is empty")
+        _check_new(target)  # another upload may have been faster
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
     if is_last:
         partial.replace(target)
     return size
+
+
+def _check_new(target: Path) -> None:
+    if target.exists():
+        raise VitkitError(f"{target.name} exists already: it is not overwritten")
 
 
 def _part(name: str) -> str:
@@ -237,6 +247,9 @@ def _part(name: str) -> str:
         end = f"-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
         stem = stem[: _LONGEST - len(suffix) - len(end)].encode()[: most - len(end)].decode(errors="ignore") + end
     return stem + suffix
+
+
+Upload = Annotated[str, Query(pattern="^[0-9a-z]{0,8}$")]  # what the parts of one upload have in common
 
 
 class NewFolder(BaseModel):
@@ -268,12 +281,15 @@ def router(runs: Path, photographs: Path | None = None) -> APIRouter:
         return {"folders": [{**sent.to_dict(), "classes": _by_class(sent.path)} for sent in sent_folders(runs)]}
 
     @routes.post("/{identifier}/files")
-    async def add(identifier: str, name: str, request: Request, offset: int = 0, last: bool = True) -> dict[str, Any]:
+    async def add(
+        identifier: str, name: str, request: Request, offset: int = 0, last: bool = True, upload: Upload = ""
+    ) -> dict[str, Any]:
         folder = next((sent.path for sent in sent_folders(runs) if sent.identifier == identifier), None)
         if folder is None:
             raise VitkitError("photographs can only be sent to a folder that was made for them")
         target = target_in(folder, name)
-        return {"name": target.name, "bytes": await receive(target, request.stream(), offset, is_last=last)}
+        size = await receive(target, request.stream(), offset, is_last=last, upload=upload)
+        return {"name": target.name, "bytes": size}
 
     return routes
 

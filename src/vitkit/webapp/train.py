@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
@@ -27,6 +27,7 @@ from vitkit.system.files import read_text
 from vitkit.system.run_files import LOG, METRICS, PICTURES, RECIPE, REPORT
 from vitkit.training.request import bundled
 from vitkit.training.run_folder import read_metrics
+from vitkit.webapp.folders import Upload, receive, target_in
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.photographs import photographs_in
 from vitkit.webapp.results import figures_in, is_cross_tested
@@ -100,11 +101,18 @@ def smallest_download() -> Offer | None:
 
 
 def _files(workspace: Workspace) -> list[Offer]:
-    """Return the weights that the user named, and the files of weights in the current folder."""
+    """Return the weights that the user named, those that were sent by a page, and those in the current folder."""
     named = [Offer(item, Path(item).name, "file") for item in workspace.weights]
     known = {str(Path(item.source).resolve()) for item in named}
-    lying = sorted(item for item in Path.cwd().iterdir() if item.suffix in _SUFFIXES and item.is_file())
+    sent = _sent(workspace)
+    places = [Path.cwd(), *([sent] if sent.is_dir() else [])]
+    lying = sorted(item for place in places for item in place.iterdir() if item.suffix in _SUFFIXES and item.is_file())
     return named + [Offer(str(item), item.name, "file") for item in lying if str(item.resolve()) not in known]
+
+
+def _sent(workspace: Workspace) -> Path:
+    """Return the folder of weights that a page sent, which lies beside the folder of runs."""
+    return workspace.runs.parent / "weights"
 
 
 def _runs(workspace: Workspace) -> list[Offer]:
@@ -158,6 +166,14 @@ def router(workspace: Workspace) -> APIRouter:
     @routes.get("/offers")
     def show_offers() -> dict[str, Any]:
         return {"offers": [offer.to_dict() for offer in offers(workspace)]}
+
+    @routes.post("/weights/files")
+    async def add_weights(
+        name: str, request: Request, offset: int = 0, last: bool = True, upload: Upload = ""
+    ) -> dict[str, Any]:
+        target = target_in(_sent(workspace), name.replace("/", "_"), _SUFFIXES)
+        size = await receive(target, request.stream(), offset, is_last=last, upload=upload)
+        return {"name": target.name, "bytes": size}
 
     @routes.post("/start")
     def start(request: TrainingRequest) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 // The page before a folder is open: a choice of photographs, runs and data sets, and a place to add photographs.
 
-import { fail, get, post } from "./api.js";
+import { get, post } from "./api.js";
 import { el, fill } from "./dom.js";
 import { uploadPlace } from "./upload.js";
 
@@ -9,14 +9,13 @@ export async function show(main) {
   const told = el("p", { role: "status" });
   const open = async (kind, name, title) => {
     for (const button of main.querySelectorAll("button")) button.disabled = true;
-    told.textContent = `Opening ${title} …`;
+    fill(told, `Opening ${title} …`);
     try {
       await post("/api/chooser/open", { kind, name });
       location.href = "/";
     } catch (error) {
-      told.textContent = "";
       for (const button of main.querySelectorAll("button")) button.disabled = false;
-      fail(error);
+      fill(told, el("span", { class: "bad wrap" }, `${title} was not opened: ${error.message}`), " ", kind === "named" && el("label", { for: "upload-files", class: "button" }, "Choose files instead"));
     }
   };
   const choice = (kind, name, title, about) => el("li", {}, el("button", { type: "button", class: "filter", onclick: () => open(kind, name, title) }, el("span", { class: "cut" }, title), el("span", { class: "small soft" }, about)));

@@ -10,6 +10,7 @@ import { Suggestions } from "./data_suggest.js";
 import { count, dialog, el, fill, keyOf, tint } from "./dom.js";
 import { Grid } from "./grid.js";
 import { stage } from "./progress.js";
+import { weightsPlace } from "./upload.js";
 
 export { ahead } from "./data_state.js";
 
@@ -280,9 +281,16 @@ class DataPage {
       way = await this.wayToSee(told.download);
       if (!way) return false;
     }
-    if (!told.ready) told = await post("/api/data/look", { way });
+    if (!told.ready) told = await post("/api/data/look", { way: way === "file" ? "" : way });
     while (!told.ready && !this.stopped) {
-      if (told.error) throw new Error(`The photographs could not be compared: ${told.error}`);
+      if (told.error && !told.download) throw new Error(`The photographs could not be compared: ${told.error}`);
+      if (told.error) { // a download that failed
+        this.panel.busy("");
+        way = await this.wayToSee(told.download, told.error);
+        if (!way) return false;
+        told = await post("/api/data/look", { way: way === "file" ? "" : way });
+        continue;
+      }
       this.panel.busy(`Once, with ${told.eyes}. ${stage(told)}`);
       await new Promise((done) => { setTimeout(done, 700); });
       told = await get("/api/data/look");
@@ -292,16 +300,17 @@ class DataPage {
     return !this.stopped;
   }
 
-  /** Asks how to compare photographs if no model is on this machine; returns "" if neither way is chosen. */
-  wayToSee(download) {
+  /** Asks how to compare photographs if no model is on this machine, or its download failed; returns "" if no way is chosen. */
+  wayToSee(download, error = "") {
     return new Promise((resolve) => {
       let way = "";
       const choose = (chosen) => () => { way = chosen; made.close(); };
       const made = dialog("How are the photographs compared?",
-        el("p", {}, "No model that recognises what photographs show is on this machine yet."),
-        download && el("p", {}, el("button", { type: "button", class: "primary", onclick: choose("download") }, `Download a small model (${download.megabytes} MB download)`), el("br"), el("span", { class: "small soft" }, `${download.source}; it is kept for later trainings.`)),
+        error ? el("p", { class: "bad wrap", role: "alert" }, `The model could not be used: ${error}`) : el("p", {}, "No model that recognises what photographs show is on this machine yet."),
+        download && el("p", {}, el("button", { type: "button", class: "primary", onclick: choose("download") }, `${error ? "Try again to download" : "Download"} a small model (${download.megabytes} MB download)`), el("br"), el("span", { class: "small soft" }, `${download.source}; it is kept for later trainings.`)),
         el("p", {}, el("button", { type: "button", onclick: choose("colours") }, "Compare colours and shapes"), el("br"), el("span", { class: "small soft" }, "Computed from your photographs without a download. This finds pictures that look alike, but does not recognise what they show.")),
-        !download && el("p", { class: "small soft" }, "Downloads are switched off (VITKIT_OFFLINE). A file of weights can be passed with --weights FILE when the studio is started."));
+        weightsPlace(choose("file")),
+        !download && el("p", { class: "small soft" }, "Downloads are switched off (VITKIT_OFFLINE)."));
       made.addEventListener("close", () => resolve(way));
     });
   }

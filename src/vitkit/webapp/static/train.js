@@ -4,6 +4,7 @@ import { fail, get, post, say } from "./api.js";
 import { chart } from "./chart.js";
 import { el, fill } from "./dom.js";
 import { timeLeft } from "./progress.js";
+import { weightsPlace } from "./upload.js";
 
 const METHODS = [
   ["auto", "Automatic", "Only the last layer if there are fewer than 40 photographs per class, or up to 1,000 that it already tells apart well; otherwise the whole model."],
@@ -35,7 +36,8 @@ class TrainPage {
     if (!this.chosen && runs.length) this.chosen = runs[0].name;
     this.list = el("ul", { class: "runs" });
     this.detail = el("section", { class: "panel run", "aria-label": "The chosen training" });
-    const side = el("div", { class: "train-side" }, this.form(offers), el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list,
+    this.place = el("div", {}, this.form(offers));
+    const side = el("div", { class: "train-side" }, this.place, el("section", { class: "panel", "aria-label": "Trainings" }, el("h2", {}, "Trainings"), this.list,
       notes.map((note) => el("p", { class: "small soft wrap" }, note))));
     fill(main, el("div", { class: "train" }, side, this.detail));
     this.draw();
@@ -49,12 +51,14 @@ class TrainPage {
 
   // --- What is asked for ------------------------------------------------------------------------------------
 
-  form(offers) {
+  form(offers, chosen = "") {
+    this.published = offers.filter((offer) => offer.kind === "published").map((offer) => offer.source);
     const kinds = [["file", "Files here"], ["published", "Published models"], ["run", "Trained here"]];
     const weights = el("select", { id: "weights" }, kinds.map(([kind, title]) => {
       const own = offers.filter((offer) => offer.kind === kind);
       return own.length > 0 && el("optgroup", { label: title }, own.map((offer) => el("option", { value: offer.source }, offer.title + (offer.here ? "" : ` (${offer.megabytes} MB download)`))));
     }), el("optgroup", { label: "From scratch" }, el("option", { value: "none" }, "A new model")));
+    if (chosen) weights.value = offers.find((offer) => offer.title === chosen)?.source ?? weights.value;
     const about = el("p", { class: "small soft", id: "method-about" });
     const method = el("select", { id: "method", "aria-describedby": "method-about", onchange: () => explain() }, METHODS.map(([value, title]) => el("option", { value }, title)));
     const explain = () => { about.textContent = METHODS.find(([value]) => value === method.value)[2]; };
@@ -76,13 +80,19 @@ class TrainPage {
         fail(error);
       }
     };
-    const few = offers.length === 0 && el("p", { class: "small bad" }, "No model is here to begin from, and downloading is switched off: start the studio with --weights FILE. A new model from scratch needs very many photographs.");
+    const few = offers.length === 0 && el("p", { class: "small bad" }, "No model is here to begin from, and downloading is switched off: choose a file of weights. A new model from scratch needs very many photographs.");
     return el("form", { class: "panel", onsubmit: start, "aria-label": "A new training" }, el("h2", {}, this.again ? "Train again" : "Train"),
-      field("weights", "Begin from", weights, "A model that has seen many pictures learns from few."), few,
+      field("weights", "Begin from", weights, "A model that has seen many pictures learns from few."), few, weightsPlace((title) => this.offer(title)),
       el("div", { class: "field" }, el("label", { for: "method" }, "What is trained"), method, about),
       field("time", "At most", time),
       done.length > 0 && field("split", "Test photographs", split, "The same as in an earlier training if the figures should be compared; new photographs are assigned at random."),
       el("button", { class: "primary" }, "Train"));
+  }
+
+  /** Offers a file of weights that was just sent. */
+  async offer(title) {
+    fill(this.place, this.form((await get("/api/train/offers")).offers, title));
+    this.place.querySelector("#weights").focus();
   }
 
   // --- How it goes --------------------------------------------------------------------------------------------
@@ -172,6 +182,7 @@ class TrainPage {
       ...run.caveats.map((text) => el("p", { class: "small soft wrap" }, text)),
       run.state === "done" && run.asked.time && done && Number(done) < Number(of) && el("p", { class: "wrap" }, `The time (${run.asked.time}) is up: ${done} of ${of} epochs.`),
       run.why && el("p", { class: "bad wrap" }, run.why),
+      run.state === "failed" && this.published.includes(run.asked.weights) && [el("p", {}, "If the model could not be downloaded, begin from a file of weights, which you have from elsewhere:"), weightsPlace((title) => this.offer(title))],
       run.state === "running" && el("p", { class: "soft wrap", role: "status" }, now),
       run.state === "running" && done && el("progress", { value: done, max: of, "aria-label": "Epochs that are done" }),
       run.state === "running" && !run.can_stop && el("p", { class: "small soft" }, "This studio has not started it: stop it where it was started."),

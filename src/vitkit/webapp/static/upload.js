@@ -131,13 +131,36 @@ async function upload(routes, files, tell) {
   return folder;
 }
 
+/** A button with which a file of weights is sent to the studio; `done(title)` gets the name under which it is offered. */
+export function weightsPlace(done) {
+  const told = el("span", { class: "small wrap", role: "status" });
+  const id = `weights-file-${document.querySelectorAll("input[type=file]").length}`;
+  const input = el("input", { type: "file", id, class: "unseen", accept: ".pth,.pt,.safetensors,.npz,.bin,.ckpt", onchange: async () => {
+    const [file] = input.files;
+    if (!file) return;
+    let sent = 0;
+    told.className = "small wrap";
+    try {
+      await sendFile("weights", file.name, file, "/api/train", (bytes) => { sent += bytes; told.textContent = `Copying: ${Math.floor(100 * sent / Math.max(1, file.size))} %`; });
+      told.textContent = `${file.name} can be used now.`;
+      await done(file.name);
+    } catch (error) {
+      told.className = "small wrap bad";
+      told.textContent = error.message;
+    }
+    input.value = "";
+  } });
+  return el("div", { class: "row weights-place" }, input, el("label", { for: id, class: "button" }, "Choose a file of weights"), told);
+}
+
 /** Sends one file into a folder in parts; `tell(bytes)` is called after each. */
 export async function sendFile(id, name, file, routes = FOLDERS, tell = () => {}) {
   let offset = 0;
+  const upload = Math.random().toString(36).slice(2, 10); // two pages may send files of one name
   do {
     const part = file.slice(offset, offset + PART);
     const last = offset + part.size >= file.size;
-    await postBytes(`${routes}/${id}/files?${new URLSearchParams({ name, offset, last })}`, part);
+    await postBytes(`${routes}/${id}/files?${new URLSearchParams({ name, offset, last, upload })}`, part);
     offset += part.size;
     tell(part.size);
   } while (offset < file.size);
