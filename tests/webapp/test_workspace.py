@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
+import runs
 from vitkit.errors import VitkitError
-from vitkit.webapp import open_workspace
+from vitkit.webapp import create_app, open_workspace
 
 
 @pytest.fixture
@@ -82,3 +85,24 @@ def test_the_names_of_runs_lead_nowhere_else(photos: Path) -> None:
     for name in ("../other", "..", ".", "", "/etc", "one/..", "one/../one"):
         with pytest.raises(VitkitError, match="there is no run"):
             own.run_folder(name)
+
+
+def test_a_folder_that_was_deleted_is_named_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    photographs = runs.photos(tmp_path / "photos", images=2)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    client = TestClient(create_app(open_workspace(photographs)))
+    version = client.get("/api/data/all").json()["version"]
+    body = {"version": version, "images": [0], "label": "x"}
+    shutil.rmtree(photographs)
+    for answer in (
+        client.get("/api/data/all"),
+        client.post("/api/data/labels", json=body),
+        client.post("/api/train/start", json={"weights": "none", "method": "scratch"}),
+    ):
+        expected = f"{photographs} is no longer there: restore it, or open other photographs"
+        assert (answer.status_code, answer.json()["error"]) == (400, expected)
+    here.rmdir()
+    answer = client.get("/api/train/offers")
+    assert answer.status_code == 410 and "in which the studio was started is gone" in answer.json()["error"]

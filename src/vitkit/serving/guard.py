@@ -190,7 +190,8 @@ class Guard:
         if scope["path"] in self.rules.open_paths and scope["method"] in _SAFE:
             return None
         if not self._is_ours(headers.get("host")):
-            return _Refusal(421, f"this server is not called {headers.get('host') or 'nothing'!r:.100}")
+            name = f"{headers.get('host') or 'nothing'!r:.100}"
+            return _Refusal(421, f"this server is not called {name}: add a name with vitkit serve --allow-host NAME")
         if _is_foreign(scope["method"], headers):
             return _Refusal(403, "requests from pages of other sites are refused")
         if not self._has_token(scope["path"], headers):

@@ -181,6 +181,10 @@ def _refuse_form(request: Request, error: Exception) -> Response:  # noqa: ARG00
 
 def _refuse_system(request: Request, error: Exception) -> Response:  # noqa: ARG001
     assert isinstance(error, OSError)
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return _line(410, "the folder in which the studio was started is gone: start the studio in another one")
     where = f"{error.filename}: " if error.filename else ""
     return _line(500, f"{where}{error.strerror or first_line(error)}")
 

@@ -131,9 +131,10 @@ class Photographs:
                 again if it has changed.
 
         Raises:
-            VitkitError: there are no photographs, or the label file is damaged.
+            VitkitError: there are no photographs, their folder is gone, or the label file is damaged.
         """
         with self._lock:
+            check_folder(self.workspace.photographs)
             if self._table is None or relist:
                 self._table = photographs_in(self.workspace.photographs)
                 self._version, self._state = _version_of(self._table), None
@@ -410,7 +411,18 @@ def _version_of(table: ImageTable) -> str:
 
 def photographs_in(folder: Path) -> ImageTable:
     """Read the photographs of a folder in the same way as a training with a label file does (`data.corrections`)."""
+    check_folder(folder)
     return read_unlabelled(folder) if has_no_folders(folder) else read_table(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that the photographs are still where the studio was opened.
+
+    Raises:
+        VitkitError: the folder or archive is gone.
+    """
+    if not folder.exists():
+        raise VitkitError(f"{folder} is no longer there: restore it, or open other photographs")
 
 
 SIDE = 256  # pixels of the longer side of a thumbnail
