@@ -515,7 +515,7 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
         ({"num_attention_heads": 5}, "not divisible by heads 5"),
         ({"num_hidden_layers": 3}, "layers must be 2, as in the weights, not 3"),
         ({"hidden_size": 64}, "hidden_size must be 32, as in the weights, not 64"),
-        ({"hidden_act": "relu"}, "'relu'"),
+        ({"hidden_act": "mish"}, "'mish'"),
         ({"qkv_bias": False}, "qkv_bias"),
         ({"id2label": {"0": "a", "2": "b"}}, "id2label"),
         ({"id2label": {"0": "a", "1": "b"}}, "2 class names for a head of 7"),

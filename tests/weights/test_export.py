@@ -254,7 +254,7 @@ def test_probabilities_stay_calibrated_in_layouts_that_know_no_temperature(tmp_p
 @pytest.mark.parametrize("to", ["npz", "timm", "hf"])
 def test_a_model_of_several_classes_an_image_is_not_written_as_one_of_single_classes(tmp_path: Path, to: str) -> None:
     source = classifier()
-    source.thresholds = (0.5,) * len(source.classes)
+    source.thresholds = (0.4,) * len(source.classes)
     with pytest.raises(VitkitError, match="has no place for thresholds"):
         write(source, path_for(tmp_path, to), to)
     assert not list(tmp_path.iterdir())

@@ -258,9 +258,12 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
 def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, Any]:
     """Return the fields of TextConfig from `text_config` of config.json, with transformers' defaults."""
     usual = "gelu_pytorch_tanh" if is_siglip else "quick_gelu"
+    act = activation(config.get("hidden_act", usual))
+    if "gelu" not in act:
+        raise VitkitError(f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported")
     written = {
         "heads": config.get("num_attention_heads", 12 if is_siglip else 8),
-        "gelu": activation(config.get("hidden_act", usual)),
+        **act,
         "norm_eps": config.get("layer_norm_eps", 1e-6 if is_siglip else 1e-5),
     }
     end = config.get("eos_token_id", 49407)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit import model_folder
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive
+from vitkit.system.files import exclusive, fitting
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
@@ -27,7 +29,8 @@ else:
 
 _KINDS = one_of(("folder (vitkit's)", *(f"{n} ({form.tells})" if form.tells else n for n, form in writable().items())))
 
-_OF_OTHERS = ("config.json", "preprocessor_config.json", "pytorch_model.bin")  # in folders of timm and Hugging Face
+# Files in folders of timm and Hugging Face.
+_OF_OTHERS = ("config.json", "preprocessor_config.json", "processor_config.json", "pytorch_model.bin")
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,17 +136,13 @@ def convert(
     kind = to or kind_of(destination)
     _check_place(destination, kind)
     from vitkit.weights import load
-    from vitkit.weights.formats.export import write
 
     overrides: dict[str, Any] = {"heads": heads, "preprocess": preprocess}
     overrides = {name: value for name, value in overrides.items() if value is not None}
     with exclusive(destination):
         _check_free(destination, force=force)
         classifier = load(source, num_classes, image_size, allow_partial=allow_partial, **overrides)
-        write(classifier, destination, kind)
-        for name in _OF_OTHERS if kind == VITKIT else ():  # they describe the model that was there before
-            (destination / name).unlink(missing_ok=True)
-        _compare(classifier, destination, kind)
+        _write(classifier, destination, kind)
     assert classifier.report is not None
     is_divided = kind != VITKIT and classifier.temperature != 1
     is_shifted = kind == "timm" and classifier.preprocess.floor_crop and classifier.preprocess.fit.endswith("crop")
@@ -172,18 +171,46 @@ def _is_model(folder: Path) -> bool:
     return {path.name for path in folder.iterdir()} <= {*model_folder.FILES, *_OF_OTHERS}
 
 
-def _compare(classifier: Classifier, destination: Path, kind: str) -> None:
+def _write(classifier: Classifier, destination: Path, kind: str) -> None:
+    """Write a model next to the destination, compare what can be read back, and put it in place.
+
+    If anything fails, the destination keeps its previous content.
+    """
+    from vitkit.weights.formats.export import write
+
+    aside = destination.with_name(fitting(f".{destination.name}", f".{os.getpid()}.tmp"))
+    written = aside / destination.name
+    try:
+        aside.mkdir()
+        write(classifier, written, kind)
+        _compare(classifier, written, kind)
+        if destination.is_dir():
+            destination.replace(aside / "before")
+        written.replace(destination)
+    except VitkitError as error:
+        raise VitkitError(str(error).replace(str(written), str(destination))) from error
+    except OSError as error:
+        if error.filename is not None:
+            error.filename = str(error.filename).replace(str(written), str(destination))
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _compare(classifier: Classifier, written: Path, kind: str) -> None:
     from vitkit.model.build import stored_weights, vit_of
     from vitkit.weights import inspect
     from vitkit.weights.formats.export import settled
 
-    is_bare = destination.suffix in (".pth", ".pt")  # which does not record the number of heads
+    is_bare = written.suffix in (".pth", ".pt")  # which does not record the number of heads
     options: dict[str, Any] = {"heads": vit_of(classifier.model, kind).config.heads} if is_bare else {}
-    written = inspect(destination, **options).read
+    try:
+        plan = inspect(written, **options)
+    except VitkitError as error:
+        raise VitkitError(f"nothing was written, because it could not be read back: {error}") from error
     wanted = stored_weights(classifier.model) if kind == VITKIT else settled(classifier)
-    for name, tensor in wanted.items():
-        if name not in written or not written[name]().equal(tensor):
-            raise VitkitError(
-                f"{destination} was not written correctly ({name} differs when it is read back): "
-                "delete it and convert again"
-            )
+    wrong = [name for name, tensor in wanted.items() if name not in plan.read or not plan.read[name]().equal(tensor)]
+    if plan.thresholds != classifier.thresholds:
+        wrong.append("thresholds")
+    if wrong:
+        raise VitkitError(f"nothing was written to {written}, because {wrong[0]} differs when it is read back")

@@ -54,7 +54,7 @@ class Checkpoint:
         tensors: the tensors by name, without wrappers and prefixes.
         wrappers: the nested keys of the file under which the weights were stored, such as `model`.
         config: the content of `config.json` (or OpenCLIP's file) next to the weights.
-        preprocessor: the content of `preprocessor_config.json` next to the weights.
+        preprocessor: the settings of transformers' image processor next to the weights.
         metadata: the metadata of a safetensors file, or the sections that vitkit stored in the comment of an `.npz`.
         passed_over: other sets of weights in the file, each with the reason why it was not chosen.
         pictures: the record of the pictures that the weights were trained on (`data.seen`), if vitkit wrote the file.
@@ -395,11 +395,20 @@ def _read_folder(folder: Path) -> Checkpoint:
         tensors=tensors,
         wrappers=part.wrappers,
         config=_read_description(folder / _description_of(files)),
-        preprocessor=_read_json(folder / "preprocessor_config.json"),
+        preprocessor=_read_processor(folder),
         metadata=part.metadata,
         passed_over=part.passed_over,
         pictures=part.pictures,
     )
+
+
+def _read_processor(folder: Path) -> dict[str, Any] | None:
+    """Return the settings of the image processor. As in transformers, those in processor_config.json come first."""
+    path = folder / "processor_config.json"
+    nested = (_read_json(path) or {}).get("image_processor")
+    if not isinstance(nested, dict | None):
+        raise _damaged(path, "image_processor is not an object")
+    return _read_json(folder / "preprocessor_config.json") if nested is None else nested
 
 
 def _read_description(path: Path) -> dict[str, Any] | None:

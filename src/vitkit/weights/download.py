@@ -331,6 +331,7 @@ _DESCRIPTIONS = [
     "pictures.npz",
     "config.json",
     "preprocessor_config.json",
+    "processor_config.json",
     "open_clip_config.json",
     *_WORDS,
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitkit.weights.checkpoint import StoredTensor
 
 _GAP = 8  # blocks whose numbers may be missing
+Task = Literal["single", "multi", "regression"]  # what the outputs of a head mean
 Join = Callable[..., Tensor]
 Split = Callable[[Tensor, ViTConfig], tuple[Tensor | None, ...]]
 
@@ -61,11 +62,13 @@ class Layout:
         preprocess: fields of `Preprocess`, except the size.
         is_preprocess_known: whether `preprocess` was stored with the weights; otherwise it is the format's usual one.
         classes: the class names, if the checkpoint contains them.
+        task: what the outputs of the head mean: one class of an image, any number of classes, or numbers.
         image_size: (height, width), if a file next to the weights states it.
         pixel_size: the (height, width) of the input images for which the publisher's code resizes the position
             embeddings; None if it does not resize them.
         assumed: fields that nothing determines, each with a description of the assumed value.
         dropped: tensors that are not part of the classifier, each with the reason.
+        notes: other facts that the report states.
     """
 
     format: str
@@ -74,10 +77,12 @@ class Layout:
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     is_preprocess_known: bool = False
     classes: tuple[str, ...] | None = None
+    task: Task = "single"
     image_size: tuple[int, int] | None = None
     pixel_size: tuple[int, int] | None = None
     assumed: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def theirs(self, name: str) -> tuple[str, ...]:
         """Return the names under which the checkpoint stores a tensor of vitkit's model."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitkit import model_folder
 from vitkit.classifier import Classifier
-from vitkit.data.preprocess import Preprocess, describe
+from vitkit.data.preprocess import HALF, Preprocess, describe
 from vitkit.errors import VitkitError
 from vitkit.model.build import UNTRAINED_HEAD, LoadReport, Model, build, config_of, filled
 from vitkit.model.config import Pair, ViTConfig, as_pair, canonical
@@ -42,6 +42,7 @@ from vitkit.weights.catalog import (
     split_timm,
 )
 from vitkit.weights.checkpoint import Checkpoint, read_all, read_checkpoint
+from vitkit.weights.layout import Task
 from vitkit.weights.origin import (
     SourceWeights,
     published_size,
@@ -213,6 +214,10 @@ def make_plan(
     keeps_head = not adapted.replaced and target.num_classes == origin.config.num_classes
     is_same = keeps_head and all(getattr(target, name, 0) == getattr(origin.config, name, 0) for name in _SIZES)
     notes = origin.notes if is_same or not keeps_head or origin.trust is None else (*origin.notes, _OTHER_SIZE)
+    thresholds = origin.thresholds
+    if origin.task is not None and keeps_head and target.num_classes:
+        thresholds, says = _thresholds(name, origin.task, target.num_classes)
+        notes += says
     report = LoadReport(
         source=name,
         format=origin.format,
@@ -235,13 +240,32 @@ def make_plan(
         report=report,
         read=adapted.read,
         temperature=origin.temperature if keeps_head else 1.0,
-        thresholds=origin.thresholds if keeps_head else None,
+        thresholds=thresholds if keeps_head else None,
         provenance=origin.provenance,
         pictures=origin.pictures,
         trust=origin.trust if is_same else None,
         keeps_head=keeps_head,
     )
     return plan if preprocess is None else _with_preprocess(plan, preprocess)
+
+
+def _thresholds(name: str, task: Task, outputs: int) -> tuple[tuple[float, ...] | None, tuple[str, ...]]:
+    """Return the thresholds for the head of a foreign checkpoint, and notes; thresholds are None for a softmax.
+
+    A head with one output is that of a sigmoid, because a softmax of one logit is always 1.
+
+    Raises:
+        VitkitError: the outputs of the head are numbers, and not logits of classes.
+    """
+    if task == "regression":
+        raise VitkitError(
+            f"{name}: the head predicts numbers (problem_type regression), not classes: use num_classes=0 for the "
+            "features, or another number of classes for a new head"
+        )
+    if task == "single" and outputs > 1:
+        return None, ()
+    reason = "problem_type is multi_label_classification" if task == "multi" else "the head has one output"
+    return (0.5,) * outputs, (f"a class is named from a probability (sigmoid) of 0.5 on, because {reason}",)
 
 
 def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
@@ -283,6 +307,8 @@ def _preprocess(pixels: Mapping[str, Any], config: Config) -> Preprocess:
     fields = dict(pixels)
     if config.in_channels == 1:
         fields |= {name: tuple(fields[name])[:1] for name in ("mean", "std") if name in fields}
+    elif config.in_channels == 3 and len(fields.get("mean", HALF)) == 1:
+        raise VitkitError(f"the preprocessing has a mean of one channel, but the model has {config.in_channels}")
     return Preprocess(size=config.image_size, **fields)
 
 

@@ -35,7 +35,7 @@ from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint,
 from vitkit.weights.formats import CHECKPOINT_FORMATS, pixels_of, readable
 from vitkit.weights.formats.timm import TUTORIALS, pixels_of_pretrained
 from vitkit.weights.infer import Inferred, Known, infer, namesakes
-from vitkit.weights.layout import Layout, account_for
+from vitkit.weights.layout import Layout, Task, account_for
 
 
 def shapes_of(config: Config) -> Mapping[str, torch.Size]:
@@ -86,6 +86,7 @@ class SourceWeights:
     pixel_size: Pair | None = None  # the size of input images, if it differs from that of the positions
     temperature: float = 1.0
     thresholds: tuple[float, ...] | None = None
+    task: Task | None = None  # of a foreign head; None if `thresholds` tells
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     pictures: bytes | None = None  # the record of what the weights were trained on
     trust: bytes | None = None  # what the model predicted for held-out images
@@ -272,7 +273,7 @@ def read_foreign(
         pixel_size = entry.preprocess.size
         pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
     notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
-    notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.passed_over.items())
+    notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.passed_over.items()) + layout.notes
     named = _name_classes(checkpoint, layout, config, is_published=entry is not None)
     assumed |= named.assumed
     notes += named.notes
@@ -288,6 +289,7 @@ def read_foreign(
         pixels=pixels,
         classes=unique(named.classes),
         pixel_size=pixel_size,
+        task=layout.task,
         renamed={name: ", ".join(layout.theirs(name)) for name in fits if layout.theirs(name) != (name,)},
         dropped={name: reason for name, reason in layout.dropped.items() if name not in account.used},
         unfit=tuple(account.unfit),
@@ -425,6 +427,7 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
         read=dict.fromkeys(expected, _zero) | readers({name: tensors[name] for name in expected if name in tensors}),
         pixels=pixels,
         classes=classes,
+        task="single",
         dropped=aside,
         assumed=assumed | how,
         notes=notes,

@@ -21,7 +21,13 @@ PreprocessLike = Preprocess | Mapping[str, Any] | str | Path
 _EXAMPLE = "resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5"
 _USUAL = {name: getattr(Preprocess, name) for name in ("fit", "crop_pct", "interpolation", "floor_crop")}
 _SIDES = ("resize", "crop", "size")  # in pixels: one number, or height and width
-_FILES = (model_folder.DESCRIPTION, "preprocessor_config.json", "open_clip_config.json", "config.json")
+_FILES = (
+    model_folder.DESCRIPTION,
+    "processor_config.json",
+    "preprocessor_config.json",
+    "open_clip_config.json",
+    "config.json",
+)
 
 
 def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
@@ -126,24 +132,22 @@ def _known(name: str) -> str:
 
 def _in_file(path: Path) -> Mapping[str, Any]:
     """Read the settings in a JSON file, or in the file that describes the model of a folder."""
-    file = path
-    if path.is_dir():
-        file = next((path / name for name in _FILES if (path / name).is_file()), path)
-        if file == path:
-            raise VitkitError(f"preprocess: {path} contains none of {', '.join(_FILES)}")
-    try:
-        written = from_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise VitkitError(f"preprocess: {file} cannot be read as JSON: {error}") from error
-    if not isinstance(written, dict):
-        raise VitkitError(f"preprocess: {file} must contain a JSON object, not {type_of(written)}")
-    settings = _in_description(written)
-    if settings is None:
-        raise VitkitError(
-            f"preprocess: {file} describes a model, but not the preprocessing of its images; expected another file, or "
-            f"text such as {_EXAMPLE}"
-        )
-    return settings
+    files = [file for name in _FILES if (file := path / name).is_file()] if path.is_dir() else [path]
+    if not files:
+        raise VitkitError(f"preprocess: {path} contains none of {', '.join(_FILES)}")
+    for file in files:
+        try:
+            written = from_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise VitkitError(f"preprocess: {file} cannot be read as JSON: {error}") from error
+        if not isinstance(written, dict):
+            raise VitkitError(f"preprocess: {file} must contain a JSON object, not {type_of(written)}")
+        if (settings := _in_description(written)) is not None:
+            return settings
+    raise VitkitError(
+        f"preprocess: {files[-1]} describes a model, but not the preprocessing of its images; expected another file, "
+        f"or text such as {_EXAMPLE}"
+    )
 
 
 def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
@@ -155,6 +159,8 @@ def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
 
     if isinstance(written.get("preprocess"), dict):
         return dict(written["preprocess"])
+    if isinstance(written.get("image_processor"), dict):
+        written = {"image_processor_type": None, **written["image_processor"]}
     if {"image_mean", "image_processor_type", "feature_extractor_type"} & written.keys():
         theirs = huggingface_described.pixels(written)
     elif "pretrained_cfg" in written:
@@ -162,7 +168,8 @@ def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
     elif "preprocess_cfg" in written:
         theirs = open_clip.described_pixels(written)
     else:
-        return None if {"architectures", "model_type", "architecture", "config"} & written.keys() else written
+        of_models = {"architectures", "model_type", "architecture", "config", "processor_class"}
+        return None if of_models & written.keys() else written
     return None if theirs is None else {**_USUAL, **theirs}
 
 

@@ -155,7 +155,8 @@ def write(classifier: Classifier, destination: Path, to: str) -> None:
     if to == VITKIT:
         classifier.save(destination)
         return
-    if classifier.thresholds is not None:
+    thresholds = classifier.thresholds
+    if thresholds is not None and not (set(thresholds) == {0.5} and (to == "hf" or len(thresholds) == 1)):
         raise VitkitError(
             f"the {to} layout has no place for thresholds, and this model may name several classes of an image;\n"
             "use --to folder or `vitkit export`, or leave the head out: --num-classes 0"

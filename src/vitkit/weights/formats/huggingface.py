@@ -22,13 +22,13 @@ from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.export import Files, one, ours_of, refuse, tensors_under, write_folder
 from vitkit.weights.formats.huggingface_described import (
-    ACTIVATIONS,
     activation,
-    cropped,
+    hidden_act,
     labels,
-    pixels,
+    or_usual,
     processor,
     sides,
+    stated,
 )
 from vitkit.weights.formats.huggingface_towers import tower_files
 from vitkit.weights.layout import Layout, Piece, depth_of, folded_positions, joined, pair, same
@@ -89,16 +89,13 @@ def _layout(
     config: Mapping[str, Any],
     dropped: dict[str, str],
 ) -> Layout:
-    described_pixels = pixels(checkpoint.preprocessor)
     return Layout(
+        **stated(checkpoint, family, _CUSTOMARY[family], resizes=family.startswith("dinov2")),
         format=f"Hugging Face {family}",
         pieces=pieces,
         fields=_fields(family, config, checkpoint),
         assumed={} if checkpoint.config is not None else {"norm_eps": _say_eps(family), "gelu": "erf"},
-        preprocess=described_pixels or _CUSTOMARY[family],
-        is_preprocess_known=described_pixels is not None,
         classes=labels(config),
-        pixel_size=cropped(checkpoint.preprocessor) if family.startswith("dinov2") else None,
         image_size=sides(config.get("image_size")),
         dropped={name: reason for name, reason in dropped.items() if name in checkpoint.tensors},
     )
@@ -232,9 +229,11 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
         "class_token": family != "ijepa",
         "prefix_positions": family != "dinov2_with_registers",
         "pool": _pool(family, checkpoint),
-        "gelu": activation(config.get("hidden_act", "gelu")),
+        **activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }
+    if checkpoint.config is not None:
+        fields["heads"] = or_usual(config, "num_attention_heads", 12)  # transformers' default
     for ours, theirs in _WRITTEN.items():
         if theirs in config:
             fields[ours] = config[theirs]
@@ -242,8 +241,6 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
         fields["patch_size"] = (patch, patch) if isinstance(patch, int) else tuple(patch)
     if config.get("pooler_act", "tanh") != "tanh" and any("pooler." in name for name in checkpoint.tensors):
         raise VitkitError(f"config.json: pooler_act {config['pooler_act']!r} is not supported; expected tanh")
-    if config.get("apply_layernorm") is False:
-        raise VitkitError("config.json: apply_layernorm false is not supported: vitkit's features are normalised")
     return fields
 
 
@@ -269,7 +266,6 @@ def _say_eps(family: str) -> str:
 _WRITTEN = {
     "layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
-    "heads": "num_attention_heads",
     "in_channels": "num_channels",
     "qkv_bias": "qkv_bias",
     "registers": "num_register_tokens",
@@ -301,6 +297,8 @@ def _files(classifier: Classifier) -> Files:
             "representation_size": (None,) if has_head or family != "vit" else (None, config.hidden_size),
             "prefix_positions": (True, False) if family == "ijepa" else (family != "dinov2_with_registers",),
             "distill_token": (family == "deit",),
+            "gelu": ("erf", "tanh", "quick"),
+            "activation": ("gelu", "relu", "silu"),
         },
     )
     if is_dino and config.layer_scale is None:
@@ -343,12 +341,13 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
-        "hidden_act": ACTIVATIONS[config.gelu],
+        "hidden_act": hidden_act(config),
         "layer_norm_eps": config.norm_eps,
         "image_size": one(config.image_size),
         "patch_size": one(config.patch_size),
         "num_channels": config.in_channels,
         "qkv_bias": config.qkv_bias,
+        "problem_type": None if classifier.thresholds is None else "multi_label_classification",
         "id2label": dict(enumerate(classifier.classes)),
         "label2id": {name: i for i, name in enumerate(classifier.classes)},
     }

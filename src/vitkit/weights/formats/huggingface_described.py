@@ -2,32 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Set
 from typing import Any
 
-from vitkit.data.preprocess import HALF, Preprocess
+from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitkit.errors import VitkitError
+from vitkit.model.config import ViTConfig
 from vitkit.text.arguments import is_number
+from vitkit.text.cells import listed
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.layout import Task
 
 ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}  # our names, and theirs
+_ACTIVATIONS: dict[str, dict[str, str]] = {
+    **{theirs: {"gelu": ours} for ours, theirs in ACTIVATIONS.items()},
+    "gelu_python": {"gelu": "erf"},
+    "gelu_new": {"gelu": "tanh"},
+    "gelu_fast": {"gelu": "tanh"},
+    "relu": {"activation": "relu"},
+    "silu": {"activation": "silu"},
+    "swish": {"activation": "silu"},
+}
+_TASKS: dict[str, Task] = {
+    "single_label_classification": "single",
+    "multi_label_classification": "multi",
+    "regression": "regression",
+}
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
+# Every field of config.json is in one of these tables: it is read by the modules of the layouts, has no effect on
+# predictions, or must have one of the values in `ONLY`. Fields that are in none of them are named in the load report.
+_READ = """model_type hidden_act layer_norm_eps image_size patch_size num_channels num_hidden_layers hidden_size
+num_attention_heads qkv_bias num_register_tokens layerscale_value pooler_act id2label problem_type vision_config
+vision_use_head use_relative_position_bias use_shared_relative_position_bias use_absolute_position_embeddings
+use_mean_pooling rope_theta"""
+_SHOWN_BY_TENSORS = """intermediate_size mlp_ratio use_swiglu_ffn use_gated_mlp pooler_output_size query_bias key_bias
+value_bias proj_bias mlp_bias layer_scale_init_value num_labels label2id architectures use_mask_token vocab_size"""
+_OF_TRAINING = """attention_probs_dropout_prob hidden_dropout_prob attention_dropout dropout drop_path_rate
+initializer_range initializer_factor mask_ratio norm_pix_loss pos_embed_shift pos_embed_jitter pos_embed_rescale
+finetuning_task use_auxiliary_head auxiliary_loss_weight auxiliary_channels auxiliary_num_convs auxiliary_concat_input
+semantic_loss_ignore_index gradient_checkpointing logit_scale_init_value"""
+_OF_OTHER_PARTS = """encoder_stride decoder_num_attention_heads decoder_hidden_size decoder_num_hidden_layers
+decoder_intermediate_size text_config text_config_dict vision_config_dict projection_dim out_features out_indices
+stage_names reshape_hidden_states pool_scales add_fpn"""
+_OF_PROGRAMS = """_name_or_path name_or_path transformers_version dtype torch_dtype return_dict return_dict_in_generate
+use_cache output_attentions output_hidden_states output_scores chunk_size_feed_forward torchscript use_bfloat16
+attn_implementation _attn_implementation _attn_implementation_autoset _commit_hash _num_labels use_return_dict"""
+_OF_TEXTS = """add_cross_attention bad_words_ids begin_suppress_tokens bos_token_id cross_attention_hidden_size
+decoder_start_token_id diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size eos_token_id
+exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id is_decoder is_encoder_decoder length_penalty
+max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences pad_token_id prefix
+remove_invalid_values repetition_penalty sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p typical_p"""
+KNOWN = frozenset(" ".join((_READ, _SHOWN_BY_TENSORS, _OF_TRAINING, _OF_OTHER_PARTS, _OF_PROGRAMS, _OF_TEXTS)).split())
+ONLY: dict[str, tuple[Any, ...]] = {
+    "apply_layernorm": (True,),  # features are normalised here
+    "pruned_heads": ({},),
+    "quantization_config": (),
+    "function_to_apply": (),
+}
+# The same for the fields of the image processor. An unknown operation, `do_...`, must be switched off.
+_READ_PIXELS = """image_processor_type feature_extractor_type do_rescale rescale_factor do_normalize image_mean
+image_std resample size do_center_crop crop_size default_to_square"""
+_WITHOUT_EFFECT = """do_convert_rgb do_reduce_labels processor_class _processor_class data_format input_data_format
+return_tensors device disable_grouping _valid_processor_keys image_seq_length name_or_path transformers_version"""
+KNOWN_PIXELS = frozenset(f"{_READ_PIXELS} {_WITHOUT_EFFECT}".split())
+ONLY_PIXELS: dict[str, tuple[Any, ...]] = {
+    "do_resize": (True,),
+    "do_rescale": (True,),  # pixels are scaled to 0 ... 1
+    "rescale_offset": (False,),
+    "crop_pct": (),
+    "size_divisor": (),
+    "pad_size": (),
+}
+_FILE = "the image processor (preprocessor_config.json or processor_config.json)"
+# What transformers' image processors do unless their file says otherwise.
+_CLIP = {"resample": 3, "do_center_crop": True, "size": {"shortest_edge": 224}, "image_mean": CLIP_MEAN}
+_CLIP |= {"image_std": CLIP_STD, "default_to_square": False}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "ViT": {"resample": 2},
+    "DeiT": {"resample": 3, "do_center_crop": True, "size": 256},
+    "Bit": _CLIP,
+    "CLIP": _CLIP,
+    "Siglip": {"resample": 3},
+    "Beit": {"resample": 3},
+    "DINOv3ViT": {"resample": 2, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
+}
+_OF_ALL = {"size": 224, "crop_size": 224, "image_mean": HALF, "image_std": HALF, "rescale_factor": 1 / 255}
+# The image processor of each model, if the file does not name it.
+_PROCESSOR_OF = {
+    **dict.fromkeys(("deit",), "DeiT"),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), "Bit"),
+    **dict.fromkeys(("beit", "data2vec-vision"), "Beit"),
+    "clip": "CLIP",
+    "siglip": "Siglip",
+    "dinov3_vit": "DINOv3ViT",
+}
 
-def activation(name: str) -> str:
-    """Return the value of the field `gelu` for transformers' `hidden_act`.
+
+def stated(checkpoint: Checkpoint, family: str, usual: Mapping[str, Any], *, resizes: bool = False) -> dict[str, Any]:
+    """Return fields of `Layout` that the files next to the tensors state: pixels, task, notes.
+
+    Args:
+        checkpoint: the tensors, and the content of the files.
+        family: the `model_type` of the model.
+        usual: the preprocessing without a file that describes it.
+        resizes: whether transformers resizes the positions to the pictures that the image processor makes.
+
+    Raises:
+        VitkitError: a field of the files has a value that is not supported.
+    """
+    config, processor = checkpoint.config or {}, checkpoint.preprocessor
+    images = config.get("vision_config")
+    images = {**config, **(images if isinstance(images, Mapping) else {})}
+    operations = {name: (False,) for name in processor or {} if name.startswith("do_") and name not in KNOWN_PIXELS}
+    notes = _unread(images, KNOWN, ONLY, "config.json")
+    notes += _unread(processor or {}, KNOWN_PIXELS, {**operations, **ONLY_PIXELS}, _FILE)
+    made, expected = made_size(processor, family), sides(images.get("image_size"))
+    if not resizes and None not in (made, expected) and made != expected:
+        notes += (f"{_FILE} makes pictures of {made}, and config.json describes a model for {expected}, which is used",)
+    found = pixels(processor, family)
+    return {
+        "preprocess": found or usual,
+        "is_preprocess_known": found is not None,
+        "pixel_size": made if resizes else None,
+        "task": task_of(config),
+        "notes": notes,
+    }
+
+
+def _unread(
+    written: Mapping[str, Any], known: Set[str], only: Mapping[str, tuple[Any, ...]], file: str
+) -> tuple[str, ...]:
+    for name, values in only.items():
+        if written.get(name) is not None and written[name] not in values:
+            expected = f"; expected {values[0]}" if values else ": leave it out"
+            raise VitkitError(f"{file}: {name} {written[name]!r:.60} is not supported{expected}")
+    names = [name for name, value in written.items() if name not in known | only.keys() and value is not None]
+    return (f"{file}: not read, because unknown here: {listed(names, 6)}",) if names else ()
+
+
+def activation(name: Any) -> dict[str, str]:
+    """Return the fields of the configuration that select transformers' `hidden_act`.
 
     Raises:
         VitkitError: the activation function is not supported.
     """
-    if name == "gelu":
-        return "erf"
-    if name in ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"):
-        return "tanh"
-    if name == "quick_gelu":
-        return "quick"
-    raise VitkitError(
-        f"config.json: hidden_act {name!r} is not supported; expected gelu, gelu_pytorch_tanh or quick_gelu"
-    )
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise VitkitError(
+            f"config.json: hidden_act {name!r} is not supported; expected one of {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def hidden_act(config: ViTConfig) -> str:
+    """Return transformers' name of the configuration's activation function."""
+    return ACTIVATIONS[config.gelu] if config.activation == "gelu" else config.activation
+
+
+def task_of(config: Mapping[str, Any]) -> Task:
+    """Return what the outputs of the head mean, according to `problem_type`.
+
+    Raises:
+        VitkitError: `problem_type` is unknown.
+    """
+    written = or_usual(config, "problem_type", "single_label_classification")
+    if written not in _TASKS:
+        raise VitkitError(f"config.json: problem_type {written!r:.60} must be one of {', '.join(_TASKS)}")
+    return _TASKS[written]
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -48,48 +191,63 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
     return tuple(by_index[index] for index in range(len(by_index)))
 
 
-def pixels(written: Mapping[str, Any] | None, *, is_number_short_side: bool = False) -> dict[str, Any] | None:
-    """Translate preprocessor_config.json into fields of `Preprocess`; return None without such a file.
+def pixels(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str, Any] | None:
+    """Translate the settings of an image processor into fields of `Preprocess`; return None without such settings.
 
     Args:
-        written: the content of the file, or None.
-        is_number_short_side: whether a single number as `size` is the length of the short side, as in CLIP's processor.
-            Otherwise it is the length of both sides.
+        processor: the content of preprocessor_config.json, or the settings nested in processor_config.json; or None.
+        family: the `model_type` of the model, which determines the image processor if the settings do not name it.
 
     Raises:
-        VitkitError: the file describes something that `Preprocess` cannot do.
+        VitkitError: the settings describe something that `Preprocess` cannot do.
     """
-    if written is None:
+    if processor is None:
         return None
-    if not written.get("do_rescale", True):
-        raise VitkitError("preprocessor_config.json: do_rescale false is not supported: pixels are scaled to 0 ... 1")
-    factor = or_usual(written, "rescale_factor", 1 / 255)
+    written = _settings(processor, family)
+    factor = written["rescale_factor"]
     if not is_number(factor) or abs(factor - 1 / 255) > 1e-9:
-        raise VitkitError(f"preprocessor_config.json: rescale_factor {factor!r:.40} is not supported; expected 1/255")
+        raise VitkitError(f"{_FILE}: rescale_factor {factor!r:.40} is not supported; expected 1/255")
     fields: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if written.get("do_normalize", True):
-        mean, std = (or_usual(written, name, HALF) for name in ("image_mean", "image_std"))
-        fields = {"mean": of_channels(mean, "image_mean"), "std": of_channels(std, "image_std")}
-    resample = or_usual(written, "resample", 2)
-    if not isinstance(resample, int) or resample not in _RESAMPLING:
-        raise VitkitError(f"preprocessor_config.json: resample {resample!r} is not supported; expected 0, 1, 2 or 3")
-    return {**fields, "interpolation": _RESAMPLING[resample], **_fit(written, is_number_short_side)}
+        theirs = {name: written[f"image_{name}"] for name in ("mean", "std")}
+        theirs = {name: [value] * 3 if is_number(value) else value for name, value in theirs.items()}
+        fields = {name: of_channels(value, f"image_{name}", _FILE) for name, value in theirs.items()}
+    resample = written["resample"]
+    if type(resample) is not int or resample not in _RESAMPLING:
+        raise VitkitError(f"{_FILE}: resample {resample!r:.40} is not supported; expected 0, 1, 2 or 3")
+    return {**fields, "interpolation": _RESAMPLING[resample], **_fit(written)}
 
 
-def _fit(written: Mapping[str, Any], is_number_short_side: bool) -> dict[str, Any]:
-    size = or_usual(written, "size", 224)
-    resized, is_short_side = _side(size, "size")
-    is_short_side = is_short_side or (is_number_short_side and isinstance(size, int))
+def _settings(processor: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """Return the settings with the defaults of the image processor.
+
+    Raises:
+        VitkitError: the image processor is not supported.
+    """
+    named = or_usual(processor, "image_processor_type", processor.get("feature_extractor_type"))
+    match = None if named is None else re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(named))
+    kind = _PROCESSOR_OF.get(family, "ViT") if named is None else match[1] if match else ""
+    if kind not in PROCESSORS:
+        raise VitkitError(f"{_FILE}: {named!r:.60} is not supported; expected that of {', '.join(PROCESSORS)}")
+    stated = {name: value for name, value in processor.items() if value is not None}
+    return {**_OF_ALL, **PROCESSORS[kind], **stated}
+
+
+def _fit(written: Mapping[str, Any]) -> dict[str, Any]:
+    size, is_short_side = _size(written, "size")
     if not written.get("do_center_crop", False):
         return {"fit": "crop", "crop_pct": 1.0, "floor_crop": True} if is_short_side else {"fit": "squash"}
-    side, _ = _side(or_usual(written, "crop_size", resized), "crop_size")
-    if side > resized:
-        raise VitkitError(f"preprocessor_config.json: crop_size {side} must not be larger than size {resized}")
-    fit = "crop" if is_short_side else "squash_crop"
-    return {"fit": fit, "crop_pct": side / resized, "floor_crop": True}
+    crop, _ = _size(written, "crop_size")
+    shares = [kept / full for kept, full in zip(crop, size, strict=True)]
+    if shares[0] != shares[1] or shares[0] > 1:
+        raise VitkitError(
+            f"{_FILE}: crop_size {crop[0]}x{crop[1]} must not be larger than size {size[0]}x{size[1]}, and must have "
+            "the same aspect ratio"
+        )
+    return {"fit": "crop" if is_short_side else "squash_crop", "crop_pct": shares[0], "floor_crop": True}
 
 
-def of_channels(written: Any, name: str, file: str = "preprocessor_config.json") -> tuple[float, ...]:
+def of_channels(written: Any, name: str, file: str) -> tuple[float, ...]:
     """Return a field's value as a tuple with a number for each channel.
 
     Raises:
@@ -120,22 +278,39 @@ def or_usual(config: Mapping[str, Any], name: str, usual: Any) -> Any:
     return usual if value is None else value
 
 
-def cropped(written: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    """Return the (height, width) that the image processor crops to; None if it does not crop."""
-    if written is None or not written.get("do_center_crop", False) or written.get("crop_size") is None:
+def made_size(processor: Mapping[str, Any] | None, family: str) -> tuple[int, int] | None:
+    """Return the (height, width) of the pictures that the image processor makes; None if it depends on the picture."""
+    if processor is None:
         return None
-    side, _ = _side(written["crop_size"], "crop_size")
-    return side, side
+    written = _settings(processor, family)
+    size, is_short_side = _size(written, "size")
+    if written.get("do_center_crop", False):
+        return _size(written, "crop_size")[0]
+    return None if is_short_side else size
 
 
-def _side(size: Any, name: str) -> tuple[int, bool]:
-    """Return a side length in pixels, and whether only the short side of a picture is resized to it."""
-    is_short_side = isinstance(size, Mapping) and "shortest_edge" in size
-    keys = ("shortest_edge",) if is_short_side else ("height", "width")
-    sides = [size[key] for key in keys if key in size] if isinstance(size, Mapping) else [size]
-    if not sides or not all(type(side) is int and 0 < side == sides[0] for side in sides):
-        raise VitkitError(f"preprocessor_config.json: {name} {size!r:.60} is not supported; expected a square")
-    return sides[0], is_short_side
+def _size(written: Mapping[str, Any], name: str) -> tuple[tuple[int, int], bool]:
+    """Return `size` or `crop_size` as (height, width), and whether only the short side of a picture is resized to it.
+
+    Of a short side, height and width are the same.
+    """
+    size = written[name]
+    is_short_side = name == "size" and not written.get("default_to_square", True) and type(size) is int
+    if isinstance(size, Mapping):
+        stated = {key: side for key, side in size.items() if side is not None}
+        is_short_side = stated.keys() == {"shortest_edge"}
+        keys = ("shortest_edge", "shortest_edge") if is_short_side else ("height", "width")
+        size = [stated[key] for key in keys] if stated.keys() == set(keys) else None
+    try:
+        pair = sides(size)
+    except VitkitError:
+        pair = None
+    if pair is None or (is_short_side and name == "crop_size"):
+        raise VitkitError(
+            f"{_FILE}: {name} {written[name]!r:.60} is not supported; expected one number, height and width"
+            + (", or shortest_edge" if name == "size" else "")
+        )
+    return pair, is_short_side
 
 
 def processor(preprocess: Preprocess) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
-from vitkit.weights.formats.huggingface_described import activation, cropped, labels, or_usual, pixels, sides
+from vitkit.weights.formats.huggingface_described import activation, labels, or_usual, sides, stated
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, without_keys
 
 _BLOCK = re.compile(r"(?P<prefix>beit\.|data2vec_vision\.)?(?P<layers>encoder\.layer|layers)\.(?P<layer>\d+)\.")
@@ -54,20 +54,17 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
             "use a model for classification"
         )
     fields = _fields(names, prefix, config)
-    described_pixels = pixels(checkpoint.preprocessor)
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
     dropped |= {name: "it predicts visual tokens of masked patches" for name in names if name.startswith("lm_head.")}
     dropped |= {name: "it follows from the grid" for name in names if name.endswith("relative_position_index")}
     layers = prefix + matches[0]["layers"]
     return Layout(
+        **stated(checkpoint, family, _PIXELS, resizes=True),
         format=f"Hugging Face {family}",
         pieces=_pieces(prefix, layers, depth_of(match["layer"] for match in matches), names, fields),
         fields=fields,
-        preprocess=described_pixels or _PIXELS,
-        is_preprocess_known=described_pixels is not None,
         classes=labels(config) if "classifier.weight" in names else None,
         image_size=sides(config.get("image_size")) or _size_of_table(names),
-        pixel_size=cropped(checkpoint.preprocessor),
         assumed={} if checkpoint.config is not None else {"norm_eps": "1e-12", "gelu": "erf"},
         dropped={name: reason for name, reason in dropped.items() if name in names},
     )
@@ -97,7 +94,7 @@ def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str,
         "class_token": True,
         "pool": "gap" if is_pooled and "lm_head.weight" not in names else "token",
         "norm_eps": or_usual(config, "layer_norm_eps", 1e-12),
-        "gelu": activation(config.get("hidden_act", "gelu")),
+        **activation(config.get("hidden_act", "gelu")),
         **({"position_at": "shared" if is_shared else "every_layer"} if is_relative else {}),
         **({} if heads is None else {"heads": heads}),
     }
@@ -195,24 +192,21 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
         "class_token": True,
         "pool": "token",
         "norm_eps": or_usual(config, "layer_norm_eps", 1e-5),
-        "gelu": "erf" if is_gated else activation(written),
+        **({"gelu": "erf"} if is_gated else activation(written)),
         **({} if heads is None else {"heads": heads}),
     }
     assumed = {
         "rotary": f"dinov3, of base {BASE:g}, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
         "image_size": SIZE_ASSUMED,
     }
-    described_pixels = pixels(checkpoint.preprocessor)
     return Layout(
+        **stated(checkpoint, "dinov3_vit", PIXELS, resizes=True),
         format="Hugging Face dinov3_vit",
         pieces=_pieces_huggingface_dinov3(
             matches[0]["ahead"], depth_of(match["layer"] for match in matches), names, is_gated=is_gated
         ),
         fields=fields,
-        preprocess=described_pixels or PIXELS,
-        is_preprocess_known=described_pixels is not None,
         image_size=size,
-        pixel_size=cropped(checkpoint.preprocessor),
         assumed={} if checkpoint.config is not None else assumed,
         dropped=_dropped(names),
     )

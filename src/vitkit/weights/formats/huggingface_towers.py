@@ -21,13 +21,13 @@ from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats.export import Files, one, ours_of, refuse, tensors_under
 from vitkit.weights.formats.huggingface_described import (
-    ACTIVATIONS,
     activation,
+    hidden_act,
     labels,
     or_usual,
-    pixels,
     processor,
     sides,
+    stated,
 )
 from vitkit.weights.layout import Layout, Piece, depth_of, joined, pair, same, with_axes
 from vitkit.weights.origin import NAFLEX
@@ -92,7 +92,6 @@ def _layout(
     checkpoint: Checkpoint, family: str, pieces: dict[str, Piece], dropped: dict[str, str], *, has_classifier: bool
 ) -> Layout:
     config = _of_images(checkpoint.config)
-    written = pixels(checkpoint.preprocessor, is_number_short_side=family == "clip")
     fields: dict[str, Any] = {
         **_DEFAULTS[family],
         "class_token": family == "clip",
@@ -104,12 +103,11 @@ def _layout(
         **({} if config is None else _written(config)),
     }
     return Layout(
+        **stated(checkpoint, family, _CUSTOMARY[family]),
         format=f"Hugging Face {_NAMES[family]}",
         pieces=pieces,
         fields=fields,
         assumed={} if config is not None else {"norm_eps": f"{fields['norm_eps']:g}", "gelu": _SAYS[family]},
-        preprocess=written or _CUSTOMARY[family],
-        is_preprocess_known=written is not None,
         classes=labels(checkpoint.config or {}) if has_classifier else None,
         image_size=None if config is None else sides(or_usual(config, "image_size", 224)),
         dropped=dropped,
@@ -173,7 +171,7 @@ def _written(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that config.json states, and transformers' default for `heads` if config.json omits it."""
     fields: dict[str, Any] = {"heads": or_usual(config, "num_attention_heads", _HEADS)}
     if "hidden_act" in config:
-        fields["gelu"] = activation(config["hidden_act"])
+        fields |= activation(config["hidden_act"])
     for ours, theirs in _FIELDS.items():
         if theirs in config:
             fields[ours] = config[theirs]
@@ -271,7 +269,8 @@ def tower_files(classifier: Classifier) -> Files:
             "distill_token": (False,),
             "registers": (0,),
             "qkv_bias": (True,),
-            "gelu": tuple(ACTIVATIONS),
+            "gelu": ("erf", "tanh", "quick"),
+            "activation": ("gelu", "relu", "silu"),
         },
     )
     layout = layout_for(config)
@@ -292,7 +291,7 @@ def _config(config: ViTConfig, family: str) -> dict[str, Any]:
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,
         "num_channels": config.in_channels,
-        "hidden_act": ACTIVATIONS[config.gelu],
+        "hidden_act": hidden_act(config),
         "layer_norm_eps": config.norm_eps,
         "image_size": one(config.image_size),
         "patch_size": one(config.patch_size),

@@ -1,0 +1,280 @@
+"""Every setting of transformers' config.json and image processors: the same answers as transformers, or a refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import vitkit
+from vitkit.errors import VitkitError
+from vitkit.weights.formats import huggingface_described as described
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_labels": 4,
+}
+
+
+def saved(folder: Path, kind: str = "ViT", **settings: Any) -> Any:
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings})
+    model = getattr(transformers, f"{kind}ForImageClassification")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return model
+
+
+def rewritten(file: Path, **fields: Any) -> None:
+    written = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**written, **fields}))
+
+
+def picture(width: int = 61, height: int = 47) -> Image.Image:
+    levels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    return Image.fromarray(levels).resize((width, height), Image.Resampling.BICUBIC)
+
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "hidden_act gelu_new": ("ViT", {"hidden_act": "gelu_new"}),
+    "hidden_act gelu_python": ("ViT", {"hidden_act": "gelu_python"}),
+    "hidden_act quick_gelu": ("ViT", {"hidden_act": "quick_gelu"}),
+    "hidden_act relu": ("ViT", {"hidden_act": "relu"}),
+    "hidden_act silu": ("Dinov2", {"hidden_act": "silu", "mlp_ratio": 2}),
+    "layer_norm_eps": ("ViT", {"layer_norm_eps": 0.1}),
+    "qkv_bias": ("ViT", {"qkv_bias": False}),
+    "dropout": ("DeiT", {"attention_probs_dropout_prob": 0.4, "hidden_dropout_prob": 0.3}),
+    "pooler_act": ("ViT", {"pooler_act": "relu"}),
+    "use_mask_token": ("Dinov2", {"use_mask_token": False, "mlp_ratio": 2}),
+    "image_size": ("ViT", {"image_size": [32, 48]}),
+    "num_channels": ("ViT", {"num_channels": 1}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_gives_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    kind, settings = SETTINGS[name]
+    theirs = saved(tmp_path / "model", kind, **settings)
+    ours = vitkit.load(tmp_path / "model").model
+    images = torch.rand(2, ours.config.in_channels, *ours.config.image_size)
+    with torch.no_grad():
+        assert torch.allclose(ours(images), theirs(images).logits, atol=2e-5)
+    vitkit.convert(tmp_path / "model", tmp_path / "again", to="hf")  # reads it back
+    again = getattr(transformers, f"{kind}ForImageClassification").from_pretrained(tmp_path / "again").eval()
+    with torch.no_grad():
+        assert torch.allclose(again(images).logits, theirs(images).logits, atol=2e-5)
+
+
+def test_heads_that_are_not_stated_are_the_default_of_transformers(tmp_path: Path) -> None:
+    theirs = saved(tmp_path, num_attention_heads=12)
+    written = json.loads((tmp_path / "config.json").read_text())
+    del written["num_attention_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.allclose(vitkit.load(tmp_path).model(images), theirs(images).logits, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
+        ({"problem_type": "regression"}, "predicts numbers"),
+        ({"problem_type": "ranking"}, "problem_type 'ranking' must be one of"),
+        ({"id2label": {"0": "a", "1": "b"}}, "2 class names for a head of 4 classes"),
+        ({"apply_layernorm": False}, "apply_layernorm False is not supported; expected True"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_a_setting_that_is_not_supported_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    saved(tmp_path)
+    rewritten(tmp_path / "config.json", **fields)
+    with pytest.raises(VitkitError, match=message):
+        vitkit.load(tmp_path)
+
+
+def test_a_field_that_is_not_known_is_named(tmp_path: Path) -> None:
+    saved(tmp_path)
+    rewritten(tmp_path / "config.json", window_layers=[3], nothing=None)
+    rewritten(tmp_path / "preprocessor_config.json", image_processor_type="ViTImageProcessor", gamma=2)
+    notes = "\n".join(vitkit.load(tmp_path).report.notes)
+    assert "config.json: not read, because unknown here: window_layers" in notes
+    assert "processor_config.json): not read, because unknown here: gamma" in notes and "nothing" not in notes
+
+
+KINDS = (
+    "ViT DeiT Dinov2 Dinov2WithRegisters ViTMAE ViTMSN IJepa Beit Data2VecVision DINOv3ViT CLIPVision SiglipVision CLIP"
+)
+
+
+def test_the_tables_have_every_field_of_transformers() -> None:
+    for kind in KINDS.split():
+        fields = getattr(transformers, f"{kind}Config")().to_dict()
+        assert not fields.keys() - described.KNOWN - described.ONLY.keys(), kind
+    for kind in described.PROCESSORS:
+        fields = getattr(transformers, f"{kind}ImageProcessor")().to_dict()
+        assert not fields.keys() - described.KNOWN_PIXELS - described.ONLY_PIXELS.keys(), kind
+
+
+# --- What the outputs mean ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("outputs", "problem"), [(4, "multi_label_classification"), (1, None)])
+def test_a_sigmoid_is_a_sigmoid(tmp_path: Path, outputs: int, problem: str | None) -> None:
+    saved(tmp_path / "model", num_labels=outputs, problem_type=problem)
+    processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
+    processor.save_pretrained(tmp_path / "model")
+    theirs = transformers.pipeline("image-classification", model=str(tmp_path / "model"), top_k=outputs)(picture())
+    picture().save(tmp_path / "x.png")
+    vitkit.convert(tmp_path / "model", tmp_path / "ours")
+    vitkit.convert(tmp_path / "ours", tmp_path / "theirs", to="hf")
+    for folder in ("model", "ours", "theirs"):
+        classifier = vitkit.load(tmp_path / folder)
+        (found,) = classifier.predict([tmp_path / "x.png"])
+        for row in theirs:
+            assert dict(found.ranking)[row["label"]] == pytest.approx(row["score"], abs=2e-3)
+        named = {row["label"] for row in theirs if row["score"] >= 0.5}
+        assert set(filter(None, found.label.split(";"))) == named
+    assert any("sigmoid" in note for note in vitkit.load(tmp_path / "model").report.notes)
+
+
+def test_one_output_of_any_layout_is_a_sigmoid(tmp_path: Path) -> None:
+    model = vitkit.VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=1, num_heads=2, num_classes=1)
+    torch.save(model.state_dict(), tmp_path / "one.pth")
+    classifier = vitkit.load(tmp_path / "one.pth", heads=2)
+    images = torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.allclose(classifier.probabilities(images), model.eval()(images).sigmoid(), atol=1e-6)
+    vitkit.convert(tmp_path / "one.pth", tmp_path / "two.pth", heads=2)
+
+
+def test_a_head_that_predicts_numbers_may_be_left_out(tmp_path: Path) -> None:
+    saved(tmp_path, num_labels=1, problem_type="regression")
+    with pytest.raises(VitkitError, match=r"problem_type regression.*num_classes=0"):
+        vitkit.load(tmp_path)
+    assert vitkit.load(tmp_path, num_classes=0).model.head is None
+    assert vitkit.load(tmp_path, num_classes=3).thresholds is None
+
+
+# --- Written and read back -----------------------------------------------------------------------------------------
+
+
+def test_a_model_for_oblong_pictures_is_written_and_read_back(tmp_path: Path) -> None:
+    theirs = saved(tmp_path / "model", image_size=[32, 48])
+    vitkit.convert(tmp_path / "model", tmp_path / "back", to="hf")
+    again = transformers.ViTForImageClassification.from_pretrained(tmp_path / "back").eval()
+    images = torch.rand(1, 3, 32, 48)
+    with torch.no_grad():
+        assert torch.allclose(again(images).logits, theirs(images).logits, atol=2e-5)
+    assert vitkit.load(tmp_path / "back").preprocess.size == (32, 48)
+
+
+def test_a_folder_is_kept_if_what_was_written_cannot_be_read_back(tmp_path: Path, monkeypatch: Any) -> None:
+    saved(tmp_path / "model")
+    vitkit.convert(tmp_path / "model", tmp_path / "out", to="hf")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    real = described.processor
+    module = "vitkit.weights.formats.huggingface"
+    monkeypatch.setattr(f"{module}.processor", lambda preprocess: {**real(preprocess), "resample": 9})
+    with pytest.raises(VitkitError, match=r"nothing was written.*resample 9 is not supported") as raised:
+        vitkit.convert(tmp_path / "model", tmp_path / "out", to="hf", force=True)
+    assert ".tmp" not in str(raised.value)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    with pytest.raises(VitkitError, match="nothing was written"):
+        vitkit.convert(tmp_path / "model", tmp_path / "new", to="hf")
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "out"}
+
+
+# --- Image processors -----------------------------------------------------------------------------------------------
+
+PIXELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "defaults of ViT": ("ViT", {}),
+    "defaults of DeiT": ("DeiT", {}),
+    "defaults of Beit": ("Beit", {}),
+    "defaults of Siglip": ("Siglip", {}),
+    "size as a number": ("ViT", {"size": 32}),
+    "a number is the short side": ("CLIP", {"size": 40, "crop_size": 32}),
+    "shortest_edge": ("CLIP", {"size": {"shortest_edge": 40}, "crop_size": 32}),
+    "height and width": ("ViT", {"size": {"height": 32, "width": 32}}),
+    "do_center_crop": ("DeiT", {"size": 40, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}),
+    "no center crop": ("DeiT", {"size": 32, "do_center_crop": False}),
+    "resample": ("ViT", {"size": 32, "resample": 0}),
+    "do_normalize false": ("ViT", {"size": 32, "do_normalize": False}),
+    "one mean for all channels": ("ViT", {"size": 32, "image_mean": 0.3, "image_std": 0.2}),
+}
+
+
+def pixels_of(folder: Path, kind: str) -> tuple[np.ndarray, np.ndarray, Any]:
+    """The pixels of transformers, those of vitkit, and the classifier."""
+    theirs = getattr(transformers, f"{kind}ImageProcessorPil").from_pretrained(folder)
+    wanted = theirs(picture(), return_tensors="np")["pixel_values"][0]
+    classifier = vitkit.load(folder)
+    return wanted, classifier.preprocess(picture()), classifier
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_a_processor_makes_the_pixels_of_transformers(name: str, tmp_path: Path) -> None:
+    kind, settings = PIXELS[name]
+    saved(tmp_path, image_size=32 if settings else 224)
+    rewritten(tmp_path / "preprocessor_config.json", image_processor_type=f"{kind}ImageProcessor", **settings)
+    wanted, found, classifier = pixels_of(tmp_path, kind)
+    assert wanted.shape == found.shape
+    assert float(np.abs(wanted - found).max()) < 0.02
+    assert not classifier.report.assumed.keys() - {"classes"}
+
+
+@pytest.mark.parametrize("has_both", [False, True])
+def test_the_processor_file_of_transformers_5_is_read(tmp_path: Path, has_both: bool) -> None:
+    saved(tmp_path)
+    nested = {"image_processor_type": "ViTImageProcessorFast", "size": 32, "image_mean": [0.1] * 3, "resample": 3}
+    rewritten(tmp_path / "processor_config.json", image_processor=nested, processor_class="CLIPProcessor")
+    if has_both:
+        rewritten(tmp_path / "preprocessor_config.json", image_processor_type="ViTImageProcessor", resample=0)
+    wanted, found, classifier = pixels_of(tmp_path, "ViT")
+    assert float(np.abs(wanted - found).max()) < 0.02
+    assert vitkit.weights.preprocess_of(tmp_path, vitkit.Preprocess(size=32)) == classifier.preprocess
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"do_resize": False}, "do_resize False is not supported"),
+        ({"do_rescale": False}, "do_rescale False is not supported"),
+        ({"rescale_factor": 1 / 127.5}, "rescale_factor 0.0078"),
+        ({"resample": 5}, "resample 5 is not supported"),
+        ({"do_pad": True}, "do_pad True is not supported; expected False"),
+        ({"do_flip_channel_order": True}, "do_flip_channel_order"),
+        ({"image_processor_type": "ConvNextImageProcessor"}, "'ConvNextImageProcessor' is not supported"),
+        ({"size": {"shortest_edge": 32, "longest_edge": 64}}, "size .* is not supported"),
+        ({"image_mean": [0.5], "image_std": [0.5]}, "a mean of one channel, but the model has 3"),
+    ],
+)
+def test_a_processor_that_is_not_supported_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    saved(tmp_path)
+    written = {"image_processor_type": "ViTImageProcessor", "size": 32, **fields}
+    rewritten(tmp_path / "preprocessor_config.json", **written)
+    with pytest.raises(VitkitError, match=message):
+        vitkit.load(tmp_path)
+
+
+def test_pictures_of_another_size_are_named_or_positions_resized(tmp_path: Path) -> None:
+    for kind in ("ViT", "Dinov2"):
+        saved(tmp_path / kind, kind, **({"mlp_ratio": 2} if kind == "Dinov2" else {}))
+        written = {"image_processor_type": "ViTImageProcessor", "size": {"height": 40, "width": 48}}
+        rewritten(tmp_path / kind / "preprocessor_config.json", **written)
+    assert any("makes pictures of (40, 48)" in note for note in vitkit.load(tmp_path / "ViT").report.notes)
+    assert vitkit.load(tmp_path / "Dinov2").model.config.image_size == (40, 48)
