@@ -15,12 +15,8 @@ from vitkit.model.config import canonical
 class AttentionHabits:
     """A mixin with the attributes of timm's attention, for `Attention`.
 
-    Scripts for timm set `fused_attn` to False in order to read attention matrices with hooks. Usually the last block
-    computes attention only for the tokens that the head uses. If its `fused_attn` was set to False, the last block
-    computes attention for all tokens (`TimmHabits.is_observed`).
+    Scripts for timm set `fused_attn` to False in order to read attention matrices with hooks.
     """
-
-    is_observed = False  # set with `fused_attn`
 
     @property
     def num_heads(self: Any) -> int:
@@ -39,7 +35,11 @@ class AttentionHabits:
 
     @fused_attn.setter
     def fused_attn(self: Any, fused: bool) -> None:
-        self.fused, self.is_observed = fused, not fused
+        self.fused = fused
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
 class TimmHabits:
@@ -47,8 +47,8 @@ class TimmHabits:
 
     @property
     def is_observed(self: Any) -> bool:
-        """Whether a script reads the last block's attention matrices, which must then have a row for each token."""
-        return bool(getattr(getattr(self.blocks[-1], "attn", None), "is_observed", False))
+        """Whether a hook is registered in the last block or on its output, so that it must compute all tokens."""
+        return any(map(_has_hooks, (self.blocks, self.norm, *self.blocks[-1].modules())))
 
     @property
     def num_features(self: Any) -> int:

@@ -12,7 +12,7 @@ h x w patch grid, K classes. The names of parameters are those of timm, DeiT, DI
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -191,6 +191,26 @@ def build_block(config: ViTConfig, layer: int) -> nn.Module:
     return ParallelBlock(config, layer, build_attention(config, layer, patches_read), MLP(config, patches_read))
 
 
+class Layers(nn.Sequential):
+    """The encoder layers. As in timm, `model.blocks(tokens)` applies all of them: (B, N, D) -> (B, N, D)."""
+
+    positions_in_layers = False
+
+    def forward(self, x: Tensor, apply: Callable[[int, Tensor], Tensor] | None = None) -> Tensor:
+        """Apply all layers in turn, each by `apply(i, x)` if given, which also adds the positions of layer i."""
+        if apply is None and self.positions_in_layers:
+            raise VitkitError("these layers use positions, which blocks(tokens) would leave out: use encode(tokens)")
+        for i, block in enumerate(self):
+            x = block(x) if apply is None else apply(i, x)
+        return x
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        if isinstance(part, Layers):
+            part.positions_in_layers = self.positions_in_layers
+        return part
+
+
 class VisionTransformer(TimmHabits, nn.Module):
     """The Vision Transformer: images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
 
@@ -200,7 +220,8 @@ class VisionTransformer(TimmHabits, nn.Module):
     Three attributes change how the logits are computed, but not the logits themselves:
 
     - `fused_attention`: whether eqs. 6-7 are computed by one kernel.
-    - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers).
+    - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers). If a
+      hook is registered there, it computes all tokens (`is_observed`).
     - `checkpointing`: blocks to recompute in the backward pass, to save memory: True for all, n for every n-th block.
 
     Args:
@@ -228,7 +249,8 @@ class VisionTransformer(TimmHabits, nn.Module):
         self.rope = None if config.rotary == "none" else Rotary(config)
         self.pos_drop = Dropout(config.position_dropout)
         self.norm_pre = norm_layer(config) if config.embed_norm else nn.Identity()
-        self.blocks = nn.ModuleList(build_block(config, layer) for layer in range(config.layers))
+        self.blocks = Layers(*(build_block(config, layer) for layer in range(config.layers)))
+        self.blocks.positions_in_layers = config.positions_in_layers
         # In post-norm order the last block has already normalised its output; fc_norm normalises the pooled vector.
         is_normalised = config.norm == "post" or config.fc_norm or not config.last_norm
         self.norm = nn.Identity() if is_normalised else norm_layer(config)
@@ -316,8 +338,7 @@ class VisionTransformer(TimmHabits, nn.Module):
     def encode(self, tokens: Tensor, queries: int | None = None) -> Tensor:
         """Apply all layers (eqs. 2 and 3): (B, N, D) -> (B, N, D), or (B, queries, D) for the first tokens alone."""
         last = len(self.blocks) - 1
-        for i in range(len(self.blocks)):
-            tokens = self.layer(i, tokens, queries if i == last else None)
+        tokens = self.blocks(tokens, lambda i, x: self.layer(i, x, queries if i == last else None))
         return tokens
 
     def layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:

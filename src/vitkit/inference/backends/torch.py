@@ -32,7 +32,7 @@ from vitkit.inference.backends.registry import PLANS
 from vitkit.inference.pipeline import BATCH, cores, crew
 from vitkit.model.build import Model, vit_of
 from vitkit.model.network import Network
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.vit import Layers, VisionTransformer
 from vitkit.model.windows import windows_of
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, write_json
@@ -113,7 +113,7 @@ def _one_of_each_kind(model: VisionTransformer) -> tuple[VisionTransformer, list
     config = model.config
     kinds = [(i in config.conv_layers, windows_of(config, i)) for i in range(len(model.blocks) - 1)]
     cut = sharing(model)
-    cut.blocks = nn.ModuleList([*(cut.blocks[kinds.index(kind)] for kind in Counter(kinds)), cut.blocks[-1]])
+    cut.blocks = Layers(*(cut.blocks[kinds.index(kind)] for kind in Counter(kinds)), cut.blocks[-1])
     return cut, list(Counter(kinds).values())
 
 
