@@ -338,8 +338,8 @@ class VisionTransformer(TimmHabits, nn.Module):
     def encode(self, tokens: Tensor, queries: int | None = None) -> Tensor:
         """Apply all layers (eqs. 2 and 3): (B, N, D) -> (B, N, D), or (B, queries, D) for the first tokens alone."""
         last = len(self.blocks) - 1
-        tokens = self.blocks(tokens, lambda i, x: self.layer(i, x, queries if i == last else None))
-        return tokens
+        encoded: Tensor = self.blocks(tokens, lambda i, x: self.layer(i, x, queries if i == last else None))
+        return encoded
 
     def layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
         """Apply layer i with its positions: (B, N, D) -> (B, N, D), or (B, queries, D) for the first tokens alone."""

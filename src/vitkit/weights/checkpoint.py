@@ -12,6 +12,7 @@ because a comment is limited to 64 KiB.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import pickle
@@ -19,7 +20,7 @@ import re
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -32,8 +33,18 @@ from torch import Tensor
 from vitkit.data.seen import from_text
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.files import from_json
+from vitkit.text.cells import listed
 
-_PREFIXES = ("module.", "_orig_mod.", "backbone.", "model.", "teacher.")
+# Words before the names of a model's tensors: of wrappers, and of attributes that hold a model within another.
+_PREFIX = re.compile(
+    r"(?:(?:module|backbone|model|net|teacher|student|_forward_module|ema_model|model_ema|ema|averaged_model"
+    r"|swa_model)\.)+"
+)
+_WITHIN = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_OF_TRAINING = re.compile(
+    r"n_averaged$|(?:criterion|criterions|loss|losses|loss_fn|loss_func|loss_function|optimizer|scheduler|metrics?"
+    r"|(?:train|val|valid|test)_(?:acc|accuracy|f1|loss|metrics?))\."
+)
 
 
 @dataclass(frozen=True)
@@ -122,23 +133,54 @@ def noted(checkpoint: Checkpoint) -> dict[str, Any]:
     return {**note, "classes": tuple(said["classes"])} if "classes" in said else note
 
 
-def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> dict[str, StoredTensor]:
+def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """Remove the prefixes that wrappers put before names (data parallel, torch.compile, a model within a model).
 
-    Raises VitkitError if two names become the same.
+    Returns:
+        The tensors of the model by name; and what was left out, each with the reason: tensors of the training, and
+        other sets of weights, which stand under other prefixes.
+
+    Raises:
+        VitkitError: two names become the same, and neither is that of averaged weights.
     """
-    bare: dict[str, StoredTensor] = {}
+    sets: dict[str, dict[str, StoredTensor]] = {}
+    passed_over: dict[str, str] = {}
     for name, tensor in tensors.items():
-        stripped = name
-        while prefix := next((prefix for prefix in _PREFIXES if stripped.startswith(prefix)), None):
-            stripped = stripped.removeprefix(prefix)
-        if stripped in bare:
-            raise VitkitError(
-                f"{path} contains {stripped} under several prefixes, and it is not clear which one to use: "
-                "save only one of them"
-            )
-        bare[stripped] = tensor
-    return bare
+        bare = _WITHIN.sub("", name)
+        prefix = match[0] if (match := _PREFIX.match(bare)) else ""
+        bare = bare.removeprefix(prefix)
+        if _OF_TRAINING.match(bare):
+            passed_over[name] = "it belongs to the training"
+        elif bare in sets.setdefault(prefix, {}):
+            raise _ambiguous(bare, path)
+        else:
+            sets[prefix][bare] = tensor
+    merged: dict[str, StoredTensor] = {}
+    taken: list[str] = []
+    for prefix in sorted(sets, key=_rank):
+        same = merged.keys() & sets[prefix].keys()
+        if not same:
+            merged |= sets[prefix]
+            taken.append(prefix)
+        elif all(_rank(other) < _rank(prefix) for other in taken):
+            passed_over[prefix.rstrip(".") or "the set without a prefix"] = f"{taken[0].rstrip('.')} was taken"
+        else:
+            raise _ambiguous(min(same), path)
+    return {name: merged[name] for of_set in sets.values() for name in of_set if name in merged}, passed_over
+
+
+def _ambiguous(name: str, path: Path) -> VitkitError:
+    return VitkitError(
+        f"{path} contains {name} under several prefixes, and it is not clear which one to use: save only one of them"
+    )
+
+
+def _rank(name: str) -> int:
+    """Return the preference among sets of weights: averaged weights, then a teacher, then others, then a student."""
+    words = set(re.split(r"[._]", name.lower()))
+    ranks = ({"ema", "swa", "averaged"}, {"teacher", "target"})
+    found = next((rank for rank, of_rank in enumerate(ranks) if words & of_rank), None)
+    return (3 if "student" in words else 2) if found is None else found
 
 
 _END = struct.Struct("<Q16s")  # size of the embedded bytes, and a name
@@ -277,9 +319,11 @@ def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
     except RuntimeError as error:  # raised by torch if the file cannot be mapped into memory
         raise VitkitError(f"{path} cannot be opened: {first_line(error)}") from error
     pictures = metadata.get(PICTURES)
+    tensors, passed_over = (tensors, {}) if full_names else without_prefixes(tensors, path)
     return Checkpoint(
         path=path,
-        tensors=tensors if full_names else without_prefixes(tensors, path),
+        tensors=tensors,
+        passed_over=passed_over,
         metadata=metadata,
         pictures=None if pictures is None else from_text(pictures, path),
     )
@@ -291,9 +335,8 @@ def _of_safetensors(file: Any, name: str) -> StoredTensor:
     return StoredTensor(tuple(view.get_shape()), dtype, lambda: file.get_tensor(name))
 
 
-# Keys of the weights in training checkpoints, in order of preference: averaged weights come first, and DINO's teacher
-# comes before the student.
-_WRAPPERS = ("model_ema", "state_dict_ema", "teacher", "model", "state_dict", "module", "net", "student")
+# Usual keys of the weights in training checkpoints, in order of preference among keys of the same `_rank`.
+_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params")
 
 
 def is_torch_zip(path: Path) -> bool:
@@ -308,6 +351,11 @@ def is_torch_zip(path: Path) -> bool:
 def read_torch(path: Path) -> Checkpoint:
     """Read the weights in a PyTorch file, without the training state that may surround them."""
     is_zip = zipfile.is_zipfile(path)
+    if is_zip and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
+        raise VitkitError(
+            f"{path} is a TorchScript archive, whose code is not run: save its weights with "
+            "torch.save(torch.jit.load(path).state_dict(), ...), and use that file"
+        )
     try:
         # Authors store their command line with the weights; a Namespace holds plain values and runs no code.
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings(action="ignore"):
@@ -323,41 +371,90 @@ def read_torch(path: Path) -> Checkpoint:
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise _damaged(path, next(iter(str(error).splitlines()), type(error).__name__)) from error
-    passed_over: dict[str, str] = {}
-    wrappers, state = _unwrap(content, path, passed_over)
-    tensors = {name: _of_torch(tensor) for name, tensor in state}
+    wrappers, state, others = _unwrap(content, path)
+    check = functools.cache(lambda: _check_sums(path) if is_zip else None)
+    tensors, passed_over = without_prefixes({name: _of_torch(tensor, check) for name, tensor in state.items()}, path)
     return Checkpoint(
         path=path,
-        tensors=without_prefixes(tensors, path),
+        tensors=tensors,
         wrappers=wrappers,
-        passed_over=passed_over,
+        passed_over=others | passed_over,
         pictures=tucked_in(path) if is_zip else None,
     )
 
 
-def _of_torch(tensor: Tensor) -> StoredTensor:
+def _of_torch(tensor: Tensor, check: Callable[[], None]) -> StoredTensor:
     is_plain = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
-    return StoredTensor(tuple(tensor.shape), tensor.dtype if is_plain else torch.int64, tensor.detach)
+
+    def read() -> Tensor:
+        check()
+        return tensor.detach()
+
+    return StoredTensor(tuple(tensor.shape), tensor.dtype if is_plain else torch.int64, read)
 
 
-def _unwrap(
-    content: Any, path: Path, passed_over: dict[str, str]
-) -> tuple[tuple[str, ...], Iterator[tuple[str, Tensor]]]:
+def _check_sums(path: Path) -> None:
+    """Compare the content of a zip file with its checksums, which PyTorch does not do; 0 means that there is none.
+
+    Raises:
+        VitkitError: a part of the file has another checksum.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in filter(lambda member: member.CRC, archive.infolist()):
+                with archive.open(member) as stream:
+                    while stream.read(2**20):
+                        pass
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise _damaged(path, error) from error
+
+
+def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor], dict[str, str]]:
+    """Find the weights in the content of a file.
+
+    Returns:
+        The keys under which they stand, the weights by name, and other sets of weights with the reason why they were
+        not taken.
+
+    Raises:
+        VitkitError: there are no named weights, or several sets of them, and it is not clear which one to use.
+    """
     wrappers: tuple[str, ...] = ()
-    while isinstance(content, Mapping):
-        present = [name for name in _WRAPPERS if isinstance(content.get(name), Mapping)]
+    passed_over: dict[str, str] = {}
+    while isinstance(content, Mapping) and not _weights_in(content):
+        present = sorted((name for name in content if _holds_weights(content[name])), key=_preference)
         if not present:
             break
         taken, *others = present
+        if others and _preference(taken) == _preference(others[0]):
+            places = listed([".".join([*wrappers, name]) for name in present], 6)
+            raise VitkitError(f"{path} contains several sets of weights, {places}: save only one of them")
         passed_over |= {".".join([*wrappers, name]): f"{taken} was taken" for name in others}
         wrappers, content = (*wrappers, taken), content[taken]
     if not isinstance(content, Mapping):
         raise VitkitError(
             f"{path} does not contain named weights, but a {type(content).__name__}: save model.state_dict()"
         )
-    return wrappers, (
-        (name, tensor) for name, tensor in content.items() if isinstance(name, str) and isinstance(tensor, Tensor)
-    )
+    weights = _weights_in(content)
+    if not weights and content:
+        keys = listed([str(name) for name in content], 6)
+        raise VitkitError(f"{path} contains no tensors by name, but {keys}: save model.state_dict()")
+    return wrappers, weights, passed_over
+
+
+def _weights_in(content: Mapping[Any, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
+
+
+def _holds_weights(content: Any) -> bool:
+    """Return whether a value is a state dict, whose names contain dots, or contains one."""
+    if not isinstance(content, Mapping):
+        return False
+    return any("." in name for name in _weights_in(content)) or any(map(_holds_weights, content.values()))
+
+
+def _preference(name: Any) -> tuple[int, int]:
+    return _rank(str(name)), _KEYS.index(name) if name in _KEYS else len(_KEYS)
 
 
 _OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,9 +247,11 @@ def read_foreign(
             "pass the model folder that contains both"
         )
     try:
-        layout = next(
-            (recognised for form in readable() if (recognised := form.recognise(checkpoint)) is not None), None
-        )
+        layout, removed = _recognise(checkpoint), ""
+        if layout is None and (removed := _common_prefix(checkpoint.tensors)):
+            bare = {name.removeprefix(removed): tensor for name, tensor in checkpoint.tensors.items()}
+            layout = _recognise(shorter := dataclasses.replace(checkpoint, tensors=bare))
+            checkpoint = checkpoint if layout is None else shorter
     except VitkitError as error:
         raise _by_family(checkpoint, error) from error
     if layout is None:
@@ -263,7 +265,10 @@ def read_foreign(
     config = inferred.config
     account = account_for(checkpoint.tensors, layout, config, shapes_of(config))
     if not account.is_clean and not allow_partial:
-        misfit = VitkitError(f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}")
+        text = f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}"
+        if not (account.missing or account.misshapen):
+            text += "; if the model works without them: allow_partial=True, or vitkit convert --allow-partial"
+        misfit = VitkitError(text)
         raise _by_family(checkpoint, misfit)
     assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred.assumed
     if layout.format == "timm" and not is_described:
@@ -274,6 +279,7 @@ def read_foreign(
         pixels = {k: v for k, v in dataclasses.asdict(entry.preprocess).items() if k != "size"}
     notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
     notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.passed_over.items()) + layout.notes
+    notes += (f"the prefix {removed} of the names was removed",) if removed else ()
     named = _name_classes(checkpoint, layout, config, is_published=entry is not None)
     assumed |= named.assumed
     notes += named.notes
@@ -299,6 +305,17 @@ def read_foreign(
         provenance={"weights": entry.name if entry else without_place(checkpoint.path), "format": layout.format},
         pictures=checkpoint.pictures,
     )
+
+
+def _recognise(checkpoint: Checkpoint) -> Layout | None:
+    return next((layout for form in readable() if (layout := form.recognise(checkpoint)) is not None), None)
+
+
+def _common_prefix(names: Collection[str]) -> str:
+    """Return the first word, with its dot, that most names share, as of a model within another; empty if none."""
+    words = [word for name in names if (word := name.partition(".")[0]) != name]
+    word = max(words, key=words.count, default="")
+    return f"{word}." if 2 * words.count(word) > len(names) else ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,144 @@
+"""Weights within what training programs store: found and loaded with a note, or refused with advice."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import vitkit
+from vitkit.errors import VitkitError
+from vitkit.model import VisionTransformer
+
+State = dict[str, Tensor]
+SMALL: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 3}
+
+
+def state(seed: int = 0) -> State:
+    torch.manual_seed(seed)
+    return VisionTransformer(**SMALL).state_dict()
+
+
+def under(prefix: str, of: State) -> State:
+    return {prefix + name: tensor for name, tensor in of.items()}
+
+
+def compiled(of: State) -> State:
+    return {name.replace("blocks.0.", "blocks.0._orig_mod."): tensor for name, tensor in of.items()}
+
+
+OTHER = state(seed=1)
+MOMENTS = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.1}]}
+ONE = torch.ones(3)
+# What is stored, and words of a note on it.
+WRAPPED: dict[str, tuple[Callable[[State], Any], str]] = {
+    "model_state_dict": (lambda own: {"model_state_dict": own, "optimizer_state_dict": MOMENTS}, "from model_state_di"),
+    "weights": (lambda own: {"weights": own, "epoch": 3}, "taken from weights"),
+    "params": (lambda own: {"params": own}, "taken from params"),
+    "params_ema": (lambda own: {"params": OTHER, "params_ema": own}, "params was ignored: params_ema was taken"),
+    "ema": (lambda own: {"net": OTHER, "ema": own}, "taken from ema"),
+    "any other key": (lambda own: {"my_vit": own, "history": {"loss": [1.0]}}, "taken from my_vit"),
+    "two keys deep": (lambda own: {"checkpoint": {"ema": {"decay": 0.9, "shadow": own}}}, "from checkpoint.ema.shadow"),
+    "net.": (lambda own: {"net": under("net.", own)}, "taken from net"),
+    "any other prefix": (lambda own: under("vit.", own), "the prefix vit. of the names was removed"),
+    "criterion": (
+        lambda own: {**under("model.", own), "criterion.weight": ONE},
+        "criterion.weight was ignored: it bel",
+    ),
+    "AveragedModel": (lambda own: {**under("module.", own), "n_averaged": ONE[0]}, "n_averaged was ignored"),
+    "compiled blocks": (lambda own: {"model": compiled(own)}, "taken from model"),
+    "DDP, EMA and Lightning": (
+        lambda own: {
+            "state_dict": {
+                **under("model._orig_mod.module.", OTHER),
+                **under("ema_model.module.module.", own),
+                "ema_model.n_averaged": ONE[0],
+                "criterion.weight": ONE,
+            },
+            "optimizer_states": [MOMENTS],
+            "epoch": 3,
+        },
+        "model.module was ignored: ema_model.module.module was taken",
+    ),
+    "teacher and student": (lambda own: {**under("student.", OTHER), **under("teacher.", own)}, "student was ignored"),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_weights_are_found(name: str, tmp_path: Path) -> None:
+    wrap, note = WRAPPED[name]
+    own = state()
+    torch.save(wrap(own), tmp_path / "w.pth")
+    classifier = vitkit.load(tmp_path / "w.pth", heads=2)
+    assert all(tensor.equal(own[key]) for key, tensor in classifier.model.state_dict().items())
+    assert classifier.report is not None and any(note in line for line in classifier.report.notes)
+
+
+def test_averaged_weights_of_safetensors_are_found(tmp_path: Path) -> None:
+    own = state()
+    save_file({**under("model.", OTHER), **under("ema.", own)}, tmp_path / "w.safetensors")
+    classifier = vitkit.load(tmp_path / "w.safetensors", heads=2)
+    assert all(tensor.equal(own[key]) for key, tensor in classifier.model.state_dict().items())
+    assert classifier.report is not None and "model was ignored: ema was taken" in classifier.report.notes
+
+
+REFUSED: dict[str, tuple[Callable[[State], Any], str]] = {
+    "two sets": (lambda own: {"first": own, "second": OTHER}, "several sets of weights, first, second: save only one"),
+    "two prefixes": (lambda own: {**under("model.", own), **under("backbone.", OTHER)}, "under several prefixes"),
+    "a list": (lambda own: {"shadow_params": list(own.values())}, r"but shadow_params: save model\.state_dict\(\)"),
+    "something else": (
+        lambda own: {**own, "adapter.weight": ONE},
+        "left over: adapter.weight; if the model works with",
+    ),
+    "a pickled model": (lambda own: {"model": VisionTransformer(**SMALL)}, r"torch\.save\(model\.state_dict\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_clear_is_refused_with_advice(name: str, tmp_path: Path) -> None:
+    wrap, message = REFUSED[name]
+    torch.save(wrap(state()), tmp_path / "w.pth")
+    with pytest.raises(VitkitError, match=message):
+        vitkit.load(tmp_path / "w.pth", heads=2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_torchscript_archive_is_refused_with_advice(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "w.pt")
+    with pytest.raises(VitkitError, match=r"TorchScript archive.*torch\.jit\.load\(path\)\.state_dict\(\)"):
+        vitkit.load(tmp_path / "w.pt")
+
+
+# --- Checksums ------------------------------------------------------------------------------------------------------
+
+
+def flip_a_bit(path: Path, member: str) -> None:
+    """Flip one bit in the middle of a part of a zip file."""
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        part = next(part for part in archive.infolist() if part.filename.endswith(member))
+        data = archive.read(part)
+    content[bytes(content).index(data, part.header_offset) + len(data) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    torch.save(state(), tmp_path / "w.pth")
+    flip_a_bit(tmp_path / "w.pth", "/data/3")
+    with pytest.raises(VitkitError, match="is damaged: Bad CRC-32"):
+        vitkit.load(tmp_path / "w.pth", heads=2)
+
+
+def test_a_file_without_checksums_is_read(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(compute_crc32=False)
+    try:
+        torch.save(state(), tmp_path / "w.pth")
+    finally:
+        torch.serialization.set_crc32_options(compute_crc32=True)
+    assert vitkit.load(tmp_path / "w.pth", heads=2).report is not None
