@@ -18,7 +18,8 @@ import vitkit
 import warm
 from vitkit import Attention, Block, Mlp, PatchEmbed, VisionTransformer, VitkitError, create_model, export, load
 from vitkit.cli.app import SCRIPT_FLAGS
-from vitkit.model import ViTConfig
+from vitkit.model import ViTConfig, drop_path
+from vitkit.model.vit import Block as EncoderLayer
 from vitkit.verbs import open_model
 
 SMALL: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -162,9 +163,13 @@ def test_attention_is_that_of_timm() -> None:
     torch.testing.assert_close(ours(tokens), reference.eval()(tokens), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("act", [nn.GELU, nn.ReLU, nn.SiLU, partial(nn.GELU, approximate="tanh")])
+ACTS = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.LeakyReLU, partial(nn.GELU, approximate="tanh"))
+
+
+@pytest.mark.parametrize("act", ACTS)
 def test_the_mlp_is_that_of_timm(act: Any) -> None:
-    ours, reference = Mlp(64, 128, act_layer=act), timm.layers.Mlp(64, 128, act_layer=act)
+    sizes = {"hidden_features": 128, "out_features": 24, "act_layer": act}
+    ours, reference = Mlp(64, **sizes), timm.layers.Mlp(64, **sizes)
     reference.load_state_dict(fill(ours).state_dict())
     tokens = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(ours(tokens), reference(tokens), rtol=1e-4, atol=1e-5)
@@ -177,6 +182,15 @@ def test_the_block_is_that_of_timm() -> None:
     reference.load_state_dict(fill(ours).state_dict())
     tokens = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(ours(tokens), reference.eval()(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_stochastic_depth_is_a_function_too() -> None:
+    x = torch.rand(1000, 3, 4) + 1
+    assert drop_path(x, 0.25) is x and drop_path(x, 0.0, True) is x
+    for dropped, scale in ((drop_path(x, 0.25, True), 0.75), (drop_path(x, 0.25, True, scale_by_keep=False), 1.0)):
+        kept = dropped.flatten(1).any(dim=1)
+        assert 0.6 < kept.float().mean() < 0.9
+        torch.testing.assert_close(dropped[kept], x[kept] / scale)
 
 
 def test_the_block_has_the_rates_that_it_is_given() -> None:
@@ -197,7 +211,6 @@ def test_the_patch_embedding_is_that_of_timm() -> None:
     ("create", "said"),
     [
         (lambda: Attention(65, num_heads=2), "hidden_size 65 is not divisible by heads 2"),
-        (lambda: Mlp(64, out_features=32), "out_features must equal in_features"),
         (lambda: PatchEmbed(8, 16), "patch"),
         (lambda: Block(64, 2, colour="red"), "unknown model option 'colour'"),
     ],
@@ -222,9 +235,14 @@ def test_layers_that_cannot_be_are_refused(create: Any, said: str) -> None:
         ({"act_layer": partial(nn.ReLU, inplace=True)}, {"activation": "relu"}),
         ({"act_layer": nn.SiLU}, {"activation": "silu"}),
         ({"act_layer": "swish"}, {"activation": "silu"}),
-        ({"norm_layer": nn.LayerNorm}, {}),
+        ({"act_layer": nn.Tanh}, {"activation": "tanh"}),
+        ({"act_layer": "leaky_relu"}, {"activation": "leaky_relu"}),
+        ({"act_layer": timm.layers.GELUTanh}, {"gelu": "tanh"}),
+        ({"norm_layer": "layernorm"}, {}),
+        ({"norm_layer": nn.LayerNorm}, {"norm_eps": 1e-5}),
+        ({"norm_layer": timm.layers.LayerNorm}, {}),
         ({"norm_layer": partial(nn.LayerNorm, eps=1e-5)}, {"norm_eps": 1e-5}),
-        ({"norm_layer": nn.RMSNorm}, {"norm_kind": "rms"}),
+        ({"norm_layer": nn.RMSNorm}, {"norm_kind": "rms", "norm_eps": 2.0**-23}),
         ({"embed_layer": PatchEmbed}, {}),
         ({"embed_layer": timm.layers.PatchEmbed}, {}),
     ],
@@ -233,16 +251,23 @@ def test_classes_of_layers_are_understood(options: dict[str, Any], fields: dict[
     assert ViTConfig().replace(**options) == ViTConfig().replace(**fields)
 
 
+def own(name: str, base: type) -> type:
+    """A class of the user's under the name of a class of torch or timm."""
+    return type(name, (base,), {"__module__": "test_names"})
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"act_layer": nn.Hardswish}, "act_layer must be one of GELU, ReLU and SiLU, not Hardswish"),
-        (
-            {"norm_layer": nn.BatchNorm2d},
-            "norm_layer must be one of LayerNorm, RMSNorm and BatchNorm1d, not BatchNorm2d",
-        ),
-        ({"norm_layer": partial(nn.LayerNorm, bias=False)}, "not LayerNorm with bias"),
-        ({"embed_layer": nn.Conv2d}, "embed_layer must be one of PatchEmbed, not Conv2d"),
+        ({"act_layer": nn.Hardswish}, r"act_layer must be one of torch's GELU, .* not .*Hardswish; .*self\.mlp\.act"),
+        ({"act_layer": nn.GELU(approximate="tanh")}, "an object of GELU: pass the class"),
+        ({"act_layer": partial(nn.LeakyReLU, negative_slope=0.2)}, "LeakyReLU with negative_slope"),
+        ({"norm_layer": nn.BatchNorm2d}, r"not .*BatchNorm2d; .*self\.norm1 and self\.norm2"),
+        ({"act_layer": own("GELU", nn.Module)}, r"not test_names\.GELU; .*vitkit\.register_block"),
+        ({"norm_layer": own("LayerNorm", nn.LayerNorm)}, r"not test_names\.LayerNorm; .*vitkit\.register_block"),
+        ({"embed_layer": own("PatchEmbed", nn.Module)}, r"not test_names\.PatchEmbed; .*model\.patch_embed"),
+        ({"norm_layer": partial(nn.LayerNorm, bias=False)}, "LayerNorm with bias"),
+        ({"embed_layer": nn.Conv2d}, "embed_layer must be one of vitkit's PatchEmbed and timm's, not .*Conv2d"),
         ({"act_layer": nn.ReLU, "activation": "silu"}, "both set activation"),
     ],
 )
@@ -251,7 +276,44 @@ def test_classes_of_layers_that_are_not_there_are_refused(options: dict[str, Any
         ViTConfig().replace(**options)
 
 
-@pytest.mark.parametrize("activation", ["relu", "silu"])
+class Zero(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x)
+
+
+class WithZeros(EncoderLayer):
+    def __init__(self, config: ViTConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.mlp.act = Zero()
+        self.norm1 = nn.LayerNorm(config.hidden_size, bias=False)
+
+
+class Overlapping(nn.Module):
+    """Patches with a stride of 8 and kernels of 12 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, 64, 12, stride=8, padding=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+def test_the_advice_on_own_classes_works() -> None:
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    vitkit.register_block("with_zeros", WithZeros)
+    model = VisionTransformer(**SMALL, block="with_zeros")
+    assert model.blocks[0].norm1.bias is None and not model.blocks[1].mlp.act(images).any()
+    logits = model(images)
+    model.blocks[0].mlp.fc1.weight.data.zero_()
+    torch.testing.assert_close(model(images), logits)
+    model = VisionTransformer(**SMALL)
+    model.patch_embed = Overlapping()
+    model(images).sum().backward()
+    assert model.patch_embed.proj.weight.grad is not None
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "tanh", "leaky_relu"])
 def test_another_activation_is_computed_alike_everywhere(tmp_path: Path, activation: str) -> None:
     model = fill(VisionTransformer(**SMALL, activation=activation))
     pixels = vitkit.Preprocess(size=32)

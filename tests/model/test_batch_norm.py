@@ -212,7 +212,7 @@ def test_averages_include_the_running_statistics(fields: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(
     ("layer", "eps"),
-    [(nn.BatchNorm1d, 1e-6), ("batchnorm", 1e-6), ("BatchNorm1d", 1e-6), (partial(nn.BatchNorm1d, eps=1e-3), 1e-3)],
+    [(nn.BatchNorm1d, 1e-5), ("batchnorm", 1e-6), ("BatchNorm1d", 1e-6), (partial(nn.BatchNorm1d, eps=1e-3), 1e-3)],
 )
 def test_it_is_chosen_by_class_or_name(layer: Any, eps: float) -> None:
     model = VisionTransformer(img_size=32, patch_size=16, embed_dim=24, depth=1, num_heads=2, norm_layer=layer)
@@ -222,7 +222,7 @@ def test_it_is_chosen_by_class_or_name(layer: Any, eps: float) -> None:
 
 
 def test_other_arguments_of_the_class_are_refused() -> None:
-    with pytest.raises(VitkitError, match="not BatchNorm1d with momentum"):
+    with pytest.raises(VitkitError, match="BatchNorm1d with momentum"):
         VisionTransformer(norm_layer=partial(nn.BatchNorm1d, momentum=0.5))
 
 

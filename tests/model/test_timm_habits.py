@@ -127,9 +127,9 @@ def test_the_spellings_of_others_are_understood(theirs: dict[str, Any], ours: di
     ("options", "said"),
     [
         ({"drop_rate": 0.1}, "dropout before the head in timm"),
-        ({"norm_layer": nn.BatchNorm2d}, "norm_layer must be one of LayerNorm, RMSNorm and BatchNorm1d"),
-        ({"act_layer": nn.Tanh}, "act_layer must be one of GELU, ReLU and SiLU"),
-        ({"embed_layer": object}, "embed_layer must be one of PatchEmbed"),
+        ({"norm_layer": nn.BatchNorm2d}, "norm_layer must be one of torch's LayerNorm, RMSNorm and BatchNorm1d"),
+        ({"act_layer": nn.Mish}, "act_layer must be one of torch's GELU, ReLU, SiLU, Tanh and LeakyReLU"),
+        ({"embed_layer": object}, "embed_layer must be one of vitkit's PatchEmbed"),
         ({"global_pool": "prr"}, "global_pool must be one of token, avg, map"),
         ({"patch_drop_rate": 0.5}, "--patch-dropout"),
         ({"depth": 2, "layers": 3}, "both set layers"),

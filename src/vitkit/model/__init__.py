@@ -18,6 +18,7 @@ __all__, __getattr__ = public(
         "layers": "DropPath Dropout Head random_bits survives",
         "names": "IMAGENET_21K MIXTURES config_for is_model_name list_models",
         "network": "Network",
+        "parts": "drop_path",
         "position": "RelativePosition sincos_1d sincos_2d",
         "variants": "WRITTEN fields_by_names",
         "vit": "Attention Block MLP VisionTransformer",

@@ -251,6 +251,9 @@ _LAYERS: dict[str, dict[str, dict[str, Any]]] = {
         "relu": {"activation": "relu"},
         "silu": {"activation": "silu"},
         "swish": {"activation": "silu"},
+        "tanh": {"activation": "tanh"},
+        "leaky_relu": {"activation": "leaky_relu"},
+        "leakyrelu": {"activation": "leaky_relu"},
     },
     "norm_layer": {
         "layernorm": {"norm_kind": "layer"},
@@ -259,6 +262,18 @@ _LAYERS: dict[str, dict[str, dict[str, Any]]] = {
         "batchnorm1d": {"norm_kind": "batch"},
     },
     "embed_layer": {"patchembed": {}},
+}
+_LIBRARIES = ("torch.nn.", "timm.layers.", "vitkit.model.")  # a class of the same name elsewhere computes anything
+_TORCHS_EPS = {"layer": 1e-5, "batch": 1e-5, "rms": 2.0**-23}  # of norms without `eps`; that of RMSNorm in float32
+_SUBCLASS = "for your own, subclass vitkit.model.vit.Block, set {} in its __init__, and use vitkit.register_block"
+# The supported classes, and what to do with another one.
+_OTHERS = {
+    "act_layer": ("torch's GELU, ReLU, SiLU, Tanh and LeakyReLU", _SUBCLASS.format("self.mlp.act")),
+    "norm_layer": ("torch's LayerNorm, RMSNorm and BatchNorm1d", _SUBCLASS.format("self.norm1 and self.norm2")),
+    "embed_layer": (
+        "vitkit's PatchEmbed and timm's",
+        "for your own, build the model without it, with patch_size as its stride, and assign it to model.patch_embed",
+    ),
 }
 _REFUSED = {
     "block_fn": "register the class with vitkit.register_block, and use block=NAME",
@@ -313,28 +328,29 @@ def _translate(name: str, value: Any) -> dict[str, Any]:
 def _fields_of_layer(option: str, layer: Any) -> dict[str, Any]:
     """Return the fields of `ViTConfig` that select a layer class, such as `nn.GELU`.
 
-    `layer` is the class, a `functools.partial` of it, its name, or None for the default.
+    `layer` is a class of torch, timm or vitkit, a `functools.partial` of it, its name, or None for the default.
     """
     if layer is None:
         return {}
     kind, arguments = getattr(layer, "func", layer), dict(getattr(layer, "keywords", {}))
     name = kind if isinstance(kind, str) else getattr(kind, "__name__", type(kind).__name__)
-    known = _LAYERS[option]
-    if name.lower() in known:
-        fields = dict(known[name.lower()])
+    is_known = isinstance(kind, str) or (isinstance(kind, type) and kind.__module__.startswith(_LIBRARIES))
+    if is_known and name.lower() in _LAYERS[option]:
+        fields = dict(_LAYERS[option][name.lower()])
         if option == "norm_layer" and "eps" in arguments:
             fields["norm_eps"] = arguments.pop("eps")
+        elif option == "norm_layer" and getattr(kind, "__module__", "").startswith("torch."):
+            fields["norm_eps"] = _TORCHS_EPS[fields["norm_kind"]]
         if option == "act_layer" and arguments.get("approximate") in ("none", "tanh"):
             fields["gelu"] = "tanh" if arguments.pop("approximate") == "tanh" else "erf"
         arguments.pop("inplace", None)
-        if not arguments:
+        if not arguments and not getattr(layer, "args", ()):
             return fields
     extra = f" with {', '.join(arguments)}" if arguments else ""
-    norms = "LayerNorm, RMSNorm and BatchNorm1d"
-    names = {"act_layer": "GELU, ReLU and SiLU", "norm_layer": norms, "embed_layer": "PatchEmbed"}
-    raise VitkitError(
-        f"{option} must be one of {names[option]}, not {name}{extra}; for another layer, subclass the model's Block"
-    )
+    names, advice = _OTHERS[option]
+    if not isinstance(kind, str):
+        name = f"{kind.__module__}.{name}" if isinstance(kind, type) else f"an object of {name}: pass the class"
+    raise VitkitError(f"{option} must be one of {names}, not {name}{extra}; {advice}")
 
 
 Features = Literal["head", "class", "mean", "patches"]  # what `build.read_features` returns
@@ -427,7 +443,7 @@ class ViTConfig:
     mlp_norm: bool = False  # normalise the input of the MLP's second layer (sub-LN, arXiv 2210.06423; EVA-02)
     fc_norm: bool = False  # normalise after pooling instead of before (BEiT, arXiv 2106.08254; MAE's fine-tuning)
     layer_scale: float | None = None  # the initial value; None: no LayerScale; arXiv 2103.17239, sec. 2
-    activation: Literal["gelu", "relu", "silu"] = "gelu"  # of the MLP; sec. 3.1 has GELU
+    activation: Literal["gelu", "relu", "silu", "tanh", "leaky_relu"] = "gelu"  # of the MLP; sec. 3.1 has GELU
     gelu: Literal["erf", "tanh", "quick"] = "erf"  # "quick": x sigmoid(1.702 x), arXiv 1606.08415, sec. 2
     qkv_bias: bool = True
     proj_bias: bool = True  # of the attention's projection and the MLP; AIMv2, arXiv 2411.14402, has none

@@ -285,9 +285,10 @@ def _exact_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def activation(config: ViTConfig) -> nn.Module:
-    """Create the activation of a configuration: a GELU (exact, with tanh, or CLIP's), a ReLU or a SiLU."""
+    """Create the activation of a configuration: a GELU (exact, with tanh, or CLIP's), or another function."""
+    others = {"relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU}
     if config.activation != "gelu":
-        return nn.ReLU() if config.activation == "relu" else nn.SiLU()
+        return others[config.activation]()
     return QuickGELU() if config.gelu == "quick" else nn.GELU(approximate="tanh" if config.gelu == "tanh" else "none")
 
 
@@ -436,8 +437,9 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
         return
     for module in model.modules():
         if isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm, BatchNorm)):
-            nn.init.ones_(module.weight)
-            if not isinstance(module, RMSNorm):
+            if module.weight is not None:  # norms of a registered block may lack either
+                nn.init.ones_(module.weight)
+            if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, (Learned2D, RelativePosition, BiasTable)):
             for parameter in module.parameters():

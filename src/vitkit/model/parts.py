@@ -9,11 +9,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from vitkit.errors import VitkitError
 from vitkit.model import vit
 from vitkit.model.config import Pair, ViTConfig, override
+from vitkit.model.layers import DropPath
+
+
+def drop_path(x: Tensor, drop_prob: float = 0.0, training: bool = False, scale_by_keep: bool = True) -> Tensor:
+    """Zero random samples of a batch, and scale the others: stochastic depth (arXiv 1603.09382) as a function.
+
+    Args:
+        x: a residual branch, (B, ...).
+        drop_prob: the probability that a sample is dropped.
+        training: False returns x unchanged.
+        scale_by_keep: whether the samples that are kept are divided by 1 - drop_prob.
+    """
+    dropped: Tensor = DropPath(drop_prob).train(training)(x)
+    return dropped if scale_by_keep or not training else dropped * (1.0 - drop_prob)
 
 
 class PatchEmbed(vit.PatchEmbed):
@@ -89,13 +102,13 @@ class Mlp(vit.MLP):
     Args:
         in_features: D.
         hidden_features: the width between the layers; the default is D.
-        out_features: None or D, because the residual connection adds the input to the output.
-        act_layer: the activation: `nn.GELU`, `nn.ReLU` or `nn.SiLU`, or a name.
+        out_features: the number of features of the result; the default is D, which a residual connection requires.
+        act_layer: the activation: `nn.GELU`, `nn.ReLU`, `nn.SiLU`, `nn.Tanh` or `nn.LeakyReLU`, or a name.
         drop: the rate of dropout after each layer; `drop_ratio` is understood as well.
         options: other fields of `ViTConfig`.
 
     Raises:
-        VitkitError: an option is unknown, or out_features differs from in_features.
+        VitkitError: an option is unknown.
     """
 
     def __init__(
@@ -107,13 +120,11 @@ class Mlp(vit.MLP):
         drop: float = 0.0,
         **options: Any,
     ) -> None:
-        if out_features not in (None, in_features):
-            raise VitkitError(
-                f"out_features must equal in_features ({in_features}), because the residual connection adds the input"
-            )
         sizes = {"embed_dim": in_features, "num_heads": 1, "mlp_size": hidden_features or in_features}
         drop = options.pop("drop_ratio", drop)
         super().__init__(override(ViTConfig(), **sizes, act_layer=act_layer, dropout=drop, **options))
+        if out_features is not None:
+            self.fc2 = nn.Linear(self.fc2.in_features, out_features, bias=self.fc2.bias is not None)
 
 
 class Block(vit.Block):

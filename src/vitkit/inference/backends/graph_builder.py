@@ -430,8 +430,14 @@ class _GraphBuilder(Generic[V]):
         return self.writer.add(self.writer.linear(x, weight), self.writer.constant(bias))
 
     def activation(self, x: V, act: nn.Module) -> V:
-        if isinstance(act, nn.ReLU | nn.SiLU):
-            return self.writer.activate(x, "relu" if isinstance(act, nn.ReLU) else "silu")
+        plain: dict[type[nn.Module], Activation] = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh"}
+        if type(act) in plain:
+            return self.writer.activate(x, plain[type(act)])
+        if isinstance(act, nn.LeakyReLU):  # relu(x) - slope * relu(-x)
+            negative = self.writer.multiply(x, self.writer.constant(torch.full((1, 1, 1), -1.0)))
+            slope = self.writer.constant(torch.full((1, 1, 1), -act.negative_slope))
+            below = self.writer.multiply(self.writer.activate(negative, "relu"), slope)
+            return self.writer.add(self.writer.activate(x, "relu"), below)
         if isinstance(act, QuickGELU):
             x = self.writer.activate(
                 self.writer.multiply(x, self.writer.constant(torch.full((1, 1, 1), QUICK))), "silu"

@@ -555,7 +555,8 @@ _PARTS: dict[type[nn.Module], Set[str]] = {
     MLP: {"fc1", "conv", "act", "drop1", "drop2", "norm", "fc2"},
     TokenConvolution: {"conv"},
     **dict.fromkeys((nn.Linear, nn.LayerNorm, RMSNorm, BatchNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
-    **dict.fromkeys((LayerScale, DropPath, Dropout, nn.GELU, nn.ReLU, nn.SiLU, QuickGELU, SwiGLU), frozenset[str]()),
+    **dict.fromkeys((LayerScale, DropPath, Dropout, nn.GELU, QuickGELU, SwiGLU), frozenset[str]()),
+    **dict.fromkeys((nn.ReLU, nn.SiLU, nn.Tanh, nn.LeakyReLU), frozenset[str]()),
 }
 
 

@@ -298,7 +298,7 @@ def _files(classifier: Classifier) -> Files:
             "prefix_positions": (True, False) if family == "ijepa" else (family != "dinov2_with_registers",),
             "distill_token": (family == "deit",),
             "gelu": ("erf", "tanh", "quick"),
-            "activation": ("gelu", "relu", "silu"),
+            "activation": (config.activation,),
         },
     )
     if is_dino and config.layer_scale is None:

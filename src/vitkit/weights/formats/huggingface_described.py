@@ -20,8 +20,7 @@ _ACTIVATIONS: dict[str, dict[str, str]] = {
     "gelu_python": {"gelu": "erf"},
     "gelu_new": {"gelu": "tanh"},
     "gelu_fast": {"gelu": "tanh"},
-    "relu": {"activation": "relu"},
-    "silu": {"activation": "silu"},
+    **{name: {"activation": name} for name in ("relu", "silu", "tanh", "leaky_relu")},
     "swish": {"activation": "silu"},
 }
 _TASKS: dict[str, Task] = {

@@ -270,7 +270,7 @@ def tower_files(classifier: Classifier) -> Files:
             "registers": (0,),
             "qkv_bias": (True,),
             "gelu": ("erf", "tanh", "quick"),
-            "activation": ("gelu", "relu", "silu"),
+            "activation": (config.activation,),
         },
     )
     layout = layout_for(config)
