@@ -439,8 +439,8 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
         if isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm, BatchNorm)):
             if module.weight is not None:  # norms of a registered block may lack either
                 nn.init.ones_(module.weight)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+            if isinstance(bias := getattr(module, "bias", None), Tensor):
+                nn.init.zeros_(bias)
         elif isinstance(module, (Learned2D, RelativePosition, BiasTable)):
             for parameter in module.parameters():
                 nn.init.trunc_normal_(parameter, std=0.02)
