@@ -169,6 +169,18 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     assert cache_folder() == Path("/own")
 
 
+def test_a_user_without_a_home_folder_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("VITKIT_CACHE", raising=False)
+    assert cache_folder() == Path("/.cache/vitkit")
+    monkeypatch.setenv("VITKIT_CACHE", "/here")
+    assert cache_folder() == Path("/here")
+
+
 # --- Names ------------------------------------------------------------------------------------------
 
 

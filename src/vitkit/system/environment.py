@@ -19,8 +19,9 @@ def cache_folder() -> Path:
 
     This is VITKIT_CACHE, or `vitkit` in the user's cache folder.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("VITKIT_CACHE") or Path(base) / "vitkit")
+    if own := os.environ.get("VITKIT_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "vitkit"
 
 
 def state_folder() -> Path:
@@ -29,8 +30,16 @@ def state_folder() -> Path:
     Raises:
         VitkitError: the folder is not private; see `private`.
     """
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    base = os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state"
     return private(Path(os.environ.get("VITKIT_STATE") or Path(base) / "vitkit"))
+
+
+def _home() -> Path:
+    """Return the user's home folder; the root folder, which is rarely writable, for a user of a service without one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
 
 
 def private(folder: Path) -> Path:
