@@ -187,7 +187,7 @@ def walk(name: str, folder: Path) -> Walk:
     import vitkit
 
     for path in SOURCE.rglob("*.py"):
-        if path.name not in ("__main__.py", "lightning_module.py"):
+        if path.name not in ("__main__.py", "lightning_module.py") and path.parent.name != "static":
             importlib.import_module(
                 ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
             )

@@ -22,9 +22,11 @@ from PIL import Image
 import photos
 import tiny
 from browser import browser, is_within, serious, watched, with_camera
+from tiffs import write_tiff
 from tiny import build
 from vitkit.classifier import Classifier
-from vitkit.data import Preprocess
+from vitkit.data import SUFFIXES, Preprocess
+from vitkit.data.picture import picture_in
 from vitkit.errors import VitkitError
 from vitkit.exporting import load_exported, packages
 from vitkit.exporting.packages import columns_first
@@ -473,35 +475,80 @@ def test_the_script_of_a_model_without_a_score_refuses_a_level(archive: Path, tm
     assert done.returncode == 2 and "this model has no score for images of unknown things" in done.stderr
 
 
-def test_the_script_in_an_archive_answers_as_predict_does(archive: Path, model: Path, tmp_path: Path) -> None:
-    """Run as its instructions say, without vitkit."""
+def write_files(data: Path) -> None:
+    """Write a file of each name and kind that `vitkit predict` reads, refuses or leaves out."""
     exif = Image.Exif()
     exif[0x0112] = 8
-    data = tmp_path / "photos"
     photos.save(photos.noise(40, 30), data / "-a.png")
     photos.save(photos.noise(30, 40, 1), data / "b.jpg", exif=exif)
     photos.save(photos.noise(300, 400, 2), data / "large.jpg")
-    photos.save(photos.noise(30, 40, 3).convert("RGBA"), data / "sub" / "c.webp")
+    clear = photos.noise(30, 40, 3).convert("RGBA")
+    photos.save(clear, data / "sub" / "c.webp")
+    clear.putalpha(0)
+    photos.save(clear, data / "clear.png")
     photos.save(Image.fromarray(np.full((9, 9), 40_000, np.uint16)), data / "deep.png")
+    formats = {".jpg": "JPEG", ".tif": "TIFF", ".tiff": "TIFF", ".pgm": "PPM"}
+    formats |= dict.fromkeys((".jpeg", ".jpe", ".jfif"), "JPEG") | dict.fromkeys((".heic", ".heif", ".hif"), "HEIF")
+    picture_in(heic())  # registers HEIF
+    for seed, suffix in enumerate(sorted(SUFFIXES)):
+        kind = formats.get(suffix, suffix[1:].upper())
+        photos.save(photos.noise(40, 40, seed), data / f"format{suffix}", format=kind)
+    colours = np.random.default_rng(0).integers(0, 4096, (20, 30, 3)).astype("<u2")
+    write_tiff(data / "12 bits.tif", colours, t281=(3, 4095))
+    write_tiff(data / "holes.tif", colours[..., 0].astype("<f4") - 2000, t42113=(2, b"-9999\0"))
+    write_tiff(data / "bands.tif", np.zeros((4, 4, 13), "<u2"))
+    write_tiff(data / "raw.tif", np.zeros((4, 4, 3), "u1"), t50706=(4, 1))
     (data / "damaged.jpg").write_bytes(b"nothing")
-    table = tmp_path / "answers.csv"
+    (data / "empty.png").touch()
+    (data / "cut.png").write_bytes((data / "-a.png").read_bytes()[:500])
+    for left_out in ("._b.jpg", ".hidden.jpg", "notes.txt", "__MACOSX/b.jpg", "@eaDir/b.jpg", ".thumbnails/b.jpg"):
+        (data / left_out).parent.mkdir(exist_ok=True)
+        (data / left_out).write_bytes((data / "b.jpg").read_bytes())
+
+
+def heic() -> bytes:
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    content = io.BytesIO()
+    photos.noise(40, 40).save(content, "HEIF")
+    return content.getvalue()
+
+
+def test_the_script_in_an_archive_answers_as_predict_does(
+    archive: Path, model: Path, tmp_path: Path, vitkit: Any
+) -> None:
+    """Run as its instructions say, without vitkit."""
+    data, table = tmp_path / "photos", tmp_path / "answers.csv"
+    write_files(data)
     command = [sys.executable, archive / "predict.py", data, "-o", table]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), done
-    rows = {
-        Path(row["path"].lstrip("'")).name: row for row in csv.DictReader(io.StringIO(table.read_text("utf-8-sig")))
-    }
-    own = load(model)
-    for prediction in own.predict([str(data / name) for name in ("-a.png", "b.jpg", "large.jpg", "sub/c.webp")]):
-        row = rows[Path(prediction.path).name]
-        assert row["label"] == prediction.label
-        assert float(row["confidence"]) == pytest.approx(prediction.confidence, abs=2e-6)
-    assert rows["damaged.jpg"]["error"].startswith("cannot be read: ")
-    assert rows["deep.png"]["error"] == "cannot be read: it has more than 8 bits a colour"
+    assert done.returncode == 0, done
+    rows = {row["path"].lstrip("'"): row for row in csv.DictReader(io.StringIO(table.read_text("utf-8-sig")))}
+    said = vitkit("predict", model, data, "--backend", "eager")
+    expected = {row["path"].lstrip("'"): row for row in csv.DictReader(io.StringIO(said.out))}
+    assert rows.keys() == expected.keys() and len(rows) >= len(SUFFIXES) + 10
+    for path, row in rows.items():
+        assert (row["label"], row["error"].removeprefix("cannot be read: ")) == (
+            expected[path]["label"],
+            expected[path]["error"],
+        ), path
+        if row["label"]:
+            assert float(row["confidence"]) == pytest.approx(float(expected[path]["confidence"]), abs=2e-6), path
+    notes = sorted(line.replace(str(data), "DATA") for line in done.stderr.splitlines() if "left out" in line)
+    assert notes == [f"note: left out of DATA: {why} (1)" for why in ("hidden", "not an image format", "system file")]
+    assert "clear.png is possibly not read as meant: it is transparent everywhere" in done.stderr
+
+
+def test_the_decoder_in_an_archive_needs_nothing_of_vitkit(archive: Path) -> None:
+    for name in ("predict.py", "picture.py", "file_names.py"):
+        text = (archive / name).read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(from|import) vitkit", text, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad", "squash", "squash_crop"])
-def test_the_scripts_pixels_are_those_of_preprocess(fit: Any) -> None:
+def test_the_scripts_pixels_are_those_of_preprocess(archive: Path, fit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(archive)
     names: dict[str, Any] = {"__name__": "script"}
     exec((STATIC / "predict.py").read_text(encoding="utf-8"), names)
     for own in (

@@ -30,6 +30,7 @@ __all__, __getattr__ = public(
         "doctor.keypoints": "BYTES MOST find_keypoints working_copy",
         "earlier_labels": "LabelsBefore MissingTest compare_with_runs labels_before_run read_labels_before",
         "file_facts": "FactTable Facts Memory THUMBNAIL scan",
+        "file_names": "SUFFIXES",
         "image_cache": "DiskCache MemoryCache PictureCache bytes_of choose_cache open_cache",
         "labels": "EXCLUDED Edit add_edits labels_so_far read_labels read_suspects renaming undo_edits",
         "layout": "LayoutName split_of_folder split_of_word",
@@ -49,7 +50,7 @@ __all__, __getattr__ = public(
             "split_from_file split_to_dict"
         ),
         "splits": "SPLITS fold held_out_split limit_training scenes split stratify",
-        "storage": "Overlooked SUFFIXES Stored below_storage find_images is_there open_place read_place",
+        "storage": "Overlooked Stored below_storage find_images is_there open_place read_place",
         "table": "EarlierLabel ImageTable MULTI_LABEL SINGLE_LABEL TASKS Task table_of task_of",
         "user_datasets": "Datasets item_of read_preprocess survey",
     },

@@ -20,8 +20,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import Folder, LayoutName, table_of_layout, understand
-from vitkit.data.storage import Overlooked, UnreadableImageError, is_passed_over, why_ignored
+from vitkit.data.storage import Overlooked, UnreadableImageError
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural

@@ -31,7 +31,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from vitkit.data.storage import SUFFIXES, is_there
+from vitkit.data.file_names import SUFFIXES
+from vitkit.data.storage import is_there
 from vitkit.data.table import MULTI_LABEL
 from vitkit.errors import VitkitError
 from vitkit.system.files import (

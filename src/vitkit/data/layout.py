@@ -18,7 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from vitkit.data.storage import Branch, Overlooked, is_passed_over, look_through, why_ignored
+from vitkit.data.file_names import is_passed_over, why_ignored
+from vitkit.data.storage import Branch, Overlooked, look_through
 from vitkit.data.table import ImageTable, Row, look, table_of
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed

@@ -145,6 +145,8 @@ def why_unreadable(source: str | bytes, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
             return _why_unidentified(file)
+    if isinstance(error, ModuleNotFoundError):
+        return f"to read it, install the package {error.name}"
     if "truncated" in str(error).lower():
         return "truncated"
     return f"damaged ({str(error) or type(error).__name__})"

@@ -20,9 +20,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
+from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import LayoutName, split_of_word
 from vitkit.data.remote import copy_of, read_file, read_part
-from vitkit.data.storage import UnreadableImageError, entries_in, is_passed_over, why_ignored
+from vitkit.data.storage import UnreadableImageError, entries_in
 from vitkit.data.table import TASKS, UNLABELLED, EarlierLabel, ImageTable, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_bytes

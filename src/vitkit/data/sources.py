@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from vitkit.data import archive, shards
+from vitkit.data.file_names import is_passed_over
 from vitkit.data.labels import read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
 from vitkit.data.named import DATASETS
@@ -25,7 +26,6 @@ from vitkit.data.storage import (
     Storage,
     entries_in,
     images_below,
-    is_passed_over,
 )
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
 from vitkit.data.table import MULTI_LABEL, UNLABELLED, ImageTable, Row, refuse_twins, table_of

@@ -15,11 +15,12 @@ from typing import Any
 
 from vitkit.data import named
 from vitkit.data.file_facts import Memory, stamp_of
+from vitkit.data.file_names import SUFFIXES
 from vitkit.data.named import DATASETS
 from vitkit.data.seen import DIGEST, PictureRecord
 from vitkit.data.sources import storage_at
 from vitkit.data.splits import SPLITS
-from vitkit.data.storage import SUFFIXES, Place, UnreadableImageError, is_there, open_place, walk
+from vitkit.data.storage import Place, UnreadableImageError, is_there, open_place, walk
 from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_text, write_json

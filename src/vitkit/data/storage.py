@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
+from vitkit.data.file_names import SYSTEM_FOLDERS, is_passed_over, why_ignored
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of
 from vitkit.text.cells import listed, plural
@@ -220,39 +221,6 @@ def version_of(place: Place) -> tuple[int, int, int] | None:
 
 # --- Images in folders ----------------------------------------------------------------------------------------
 
-SUFFIXES = frozenset(
-    f".{ending}"
-    for ending in (
-        *("jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "gif"),
-        *("bmp", "tif", "tiff", "ppm", "pgm", "heic", "heif", "hif", "avif"),
-    )
-)
-_SYSTEM = frozenset((".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini"))
-_SYSTEM_FOLDERS = (
-    frozenset(  # thumbnails, deleted files and snapshots, in lower case; hidden folders are left out anyway
-        (
-            *(
-                "@eadir",
-                "@sharebin",
-                "@tmp",
-                "#recycle",
-                "#snapshot",
-                "@synologydrive",
-                "@synologycloudsync",
-            ),  # Synology
-            *("@recycle", "@recently-snapshot", "@__thumb", "@qsync"),  # QNAP
-            *("$recycle.bin", "recycler", "recycled", "system volume information", "found.000"),  # Windows
-            *("__macosx", "network trash folder", "temporary items", "thevolumesettingsfolder"),  # macOS
-            *(
-                "lost+found",
-                "~snapshot",
-                "trashbox",
-                "_gsdata_",
-                "__pycache__",
-            ),  # Linux, NetApp, Buffalo, GoodSync, Python
-        )
-    )
-)
 _LOOKED_AT = 10_000  # number of files in a hidden folder that are checked
 
 
@@ -326,22 +294,6 @@ def _lies_in(path: str, folder: str) -> bool:
 
 def _from(root: Path | None, folder: str) -> str:
     return folder if root is None else Path(folder).relative_to(root).as_posix()
-
-
-def is_passed_over(folder: str) -> bool:
-    """Return whether a folder is ignored by its name: it is hidden, or one that a system or file server adds."""
-    return folder.startswith(".") or folder.lower() in _SYSTEM_FOLDERS
-
-
-def why_ignored(file: str) -> str | None:
-    """Return the reason why a file with this name is ignored; None if the name is that of an image."""
-    if file.lower() in _SYSTEM or file.startswith("._"):
-        return "system file"
-    if file.startswith("."):
-        return "hidden"
-    if os.path.splitext(file)[1].lower() not in SUFFIXES:  # noqa: PTH122  # ten times as fast as a Path's
-        return "not an image format"
-    return None
 
 
 def _has_images(folder: str | Path) -> bool:
@@ -477,7 +429,7 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
             raise VitkitError(f"no such file, folder or pattern: {source}")
         named = [part.lower() for part in Path(source).parts]
         for match in matches:
-            hidden = [part for part in Path(match).parts if part.lower() in _SYSTEM_FOLDERS.difference(named)]
+            hidden = [part for part in Path(match).parts if part.lower() in SYSTEM_FOLDERS.difference(named)]
             overlooked.hidden.update(match[: match.index(part) + len(part)] for part in hidden[:1])
             paths += [] if hidden else _as_named(match, overlooked)
     if not paths:

@@ -39,7 +39,18 @@ from vitkit.model.network import Network
 from vitkit.model.variants import MAPS, reason_against
 from vitkit.system.files import replacing, without_place
 from vitkit.text.arguments import path_text
-from vitkit.text.pages import KINDS, Fonts, as_file, image, new_figure, plot_picture, table, write_page, written_as
+from vitkit.text.pages import (
+    KINDS,
+    Fonts,
+    as_file,
+    image,
+    new_figure,
+    plot_picture,
+    shorten,
+    table,
+    write_page,
+    written_as,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -318,7 +329,7 @@ class Explanation:
         axis = figure.subplots()
         axis.imshow(picture)
         axis.set_axis_off()
-        axis.set_title(draw.shorten(f"{method}: {self.title}", 60), fontsize=9)
+        axis.set_title(shorten(f"{method}: {self.title}", 60), fontsize=9)
         return figure
 
     def _draw_all(self) -> Figure:

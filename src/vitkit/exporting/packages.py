@@ -65,7 +65,8 @@ _LABELS, _HOW_TO, _CARD, _SCRIPT, _REQUIREMENTS = (
     "predict.py",
     "requirements.txt",
 )
-_OLDEST = "onnxruntime>=1.22\nnumpy>=2\npillow>=11.3\n"
+_DECODER = ("picture.py", "file_names.py")  # modules of `data` that the script imports
+_OLDEST = "onnxruntime>=1.22\nnumpy>=2\npillow>=11.3\npillow-heif>=1\n"
 _STATIC = Path(__file__).parent / "static"
 
 
@@ -141,6 +142,7 @@ def _write_zip(path: Path, name: str, onnx: bytes, model: Path, classifier: Clas
         _LABELS: "".join(f"{label}\n" for label in classifier.classes),
         _SCRIPT: (_STATIC / _SCRIPT).read_text(encoding="utf-8"),
         _REQUIREMENTS: _OLDEST,
+        **{name: (_STATIC.parents[1] / "data" / name).read_text(encoding="utf-8") for name in _DECODER},
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file, text in texts.items():

@@ -144,9 +144,9 @@ def with_all_letters(figure: F) -> F:
         text.set_fontfamily([*text.get_fontfamily(), *_installed()])
     if legend := [f"[{number}] = {word}" for word, number in _NUMBERS.items() if word not in _TOLD]:
         _TOLD.update(_NUMBERS)
-        text = "note: no installed font has all characters of some names, so pictures show numbers instead"
+        why = "note: no installed font has all characters of some names, so pictures show numbers instead"
         install = "install one that has them, such as Noto Sans CJK"
-        logging.getLogger(__name__).warning("%s", visible(f"{text} ({install}): {', '.join(legend)}"))
+        logging.getLogger(__name__).warning("%s", visible(f"{why} ({install}): {', '.join(legend)}"))
     return figure
 
 

@@ -25,7 +25,8 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 import vitkit
-from vitkit.data.storage import STORAGES, Overlooked, walk, why_ignored
+from vitkit.data.file_names import why_ignored
+from vitkit.data.storage import STORAGES, Overlooked, walk
 from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive_in, from_json, replacing, write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, ignore, reporting_within, silent

@@ -22,7 +22,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from vitkit.data.storage import STORAGES, SUFFIXES, is_passed_over
+from vitkit.data.file_names import SUFFIXES, is_passed_over
+from vitkit.data.storage import STORAGES
 from vitkit.data.table import bare
 from vitkit.errors import VitkitError
 from vitkit.system.run_files import RECIPE

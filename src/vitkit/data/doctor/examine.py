@@ -18,9 +18,9 @@ from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compa
 from vitkit.data.doctor.names import find_groups
 from vitkit.data.doctor.shortcuts import find_shortcuts
 from vitkit.data.file_facts import PLAIN, Facts, FactTable, Memory, column, columns, scan
+from vitkit.data.file_names import SUFFIXES
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS, held_out_split
-from vitkit.data.storage import SUFFIXES
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json

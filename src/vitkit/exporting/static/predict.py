@@ -1,6 +1,7 @@
 """Classify photographs with model.onnx: python predict.py PHOTOS [-o answers.csv]
 
-It needs onnxruntime, numpy and pillow, and no network. Pictures are decoded and resized as `vitkit predict` does.
+It needs onnxruntime, numpy, pillow and pillow-heif, and no network. Photographs are found, decoded and resized as
+`vitkit predict` does: file_names.py and picture.py beside this script are parts of vitkit.
 """
 
 import argparse
@@ -8,16 +9,19 @@ import base64
 import csv
 import json
 import math
+import os
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from PIL import Image, ImageOps
+from file_names import is_passed_over, why_ignored  # type: ignore[import-not-found]
+from picture import MAX_PIXELS, picture_in, why_unreadable  # type: ignore[import-not-found]
+from PIL import Image
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif")
-MOST_PIXELS = 178_956_970
 Card = dict[str, Any]
 
 
@@ -55,19 +59,30 @@ def main() -> None:
 
 def found(places: list[Path]) -> Iterator[Path]:
     for place in places:
-        if place.is_dir():
-            yield from sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES)
-        else:
+        if not place.is_dir():
             yield place
+            continue
+        left_out: Counter[str] = Counter()
+        for folder, folders, files in os.walk(place):
+            folders[:] = sorted(name for name in folders if not is_passed_over(name))
+            reasons = {name: why_ignored(name) for name in sorted(files)}
+            left_out.update(reason for reason in reasons.values() if reason)
+            yield from (Path(folder, name) for name, reason in reasons.items() if reason is None)
+        for reason, count in left_out.items():
+            print(f"note: left out of {place}: {reason} ({count})", file=sys.stderr)
 
 
 def row(session: Any, card: Card, score: Any, path: Path) -> tuple[Path, str, float, float, str]:
     """Return the path, the label, its confidence, its familiarity, and an error message; "" if there is no error."""
+    preprocess = card["preprocess"]
     try:
-        image = decode(path, card["preprocess"])
+        short_side = max(before_crop(preprocess) if preprocess["fit"].endswith("crop") else preprocess["size"])
+        picture = picture_in(str(path), short_side)
     except Exception as error:  # a damaged file may raise anything
-        return path, "", math.nan, math.nan, f"cannot be read: {error}"
-    pixels = normalise(resize(image, card["preprocess"]), card["preprocess"])
+        return path, "", math.nan, math.nan, f"cannot be read: {why_unreadable(str(path), error)}"
+    if picture.doubt:
+        print(f"note: {path} is possibly not read as meant: {picture.doubt}", file=sys.stderr)
+    pixels = normalise(resize(picture.image, preprocess), preprocess)
     outputs = session.run(["logits"] if score is None else ["logits", "features"], {"images": pixels[None]})
     label, confidence = decide(probabilities(outputs[0][0], card), card)
     familiar = math.nan if score is None else familiarity(score, *(output[0].astype(np.float64) for output in outputs))
@@ -141,24 +156,6 @@ def strangeness(part: str, about: Card, arrays: dict[str, Any], logits: Any, fea
     return float(distances[nearest - 1])
 
 
-def decode(path: Path, preprocess: Card) -> Image.Image:
-    """Read a picture as RGB, rotated upright by its EXIF data, with a white background."""
-    with Image.open(path) as image:
-        if image.width * image.height > MOST_PIXELS:
-            raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
-        short = max(before_crop(preprocess) if preprocess["fit"].endswith("crop") else preprocess["size"])
-        if image.format in ("JPEG", "MPO") and min(image.size) >= 4 * short:
-            scale = 2 * short / min(image.size)
-            image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
-        if image.mode.startswith(("I", "F")):
-            raise ValueError("it has more than 8 bits a colour")
-        upright = ImageOps.exif_transpose(image)
-    if upright.has_transparency_data:
-        rgba = upright.convert("RGBA")
-        upright = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
-    return upright.convert("RGB")
-
-
 def before_crop(preprocess: Card) -> list[int]:
     return [math.floor(side / preprocess["crop_pct"] + 1e-6) for side in preprocess["size"]]
 
@@ -181,7 +178,7 @@ def resize(image: Image.Image, preprocess: Card) -> Image.Image:
     elif fit == "crop":
         full_w = int(full_h * image.width / image.height)
     top, left = (both // 2 if preprocess.get("floor_crop") else round(both / 2) for both in (full_h - h, full_w - w))
-    if full_h * full_w > MOST_PIXELS:  # a very long picture: only the part that is kept
+    if full_h * full_w > MAX_PIXELS:  # a very long picture: only the part that is kept
         x, y = image.width / full_w, image.height / full_h
         return image.resize((w, h), filter_, (left * x, top * y, (left + w) * x, (top + h) * y))
     return image.resize((full_w, full_h), filter_).crop((left, top, left + w, top + h))
