@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +44,27 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
     (folder / "recipe.toml").write_text(text.replace("workers = 1", "workers = 0"))
     run.resume(folder, say=lambda _: None)
     assert (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__":\n    '])
+def test_a_script_without_a_guard_is_told_to_have_one_where_processes_import_it(tmp_path: Path, guard: str) -> None:
+    photos, folder = runs.photos(tmp_path / "photos"), tmp_path / "run"
+    options = f"weights='none', model='vit_micro_patch8_16', epochs=1, workers=1, cache='none', out={str(folder)!r}"
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import multiprocessing\n"
+        "multiprocessing.set_start_method('spawn', force=True)\n"
+        "print('script starts', flush=True)\nimport vitkit\n"
+        f"{guard}vitkit.train({str(photos)!r}, {options})\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    if guard:
+        assert done.returncode == 0 and (folder / "report.html").is_file(), done.stderr
+        return
+    assert done.stdout.count("script starts") == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        f'vitkit.errors.VitkitError: {script}: put the call into `if __name__ == "__main__":`'
+    )
 
 
 @pytest.mark.parametrize(

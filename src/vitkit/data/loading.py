@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import copy
 import math
+import multiprocessing
 import signal
+import sys
 import threading
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from itertools import islice
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -330,11 +333,14 @@ class BatchedImages:
         return batches
 
     def _loader(self, images: Dataset[Any], **options: Any) -> DataLoader[Any]:
+        is_forked = self.workers > 0 and self.cache == "ram"  # to share the cache
+        if self.workers and not is_forked:
+            check_guard()
         return DataLoader(
             images,
             num_workers=self.workers,
             persistent_workers=self.workers > 0,
-            multiprocessing_context="fork" if self.workers and self.cache == "ram" else None,  # to share the cache
+            multiprocessing_context="fork" if is_forked else None,
             pin_memory=torch.cuda.is_available(),  # so that it can be copied while the GPU computes
             **options,
         )
@@ -383,6 +389,26 @@ def is_worker_lost(error: BaseException) -> bool:
         "DataLoader worker" in said
         and any(word in said for word in ("killed by signal", "exited unexpectedly", "shared memory", "Bus error"))
     )
+
+
+def check_guard() -> None:
+    """Check that processes which prepare images can be started from the script of this program.
+
+    Where Python does not fork (on Windows and macOS, and from Python 3.14 on), each of them imports the script. Without
+    a guard, it would do everything that the script does.
+
+    Raises:
+        VitkitError: the script has no guard.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None or multiprocessing.get_start_method() == "fork":
+        return
+    with suppress(OSError):
+        if "__main__" not in Path(script).read_text(encoding="utf-8", errors="replace"):
+            raise VitkitError(
+                f'{script}: put the call into `if __name__ == "__main__":`, because each process that prepares images '
+                "imports the script; or set workers to 0"
+            )
 
 
 def worker_lost(workers: int) -> str:

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from vitkit.classifier import Classifier
 from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore, labels_before_run
-from vitkit.data.loading import EvaluationImages, TrainingImages, is_worker_lost, worker_lost
+from vitkit.data.loading import EvaluationImages, TrainingImages, check_guard, is_worker_lost, worker_lost
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import fold
 from vitkit.data.table import SINGLE_LABEL, ImageTable
@@ -341,6 +341,8 @@ def compute_features(
 
 
 def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    if workers:
+        check_guard()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
