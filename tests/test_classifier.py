@@ -136,6 +136,19 @@ def test_a_classifier_is_never_in_training_mode() -> None:
     assert not model.training
 
 
+@pytest.mark.parametrize("compute", ["logits", "probabilities", "features"])
+def test_numbers_that_are_not_preprocessed_are_refused(compute: str) -> None:
+    own = classifier()
+    compute_of = getattr(own, compute)
+    expected = compute_of(images())
+    for same in (images().numpy(), images().double()):
+        torch.testing.assert_close(compute_of(same), expected)
+    whole = images().byte()
+    for wrong, named in ((whole, "a tensor of torch.uint8"), (whole.numpy(), "uint8"), ([1], "list")):
+        with pytest.raises(VitkitError, match=rf"preprocessed images are .*, not .*{named}: prepare a picture"):
+            compute_of(wrong)
+
+
 # Rates at which a model in training mode gives another answer each time.
 RATES = {"dropout": 0.5, "attention_dropout": 0.5, "drop_path": 0.5, "position_dropout": 0.5}
 ASKED: dict[str, Callable[[Classifier, Path], Any]] = {

@@ -210,9 +210,13 @@ class Classifier:
         """Compute logits (B, K) in float32 from preprocessed images (B, C, height, width).
 
         The logits are on the same device as `images`.
+
+        Raises:
+            VitkitError: `images` are not preprocessed, or do not have the shape that the model expects.
         """
         import torch
 
+        images = _preprocessed(images)
         with torch.inference_mode():
             if self.runner is not None:
                 return self.runner(images)[:, : len(self.classes)] if self.runner_has_features else self.runner(images)
@@ -447,8 +451,8 @@ class Classifier:
             precision: the precision of matrix products: `float32`, `bfloat16` or, on a GPU, `float16`.
 
         Raises:
-            VitkitError: the features of the class token are requested, but the model has no class token; or the
-                precision is float16 and the model is on a CPU.
+            VitkitError: the features of the class token are requested, but the model has no class token; the
+                precision is float16 and the model is on a CPU; or `images` are not preprocessed.
         """
         import torch
 
@@ -456,6 +460,7 @@ class Classifier:
         from vitkit.model.layers import evaluating
 
         check_precision(precision, self.device.type)
+        images = _preprocessed(images)
         with (
             evaluating(self.model),
             torch.autocast(self.device.type, getattr(torch, precision), precision != "float32"),
@@ -659,3 +664,22 @@ class Classifier:
             **({} if self.thresholds is None else {"thresholds": list(self.thresholds)}),
             "provenance": self.provenance,
         }
+
+
+def _preprocessed(images: Tensor | npt.NDArray[np.floating[Any]]) -> Tensor:
+    """Return preprocessed images as a float32 tensor.
+
+    Raises:
+        VitkitError: `images` are of another type, such as numbers from 0 to 255.
+    """
+    import torch
+
+    if isinstance(images, np.ndarray):
+        images = torch.from_numpy(images)
+    if not isinstance(images, torch.Tensor) or not images.is_floating_point():
+        what = f"a tensor of {images.dtype}" if isinstance(images, torch.Tensor) else type_of(images)
+        raise VitkitError(
+            f"preprocessed images are a float tensor (B, C, height, width), not {what}: prepare a picture with `read`, "
+            "or pass pictures to `predict`"
+        )
+    return images.float()

@@ -129,6 +129,11 @@ def test_what_is_there_is_kept_unless_forced(vitkit: Any, model: Path, pictures:
         (("pictures", "-o", "pictures/out"), "lies in the source"),
         (("pictures", "-o", "taken.txt"), "is a file"),
         (("pictures/one/same.png", "-o", "pictures/one", "--force"), "next to the photographs"),
+        (
+            ("album/1.png", "-o", "album/maps"),
+            "album/maps lies in album: nothing is written next to the photographs",
+        ),
+        (("album/images/3.png", "-o", "album", "--force"), "lies in album/images: nothing is written next"),
         (("nowhere.png", "-o", "out"), "no such file"),
         (("pictures", "-o", "out", "--target", "z"), "there is no class 'z'"),
         (("pictures", "-o", "out", "--layer", "1"), "uses all layers"),
@@ -141,6 +146,8 @@ def test_mistakes_end_in_a_line(
     vitkit: Any, model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, complaint: str
 ) -> None:
     monkeypatch.chdir(model.parent)
+    for name in ("1.png", "2.png", "images/3.png"):
+        save(noise(), Path("album") / name)
     (pictures / "broken.png").unlink()
     Path("taken.txt").write_bytes(b"")
     before = fingerprint(model.parent)

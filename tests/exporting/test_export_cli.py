@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from breaking import broken
 import photos
 import runs
 import warm
+from vitkit.data import read_source, split_to_dict
 from vitkit.exporting import FORMATS, choose_pictures, onnx_format
 
 
@@ -89,6 +91,29 @@ def test_at_most_200_images_of_every_class(tmp_path: Path) -> None:
     assert chosen.what == f"200 labelled images of {data}"
     counts = [sum(Path(str(path)).parent.name == name for path in chosen.those) for name in "abc"]
     assert counts == [86, 80, 34]
+
+
+@pytest.mark.parametrize("folder", ["photos", ""])
+def test_a_file_may_lie_beside_a_list_of_photographs(
+    vitkit: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = [photos.save(photos.noise(20, 20, i), Path(folder, f"{i}.png")) for i in range(8)]
+    rows = [f"{file},{('red', 'blue')[i % 2]}" for i, file in enumerate(files)]
+    Path("labels.csv").write_text("\n".join(["path,label", *rows]))
+    assert vitkit("export", model, "-o", "m.onnx", "--data", "labels.csv").code == 0
+    assert Path("m.onnx").is_file()
+
+
+def test_the_file_of_a_run_on_a_list_may_lie_beside_the_list(tmp_path: Path) -> None:
+    data = photos.folder(tmp_path / "photos", {"a": 8, "b": 8})
+    rows = [f"{file.relative_to(tmp_path)},{file.parent.name}" for file in sorted(data.rglob("*.png"))]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
+    table = read_source(tmp_path / "labels.csv")
+    table = replace(table, splits=("train", "val") * 8)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "split.json").write_text(json.dumps(split_to_dict(table)))
+    assert choose_pictures(tmp_path / "run", None).folders == ()
 
 
 def test_another_size_and_another_format(vitkit: Any, trained: Path, tmp_path: Path) -> None:

@@ -161,6 +161,24 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("folder", ["photos", "photos/drawn"])
+def test_pictures_of_a_single_photograph_do_not_land_among_others(
+    model: Path, photos: Path, tmp_path: Path, folder: str
+) -> None:
+    before = {path: path.read_bytes() for path in photos.iterdir()}
+    with pytest.raises(VitkitError, match=r"--pictures .* nothing is written next to the photographs"):
+        package.predict(model, photos / "1.png", pictures=tmp_path / folder, force=True)
+    assert {path: path.read_bytes() for path in photos.iterdir()} == before
+
+
+def test_a_folder_beside_a_photograph_in_the_current_folder_is_no_folder_among_photographs(
+    model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos)
+    package.predict(model, "1.png", pictures="drawn")
+    assert [path.name for path in Path("drawn").iterdir()] == ["1.png.png"]
+
+
 def test_no_thread_is_left_if_rows_cannot_be_written(model: Path, data: Path) -> None:
     before = set(threading.enumerate())
 

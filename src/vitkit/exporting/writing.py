@@ -19,7 +19,7 @@ from torch import Tensor
 from vitkit.classifier import Classifier
 from vitkit.data.decode import UnreadableImageError
 from vitkit.data.layout import LayoutName
-from vitkit.data.sources import read_source
+from vitkit.data.sources import kind_of_file, read_source
 from vitkit.data.split_file import images_of_run, look_over, read_contents
 from vitkit.data.storage import Place, is_there
 from vitkit.data.table import ImageTable
@@ -178,7 +178,7 @@ class Pictures:
     Attributes:
         what: description of the images for users.
         those: the images.
-        folders: the folders that contain the photographs; no file may be written there.
+        folders: the folders that are searched for photographs; no file may be written there.
     """
 
     what: str
@@ -239,7 +239,8 @@ def _of_table(table: ImageTable, contents: Mapping[str, str]) -> Pictures:
         changes.refuse()
     step = max(1, len(rows) / _MOST)
     chosen = [rows[int(i * step)] for i in range(min(_MOST, len(rows)))]  # every class, because rows are sorted by it
-    folders = table.folders or (table.root,)
+    is_list = table.storage is None and kind_of_file(table.name) is not None  # whose folders nobody searches
+    folders = () if is_list else table.folders or (table.root,)
     return Pictures(
         f"{len(chosen)} {name or 'labelled'} images of {table.name}", tuple(map(table.file, chosen)), folders
     )

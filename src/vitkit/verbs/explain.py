@@ -23,6 +23,7 @@ from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import (
     PREPROCESS,
+    check_apart,
     check_choice,
     check_outside,
     exclusive_out_folder,
@@ -216,9 +217,8 @@ def explain(
     folder = _check(path_of(out), names, anatomy=anatomy)
     notes = Notes(note)
     paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
-    for path in paths:
-        if folder.resolve() == Path(path).resolve().parent:
-            raise VitkitError(f"--out {folder} contains the image {path}: nothing is written next to the photographs")
+    for place in (folder, folder / _IMAGES):
+        check_apart("--out", place, paths)
     result: Explanations | Anatomy
     with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
         classifier = open_model(model, notes, device, preprocess)

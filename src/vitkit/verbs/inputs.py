@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from vitkit.data.file_names import why_ignored
 from vitkit.data.labels import refuse_encoding
 from vitkit.data.remote import RemoteFile
 from vitkit.data.sources import find_source, storage_at
@@ -366,6 +367,30 @@ def check_outside(flag: str, path: Path, folders: Iterable[str]) -> None:
     for folder in folders:
         if path.resolve().is_relative_to(Path(folder).resolve()):
             raise VitkitError(f"{flag} {path} lies in the source {folder}: nothing is written next to the photographs")
+
+
+def check_apart(flag: str, out: Path, paths: Iterable[str]) -> None:
+    """Refuse a folder of results among photographs: the folder of a photograph, or one in a folder of several.
+
+    A folder in the current folder is always accepted, unless photographs lie in it.
+
+    Args:
+        flag: the flag that names the folder, for messages.
+        out: the folder.
+        paths: the photographs.
+
+    Raises:
+        VitkitError: the folder lies among photographs.
+    """
+    target = out.resolve()
+    above = {target, *target.parents}
+    for folder in sorted({Path(path).parent for path in paths}):
+        place = folder.resolve()
+        if place not in above or not place.is_dir():
+            continue
+        images = sum(why_ignored(file.name) is None for file in place.iterdir())
+        if place == target or (place != Path.cwd() and images > 1):
+            raise VitkitError(f"{flag} {out} lies in {folder}: nothing is written next to the photographs")
 
 
 def check_choice(flag: str, value: object, literal: Any) -> None:

@@ -52,6 +52,7 @@ from vitkit.verbs.inputs import (
     BackendName,
     PlanName,
     PrecisionName,
+    check_apart,
     check_choice,
     check_out,
     check_suffix,
@@ -355,6 +356,8 @@ def predict(
     if out is not None and from_list is not None and out.resolve() == Path(from_list).resolve():
         raise VitkitError(f"--out {out} is the list of --from-list: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
+    if pictures is not None:
+        check_apart("--pictures", pictures, paths)
     suffix = "" if out is None else out.suffix.lower()
     if suffix == ".xlsx":
         check_rows(len(paths))
