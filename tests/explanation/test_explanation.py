@@ -170,8 +170,11 @@ def test_a_picture_in_memory_is_turned_upright_too(tmp_path: Path) -> None:
 
 def test_transparency_lands_on_white_in_memory_too(tmp_path: Path) -> None:
     picture = smooth(40, 30).convert("RGBA")
-    picture.putalpha(0)
-    assert same(classifier().explain(picture, "raw").photograph, Image.new("RGB", (40, 30), "white"))
+    expected = Image.new("RGB", (40, 30), "white")
+    expected.paste(picture.crop((0, 0, 40, 9)).convert("RGB"))
+    picture.putalpha(Image.new("L", (40, 30)))
+    picture.paste(expected.crop((0, 0, 40, 9)).convert("RGBA"))
+    assert same(classifier().explain(picture, "raw").photograph, expected)
     palette = smooth(40, 30).quantize(8)
     palette.info["transparency"] = 0
     path = save(palette, tmp_path / "p.png", transparency=0)

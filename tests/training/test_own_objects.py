@@ -282,7 +282,9 @@ def test_what_is_no_picture_is_refused_before_anything_is_built(tmp_path: Path, 
 
 def test_other_kinds_of_numbers_and_pictures_are_read_as_files_are(tmp_path: Path) -> None:
     clear = Image.new("RGBA", (16, 16), (10, 0, 0, 0))
-    assert np.asarray(item_of([(clear, 0)], 0, "train")[0]).min() == 255, "on white"  # type: ignore[arg-type]
+    clear.paste((10, 0, 0, 255), (0, 0, 16, 4))
+    seen = np.asarray(item_of([(clear, 0)], 0, "train")[0])  # type: ignore[arg-type]
+    assert seen[4:].min() == 255 and seen[:4].max() == 10, "on white"
     doubles, label = item_of([(torch.zeros(3, 2, 2, dtype=torch.float64), np.array(1))], 0, "train")  # type: ignore[arg-type]
     assert isinstance(doubles, torch.Tensor)
     assert (doubles.dtype, label) == (torch.float32, 1)
