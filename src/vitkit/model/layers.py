@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.position import BiasTable, Learned2D, RelativePosition
 
@@ -509,3 +510,23 @@ def _lecun_normal(weight: Tensor) -> None:
 def _zero_bias(module: nn.Linear | nn.Conv2d) -> None:
     if module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+class Layers(nn.Sequential):
+    """The encoder layers. As in timm, `model.blocks(tokens)` applies all of them: (B, N, D) -> (B, N, D)."""
+
+    positions_in_layers = False
+
+    def forward(self, x: Tensor, apply: Callable[[int, Tensor], Tensor] | None = None) -> Tensor:
+        """Apply all layers in turn, each by `apply(i, x)` if given, which also adds the positions of layer i."""
+        if apply is None and self.positions_in_layers:
+            raise VitkitError("these layers use positions, which blocks(tokens) would leave out: use encode(tokens)")
+        for i, block in enumerate(self):
+            x = block(x) if apply is None else apply(i, x)
+        return x
+
+    def __getitem__(self, index: Any) -> Any:
+        part = super().__getitem__(index)
+        if isinstance(part, Layers):
+            part.positions_in_layers = self.positions_in_layers
+        return part

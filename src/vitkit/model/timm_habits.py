@@ -39,7 +39,8 @@ class AttentionHabits:
 
 
 def _has_hooks(part: nn.Module) -> bool:
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+    every = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return any(not hasattr(hook, "measures_cost") for hooks in every if hooks for hook in hooks.values())
 
 
 class TimmHabits:

@@ -12,7 +12,7 @@ h x w patch grid, K classes. The names of parameters are those of timm, DeiT, DI
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from vitkit.model.layers import (
     Dropout,
     DropPath,
     Head,
+    Layers,
     PatchConvolution,
     SwiGLU,
     TokenConvolution,
@@ -191,26 +192,6 @@ def build_block(config: ViTConfig, layer: int) -> nn.Module:
     return ParallelBlock(config, layer, build_attention(config, layer, patches_read), MLP(config, patches_read))
 
 
-class Layers(nn.Sequential):
-    """The encoder layers. As in timm, `model.blocks(tokens)` applies all of them: (B, N, D) -> (B, N, D)."""
-
-    positions_in_layers = False
-
-    def forward(self, x: Tensor, apply: Callable[[int, Tensor], Tensor] | None = None) -> Tensor:
-        """Apply all layers in turn, each by `apply(i, x)` if given, which also adds the positions of layer i."""
-        if apply is None and self.positions_in_layers:
-            raise VitkitError("these layers use positions, which blocks(tokens) would leave out: use encode(tokens)")
-        for i, block in enumerate(self):
-            x = block(x) if apply is None else apply(i, x)
-        return x
-
-    def __getitem__(self, index: Any) -> Any:
-        part = super().__getitem__(index)
-        if isinstance(part, Layers):
-            part.positions_in_layers = self.positions_in_layers
-        return part
-
-
 class VisionTransformer(TimmHabits, nn.Module):
     """The Vision Transformer: images (B, C, height, width), normalised as the weights expect, to class logits (B, K).
 
@@ -220,8 +201,7 @@ class VisionTransformer(TimmHabits, nn.Module):
     Three attributes change how the logits are computed, but not the logits themselves:
 
     - `fused_attention`: whether eqs. 6-7 are computed by one kernel.
-    - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers). If a
-      hook is registered there, it computes all tokens (`is_observed`).
+    - `shortcut`: whether the last block computes only the tokens that the head reads (7 % less work at 12 layers).
     - `checkpointing`: blocks to recompute in the backward pass, to save memory: True for all, n for every n-th block.
 
     Args:
@@ -338,8 +318,7 @@ class VisionTransformer(TimmHabits, nn.Module):
     def encode(self, tokens: Tensor, queries: int | None = None) -> Tensor:
         """Apply all layers (eqs. 2 and 3): (B, N, D) -> (B, N, D), or (B, queries, D) for the first tokens alone."""
         last = len(self.blocks) - 1
-        encoded: Tensor = self.blocks(tokens, lambda i, x: self.layer(i, x, queries if i == last else None))
-        return encoded
+        return self.blocks(tokens, lambda i, x: self.layer(i, x, queries if i == last else None))
 
     def layer(self, i: int, x: Tensor, queries: int | None = None) -> Tensor:
         """Apply layer i with its positions: (B, N, D) -> (B, N, D), or (B, queries, D) for the first tokens alone."""

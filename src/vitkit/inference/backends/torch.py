@@ -31,8 +31,9 @@ from vitkit.inference.backends.optimized import OptimizedModel, can_pack, merge,
 from vitkit.inference.backends.registry import PLANS
 from vitkit.inference.pipeline import BATCH, cores, crew
 from vitkit.model.build import Model, vit_of
+from vitkit.model.layers import Layers
 from vitkit.model.network import Network
-from vitkit.model.vit import Layers, VisionTransformer
+from vitkit.model.vit import VisionTransformer
 from vitkit.model.windows import windows_of
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, write_json
