@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,18 +119,20 @@ def compare_with_runs(
     marked = {item.path: item for item in table.earlier}
     known, missing = dict[str, EarlierLabel](), dict[str, MissingTest]()
     for run in runs:
-        then = _labels_of_run(run)
+        images, contents, before = split_from_file(run / SPLIT), read_contents(run / SPLIT), read_labels_before(run)
+        then = _labels_of_run(run.name, images, contents, before)
         compared = [(path, then[digest]) for path, digest in digests.items() if path in now and digest in then]
-        stored = {item.digest: item.before for item in read_labels_before(run).changed}
+        stored = {item.digest: item.before for item in before.changed}
         plain = [(path, item) for path, item in compared if path not in marked and item.digest not in stored]
         names = new_names(((item.before, now[path]) for path, item in plain), table)
-        if _is_for_other_purpose(run, table, [(names.get(old, old), now[path]) for path, (_, old, *_) in compared]):
-            continue
+        same = sum(names.get(item.before, item.before) == now[path] for path, item in compared)
+        if not set(images.classes) & set(table.classes) and 4 * same < 3 * len(compared):
+            continue  # the classes serve another purpose, such as colours in place of species
         for path, item in compared:
             old = names.get(item.before, item.before)
-            before = UNLABELLED if stored.get(item.digest) == UNLABELLED and old == now[path] else old
-            known.setdefault(path, item._replace(path=path, before=before))
-        tests, there = _tests_of_run(run, table.task), set(digests.values())
+            label = UNLABELLED if stored.get(item.digest) == UNLABELLED and old == now[path] else old
+            known.setdefault(path, item._replace(path=path, before=label))
+        tests, there = _tests_of_run(run, contents, before, table.task), set(digests.values())
         there_tested = [digests[path] for path in tested if path in digests]
         if there_tested and 2 * sum(digest in tests for digest in there_tested) >= len(there_tested):
             for digest, test in tests.items():
@@ -175,37 +177,30 @@ def digests_of_run(run: Path, table: ImageTable) -> dict[str, str]:
     return {new: contents[old] for old, new in known if old in contents}
 
 
-def _labels_of_run(run: Path) -> dict[str, EarlierLabel]:
+def _labels_of_run(
+    name: str, images: ImageTable, contents: Mapping[str, str], stored: LabelsBefore
+) -> dict[str, EarlierLabel]:
     """Return the label by which a run tests each of its images, by the digest of the file."""
-    table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
     labels: dict[str, set[str]] = {}
-    for i, path in enumerate(table.paths):
+    for i, path in enumerate(images.paths):
         if path in contents:
-            labels.setdefault(contents[path], set()).add(table.cell_of(i))
+            labels.setdefault(contents[path], set()).add(images.cell_of(i))
     known = {  # copies of a file with contradicting labels are not compared
-        digest: EarlierLabel("", label, run.name, digest) for digest, (label, *others) in labels.items() if not others
+        digest: EarlierLabel("", label, name, digest) for digest, (label, *others) in labels.items() if not others
     }
-    earlier = {item.digest: item for item in read_labels_before(run).changed if item.before != UNLABELLED}
+    earlier = {item.digest: item for item in stored.changed if item.before != UNLABELLED}
     return known | {digest: item for digest, item in earlier.items() if digest}
 
 
-def _is_for_other_purpose(run: Path, table: ImageTable, pairs: Sequence[tuple[str, str]]) -> bool:
-    """Return whether a run has other classes for other purposes, such as colours in place of species."""
-    if not pairs or set(split_from_file(run / SPLIT).classes) & set(table.classes):
-        return False
-    return 4 * sum(old == new for old, new in pairs) < 3 * len(pairs)
-
-
-def _tests_of_run(run: Path, task: Task) -> dict[str, MissingTest]:
+def _tests_of_run(run: Path, contents: Mapping[str, str], stored: LabelsBefore, task: Task) -> dict[str, MissingTest]:
     """Return the images that a run was tested on, by the digest of the file, without those that its weights had seen.
 
     Raises:
         VitkitError: a file of the run is damaged.
     """
-    tests = {item.digest: item for item in read_labels_before(run).missing}
+    tests = {item.digest: item for item in stored.missing}
     if not (run / PREDICTIONS).is_file():
         return tests
-    contents = read_contents(run / SPLIT)
     try:
         numbers = from_json(read_text(run / EVALUATION)) if (run / EVALUATION).is_file() else {}
         seen = set((numbers.get("seen") or {"paths": ()})["paths"])
