@@ -15,31 +15,13 @@ SUFFIXES = frozenset(
     )
 )
 _SYSTEM = frozenset((".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini"))
-SYSTEM_FOLDERS = (
-    frozenset(  # thumbnails, deleted files and snapshots, in lower case; hidden folders are left out anyway
-        (
-            *(
-                "@eadir",
-                "@sharebin",
-                "@tmp",
-                "#recycle",
-                "#snapshot",
-                "@synologydrive",
-                "@synologycloudsync",
-            ),  # Synology
-            *("@recycle", "@recently-snapshot", "@__thumb", "@qsync"),  # QNAP
-            *("$recycle.bin", "recycler", "recycled", "system volume information", "found.000"),  # Windows
-            *("__macosx", "network trash folder", "temporary items", "thevolumesettingsfolder"),  # macOS
-            *(
-                "lost+found",
-                "~snapshot",
-                "trashbox",
-                "_gsdata_",
-                "__pycache__",
-            ),  # Linux, NetApp, Buffalo, GoodSync, Python
-        )
-    )
-)
+# Thumbnails, deleted files and snapshots, in lower case. Hidden folders are left out anyway.
+_SYNOLOGY = ("@eadir", "@sharebin", "@tmp", "#recycle", "#snapshot", "@synologydrive", "@synologycloudsync")
+_QNAP = ("@recycle", "@recently-snapshot", "@__thumb", "@qsync")
+_WINDOWS = ("$recycle.bin", "recycler", "recycled", "system volume information", "found.000")
+_MACOS = ("__macosx", "network trash folder", "temporary items", "thevolumesettingsfolder")
+_OTHERS = ("lost+found", "~snapshot", "trashbox", "_gsdata_", "__pycache__")  # Linux, NetApp, Buffalo, GoodSync, Python
+SYSTEM_FOLDERS = frozenset((*_SYNOLOGY, *_QNAP, *_WINDOWS, *_MACOS, *_OTHERS))
 
 
 def is_passed_over(folder: str) -> bool:
