@@ -341,9 +341,13 @@ _KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "network", 
 
 def is_torch_zip(path: Path) -> bool:
     """Return whether a zip file is one that PyTorch saved."""
+    return _has_part(path, "/data.pkl")
+
+
+def _has_part(path: Path, ending: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
-            return any(name.endswith("/data.pkl") for name in archive.namelist())
+            return any(name.endswith(ending) for name in archive.namelist())
     except zipfile.BadZipFile as error:
         raise _damaged(path, error) from error
 
@@ -351,7 +355,7 @@ def is_torch_zip(path: Path) -> bool:
 def read_torch(path: Path) -> Checkpoint:
     """Read the weights in a PyTorch file, without the training state that may surround them."""
     is_zip = zipfile.is_zipfile(path)
-    if is_zip and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
+    if is_zip and _has_part(path, "/constants.pkl"):
         raise VitkitError(
             f"{path} is a TorchScript archive, whose code is not run: save its weights with "
             "torch.save(torch.jit.load(path).state_dict(), ...), and use that file"

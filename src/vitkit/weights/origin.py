@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -313,9 +314,8 @@ def _recognise(checkpoint: Checkpoint) -> Layout | None:
 
 def _common_prefix(names: Collection[str]) -> str:
     """Return the first word, with its dot, that most names share, as of a model within another; empty if none."""
-    words = [word for name in names if (word := name.partition(".")[0]) != name]
-    word = max(words, key=words.count, default="")
-    return f"{word}." if 2 * words.count(word) > len(names) else ""
+    words = Counter(word for name in names if (word := name.partition(".")[0]) != name)
+    return next((f"{word}." for word, count in words.most_common(1) if 2 * count > len(names)), "")
 
 
 @dataclasses.dataclass(frozen=True)
