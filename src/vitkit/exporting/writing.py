@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from vitkit.exporting.card import Card
 from vitkit.exporting.formats import Format, format_of
 from vitkit.exporting.loading import load_exported
 from vitkit.model.build import with_features
-from vitkit.system.files import exclusive
+from vitkit.system.files import exclusive, staged
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT
 
@@ -146,23 +145,14 @@ def check_free(files: Sequence[Path], *, force: bool) -> None:
 @contextmanager
 def _staged(out: Path, form: Format, *, force: bool) -> Iterator[Path]:
     """Yield a path in a temporary folder. If the `with` block succeeds, the files written there are moved to `out`."""
-    folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     with exclusive(out):
         check_free(form.files(out), force=force)
-        yield from _in_turn(out, form, folder)
-
-
-def _in_turn(out: Path, form: Format, folder: Path) -> Iterator[Path]:
-    shutil.rmtree(folder, ignore_errors=True)  # of a process with this number that was killed, as in containers
-    folder.mkdir()
-    try:
-        yield folder / out.name
-        for written, final in zip(form.files(folder / out.name), form.files(out), strict=True):
-            with written.open("rb+") as file:
-                os.fsync(file.fileno())
-            written.replace(final)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with staged(out) as temporary:
+            yield temporary
+            for written, final in zip(form.files(temporary), form.files(out), strict=True):
+                with written.open("rb+") as file:
+                    os.fsync(file.fileno())
+                written.replace(final)
 
 
 # --- The images of the comparison -----------------------------------------------------------------------------

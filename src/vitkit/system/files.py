@@ -154,6 +154,24 @@ def _replace(temporary: Path, path: Path) -> None:
             time.sleep(0.02)
 
 
+@contextmanager
+def staged(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a temporary folder next to `path`, which is removed after the block.
+
+    The block moves what it has written there to its place.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    folder = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
+    shutil.rmtree(folder, ignore_errors=True)  # of a process with this number that was killed, as in containers
+    folder.mkdir()
+    try:
+        yield folder / path.name
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def fitting(name: str, ending: str) -> str:
     """Return `name + ending`, shortening the name if necessary to the 255 bytes that file systems allow.
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit import model_folder
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive, fitting
+from vitkit.system.files import exclusive, fitting, staged
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
@@ -178,23 +176,30 @@ def _write(classifier: Classifier, destination: Path, kind: str) -> None:
     """
     from vitkit.weights.formats.export import write
 
-    aside = destination.with_name(fitting(f".{destination.name}", f".{os.getpid()}.tmp"))
-    written = aside / destination.name
+    with staged(destination) as written:
+        try:
+            write(classifier, written, kind)
+            _compare(classifier, written, kind)
+            _put(written, destination)
+        except VitkitError as error:
+            raise VitkitError(str(error).replace(str(written), str(destination))) from error
+        except OSError as error:
+            if error.filename is not None:
+                error.filename = str(error.filename).replace(str(written), str(destination))
+            raise
+
+
+def _put(written: Path, destination: Path) -> None:
+    """Move a file or folder to its place. A folder that is there is put back if this fails."""
+    before = written.with_name(fitting(written.name, ".before"))
+    if destination.is_dir():
+        destination.replace(before)
     try:
-        aside.mkdir()
-        write(classifier, written, kind)
-        _compare(classifier, written, kind)
-        if destination.is_dir():
-            destination.replace(aside / "before")
         written.replace(destination)
-    except VitkitError as error:
-        raise VitkitError(str(error).replace(str(written), str(destination))) from error
-    except OSError as error:
-        if error.filename is not None:
-            error.filename = str(error.filename).replace(str(written), str(destination))
+    except OSError:
+        if before.is_dir():
+            before.replace(destination)
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _compare(classifier: Classifier, written: Path, kind: str) -> None:
