@@ -163,7 +163,7 @@ def test_a_photograph_that_is_no_file_is_not_read(trained: Path, tmp_path: Path,
     given = runs.copy_of(trained / "run", tmp_path / "run")
     for picture in sorted(data.glob("red/*.png")):
         replaced(picture, kind)
-    (row, *_) = list(vitkit.predict(given, data / "red"))
+    (row, *_) = list(vitkit.predict(given, data / "red", follow_links=True))
     assert row.error == "not a regular file"
     error_of(lambda: vitkit.evaluate(given, data_root=data))
     split = json.loads((given / "split.json").read_text())

@@ -194,7 +194,7 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
     for old, new in (("blue", "class_0"), ("green", "class_1"), ("red", "class_2")):
         (tmp_path / "numbers").mkdir(exist_ok=True)
         (tmp_path / "numbers" / new).symlink_to(place / "photos" / old)
-    numbers = {"data": str(tmp_path / "numbers"), "method": "probe"}
+    numbers = {"data": str(tmp_path / "numbers"), "follow_links": True, "method": "probe"}
     said = told(place, tmp_path / "zero", **numbers)
     assert any("starts from zero: the class names are not suitable ('class_0' is not a word" in line for line in said)
     assert vitkit.load(tmp_path / "zero").provenance["recipe"]["head_from"] == "zero"

@@ -19,6 +19,7 @@ import numpy as np
 from vitkit.data.doctor.duplicates import Forest
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
+from vitkit.system.processes import python
 
 UNEQUAL = 3  # ratio of the largest to the smallest class above which classes are very unequal
 
@@ -354,12 +355,6 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
 
 
 _LONGEST_SEARCH = 60.0  # seconds; a million paths take a few
-_SEARCH = """
-import json, re, sys
-pattern, paths = json.load(sys.stdin)
-matches = [re.search(pattern, path) for path in paths]
-json.dump([match and (match[1] if match.re.groups else match[0]) for match in matches], sys.stdout)
-"""
 
 
 def _search(pattern: re.Pattern[str], paths: Sequence[str]) -> list[str | None]:
@@ -369,8 +364,8 @@ def _search(pattern: re.Pattern[str], paths: Sequence[str]) -> list[str | None]:
     """
     question = json.dumps([pattern.pattern, list(paths)])  # ASCII, whatever the encoding of the other process
     try:
-        done = subprocess.run(  # noqa: S603  # an interpreter, and the code above
-            [sys.executable, "-I", "-c", _SEARCH],
+        done = subprocess.run(  # noqa: S603  # this module
+            python("vitkit.data.splits"),
             input=question.encode(),
             stdout=subprocess.PIPE,
             check=True,
@@ -442,3 +437,14 @@ def differ_much(counts: Sequence[int]) -> bool:
     """Return whether the largest class has more than `UNEQUAL` times as many images as the smallest."""
     occurring = [count for count in counts if count]
     return bool(occurring) and max(occurring) > UNEQUAL * min(occurring)
+
+
+def _answer_search() -> None:
+    """Answer the question of `_search` on standard input."""
+    pattern, paths = json.load(sys.stdin)
+    matches = [re.search(pattern, path) for path in paths]
+    json.dump([match and (match[1] if match.re.groups else match[0]) for match in matches], sys.stdout)
+
+
+if __name__ == "__main__":
+    _answer_search()
