@@ -5,7 +5,6 @@ All classes are divided in the same proportions, and the images of a group stay 
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import numpy as np
 from vitkit.data.doctor.duplicates import Forest
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
+from vitkit.system.files import from_json, to_json
 from vitkit.system.processes import python
 
 UNEQUAL = 3  # ratio of the largest to the smallest class above which classes are very unequal
@@ -362,11 +362,10 @@ def _search(pattern: re.Pattern[str], paths: Sequence[str]) -> list[str | None]:
 
     The search of some patterns would take years and cannot be interrupted, so it is done in another process.
     """
-    question = json.dumps([pattern.pattern, list(paths)])  # ASCII, whatever the encoding of the other process
     try:
         done = subprocess.run(  # noqa: S603  # this module
             python("vitkit.data.splits"),
-            input=question.encode(),
+            input=to_json([pattern.pattern, list(paths)]).encode(),
             stdout=subprocess.PIPE,
             check=True,
             timeout=_LONGEST_SEARCH,
@@ -376,7 +375,7 @@ def _search(pattern: re.Pattern[str], paths: Sequence[str]) -> list[str | None]:
             f"--group-by {pattern.pattern!r} takes more than {_LONGEST_SEARCH:.0f} seconds to search {len(paths)} "
             "paths: repeat nothing that is itself repeated, such as a+ instead of (a+)+"
         ) from error
-    names: list[str | None] = json.loads(done.stdout)
+    names: list[str | None] = from_json(done.stdout)
     return names
 
 
@@ -441,9 +440,10 @@ def differ_much(counts: Sequence[int]) -> bool:
 
 def _answer_search() -> None:
     """Answer the question of `_search` on standard input."""
-    pattern, paths = json.load(sys.stdin)
+    pattern, paths = from_json(sys.stdin.buffer.read())
     matches = [re.search(pattern, path) for path in paths]
-    json.dump([match and (match[1] if match.re.groups else match[0]) for match in matches], sys.stdout)
+    names = [match and (match[1] if match.re.groups else match[0]) for match in matches]
+    sys.stdout.buffer.write(to_json(names).encode())
 
 
 if __name__ == "__main__":

@@ -108,8 +108,6 @@ def _watch(module: nn.Module, name: str, measured: ForwardCost) -> list[Any]:
             measured.shapes[name] = tuple(output.shape[1:])
         measured.macs_of[name] = measured.macs_of.get(name, 0) + measured.macs - before.pop()
 
-    for hook in (enter, leave):
-        setattr(hook, "measures_cost", True)  # noqa: B010  # of the shortcut, which other hooks switch off
     return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
 
 
