@@ -279,9 +279,11 @@ def test_the_further_columns_begin_with_the_most_probable_class() -> None:
 
 
 def test_predict_writes_resumes_and_draws(tmp_path: Path) -> None:
-    listed(tmp_path, *["red"] * 5)
+    photographs = tmp_path / "photographs"
+    photographs.mkdir()
+    listed(photographs, *["red"] * 5)
     classifier((0.5, 0.5, 0.5)).save(tmp_path / "model")
-    images = [str(tmp_path / f"{i}.png") for i in range(5)]
+    images = [str(photographs / f"{i}.png") for i in range(5)]
     out = tmp_path / "out" / "rows.csv"
     out.parent.mkdir()
     arguments = ["predict", str(tmp_path / "model"), *images, "-o", str(out), "--reject", "0.6", "--top", "3"]
