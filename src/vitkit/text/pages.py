@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure, FigureBase
+    from matplotlib.ft2font import FT2Font
 
 F = TypeVar("F", bound="FigureBase")
 Fonts = Literal["sans", "latex"]
@@ -110,7 +111,8 @@ def shorten(name: str, most: int = 22) -> str:
     A word with a character that no installed font has becomes a number, and `with_all_letters` logs what it stands for.
     """
     words = name.encode(errors="replace").decode().split()  # the name of a folder may not be UTF-8
-    text = " ".join(word if all(map(_has_font, word)) else _number_of(word) for word in words)
+    fonts = _opened() if any(ord(character) > _BEYOND for character in name) else []
+    text = " ".join(word if _is_shown(word, fonts) else _number_of(word) for word in words)
     text = text if len(text) <= most else text[: most - 1] + "…"
     return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
 
@@ -119,11 +121,15 @@ def _number_of(word: str) -> str:
     return f"[{_NUMBERS.setdefault(word, len(_NUMBERS) + 1)}]"
 
 
-def _has_font(character: str) -> bool:
+def _is_shown(word: str, fonts: Sequence[FT2Font]) -> bool:
+    beyond = [ord(character) for character in word if ord(character) > _BEYOND] if fonts else []
+    return all(any(font.get_char_index(code) for font in fonts) for code in beyond)
+
+
+def _opened() -> list[FT2Font]:
     from matplotlib.font_manager import get_font
 
-    files = _installed() if ord(character) > _BEYOND else {}
-    return not files or any(get_font(file).get_char_index(ord(character)) for file in files.values())
+    return [get_font(file) for file in _installed().values()]
 
 
 def _installed() -> dict[str, str]:
