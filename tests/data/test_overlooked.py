@@ -106,6 +106,8 @@ SYSTEM_FOLDERS = (
     *("@eaDir", "#recycle", "#Recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "$RECYCLE.BIN", "RECYCLER"),
     *("System Volume Information", "lost+found", "__MACOSX", "Network Trash Folder", "Temporary Items", "@__thumb"),
     *(".thumbnails", ".picasaoriginals", ".AppleDouble", ".Trash-1000", ".ipynb_checkpoints", ".@__thumb"),
+    *("@SynoResource", "@Snapshots", "@Transcode", "#trash", "~archive", "$OrphanFiles", "found.001", "LOST.DIR"),
+    *("Photos Library.photoslibrary", "Backups.backupdb", "Catalog Previews.lrdata"),
 )
 
 
@@ -124,6 +126,11 @@ def test_folders_of_systems_and_file_servers_are_left_out_and_told(tmp_path: Pat
         assert len(overlooked.hidden) == 3
 
 
+def test_folders_that_people_may_name_so_are_classes(tmp_path: Path) -> None:
+    names = ["#1", "$5", "thumbnails", "trash", "snapshots", "a@b", "Originals"]
+    assert sorted(read_source(folder(tmp_path, dict.fromkeys(names, 2))).classes) == sorted(names)
+
+
 def test_a_pattern_does_not_lead_into_folders_of_file_servers_unless_it_names_them(tmp_path: Path) -> None:
     root = folder(tmp_path, {"cat": 3, "cat/@eaDir": 2})
     overlooked = Overlooked()
@@ -131,6 +138,8 @@ def test_a_pattern_does_not_lead_into_folders_of_file_servers_unless_it_names_th
     assert len(find_images([str(root / "**" / "*.png")], overlooked)) == 3
     assert overlooked.hidden == {str(root / "cat" / "@eaDir")}
     assert len(find_images([str(root / "cat" / "@eaDir" / "*")])) == 2
+    folder(root, {"dog/.more": 1}).joinpath("dog", ".more", "0.png").rename(root / "dog" / "@me.png")
+    assert len(find_images([str(root / "d*" / "@*")])) == 1
 
 
 def test_the_empty_name_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

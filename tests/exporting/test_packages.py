@@ -536,7 +536,9 @@ def test_the_script_in_an_archive_answers_as_predict_does(
         if row["label"]:
             assert float(row["confidence"]) == pytest.approx(float(expected[path]["confidence"]), abs=2e-6), path
     notes = sorted(line.replace(str(data), "DATA") for line in done.stderr.splitlines() if "left out" in line)
-    assert notes == [f"note: left out of DATA: {why} (1)" for why in ("hidden", "not an image format", "system file")]
+    folders = (f"folder {name}" for name in (".thumbnails", "@eaDir", "__MACOSX"))
+    left_out = (*folders, "hidden", "not an image format", "system file")
+    assert notes == [f"note: left out of DATA: {why} (1)" for why in left_out]
     assert "clear.png is possibly not read as meant: it is transparent everywhere" in done.stderr
 
 

@@ -6,6 +6,7 @@ The exported .zip contains a copy of this file, so it imports nothing of vitkit.
 from __future__ import annotations
 
 import os
+import re
 
 SUFFIXES = frozenset(
     f".{ending}"
@@ -15,18 +16,19 @@ SUFFIXES = frozenset(
     )
 )
 _SYSTEM = frozenset((".ds_store", "thumbs.db", "ehthumbs.db", "desktop.ini"))
-# Thumbnails, deleted files and snapshots, in lower case. Hidden folders are left out anyway.
-_SYNOLOGY = ("@eadir", "@sharebin", "@tmp", "#recycle", "#snapshot", "@synologydrive", "@synologycloudsync")
-_QNAP = ("@recycle", "@recently-snapshot", "@__thumb", "@qsync")
-_WINDOWS = ("$recycle.bin", "recycler", "recycled", "system volume information", "found.000")
-_MACOS = ("__macosx", "network trash folder", "temporary items", "thevolumesettingsfolder")
-_OTHERS = ("lost+found", "~snapshot", "trashbox", "_gsdata_", "__pycache__")  # Linux, NetApp, Buffalo, GoodSync, Python
-SYSTEM_FOLDERS = frozenset((*_SYNOLOGY, *_QNAP, *_WINDOWS, *_MACOS, *_OTHERS))
+# Folders of thumbnails, deleted files and snapshots, in any case. `#1` and `$5` may be classes.
+_OF_SYSTEMS = re.compile(
+    r"[.~]|[@#$][^\W\d]"  # hidden folders, and the marks of Synology, QNAP, NetApp and Windows
+    r"|(?:recycler|recycled|system volume information|found\.\d{3}|lost\.dir|lost\+found"  # Windows, Android, Linux
+    r"|__macosx|network trash folder|temporary items|thevolumesettingsfolder|.*\.(?:photoslibrary|backupdb)"  # macOS
+    r"|trashbox|_gsdata_|__pycache__|.*\.lrdata)$",  # Buffalo, GoodSync, Python, Lightroom
+    re.IGNORECASE,
+)
 
 
 def is_passed_over(folder: str) -> bool:
     """Return whether a folder is ignored by its name: it is hidden, or one that a system or file server adds."""
-    return folder.startswith(".") or folder.lower() in SYSTEM_FOLDERS
+    return _OF_SYSTEMS.match(folder) is not None
 
 
 def why_ignored(file: str) -> str | None:

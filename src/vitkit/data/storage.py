@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
-from vitkit.data.file_names import SYSTEM_FOLDERS, is_passed_over, why_ignored
+from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of
 from vitkit.text.cells import listed, plural
@@ -427,9 +427,10 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
         matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
         if not matches and len(overlooked.closed) == closed:
             raise VitkitError(f"no such file, folder or pattern: {source}")
-        named = [part.lower() for part in Path(source).parts]
+        named = Path(source).parts
         for match in matches:
-            hidden = [part for part in Path(match).parts if part.lower() in SYSTEM_FOLDERS.difference(named)]
+            folders = Path(match).parts[: None if Path(match).is_dir() else -1]
+            hidden = [part for part in folders if is_passed_over(part) and part[0] != "." and part not in named]
             overlooked.hidden.update(match[: match.index(part) + len(part)] for part in hidden[:1])
             paths += [] if hidden else _as_named(match, overlooked)
     if not paths:

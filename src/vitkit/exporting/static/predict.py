@@ -64,6 +64,7 @@ def found(places: list[Path]) -> Iterator[Path]:
             continue
         left_out: Counter[str] = Counter()
         for folder, folders, files in os.walk(place):
+            left_out.update(f"folder {name}" for name in folders if is_passed_over(name))
             folders[:] = sorted(name for name in folders if not is_passed_over(name))
             reasons = {name: why_ignored(name) for name in sorted(files)}
             left_out.update(reason for reason in reasons.values() if reason)
