@@ -296,8 +296,8 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
     # File names need not be UTF-8 on Linux and keep their bytes; labels that are not UTF-8 are refused below.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
-        may = " (a label file may have previous, when and proposed_by too)"
-        table = read_rows(name, text, _TITLES, ("path", "label"), may, joins=("label", "labels"))
+        expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
+        table = read_rows(name, text, _TITLES, ("path", "label"), expected, joins=("label", "labels"))
     except csv.Error as error:
         raise VitkitError(f"{name} is not a CSV file: {error}") from error
     has_suspects = set(table.columns) >= _OF_SUSPECTS
@@ -436,7 +436,7 @@ def read_suspects(file: str | Path) -> list[Suspect]:
         refuse_encoding(str(file), data.read(64))
     try:
         with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=regular) as text:
-            table = read_rows(str(file), text, known, COLUMNS, "")
+            table = read_rows(str(file), text, known, COLUMNS, f"{' and '.join(COLUMNS)}, each once")
     except csv.Error as error:
         raise VitkitError(f"{file} is not a CSV file: {error}") from error
     suspects = []
@@ -570,7 +570,13 @@ class CsvRows:
 
 
 def read_rows(
-    name: str, text: TextIO, known: Mapping[str, str], needed: Sequence[str], may: str, *, joins: Collection[str] = ()
+    name: str,
+    text: TextIO,
+    known: Mapping[str, str],
+    needed: Sequence[str],
+    expected: str,
+    *,
+    joins: Collection[str] = (),
 ) -> CsvRows:
     """Read the rows of a CSV file.
 
@@ -582,7 +588,7 @@ def read_rows(
         text: the text of the file.
         known: a mapping from titles in lower case to standard column names. Other columns keep their titles as names.
         needed: columns that the file must have; the first of them contains paths.
-        may: text for an error message that names the optional columns.
+        expected: text for an error message that names the columns.
         joins: the titles, in lower case, of columns whose cells may contain several names. If the file has such a
             column, a row with too many cells is an error, because the names may have been written without quotes.
 
@@ -598,7 +604,7 @@ def read_rows(
     titles = _without_last_empty(written)
     columns = [known.get(title.lower(), title) for title in titles]
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
-        raise VitkitError(f"{name} needs the columns {' and '.join(needed)}, each once{may}; it has: {header.strip()}")
+        raise VitkitError(f"{name} needs the columns {expected}; it has: {header.strip():.200}")
     lines = [row for row in _numbered(name, text, delimiter, first) if any(row[1])]
     _check_quotes(name, columns, delimiter, lines)
     if len(titles) < len(written):

@@ -286,6 +286,7 @@ def _plan(table: ImageTable, size: int) -> _ShardPlan:
         (table.task.name, table.classes, size),
         [vars(image) for image in left_out],
         [item._asdict() for item in table.earlier],
+        *([sorted(table.groups.items())] if table.groups else []),
         [(table.paths[row], digest.hex(), table.cell_of(row)) for row, digest in enumerate(digests)],
         [(shard.split, [(member.row, member.length) for member in shard.members]) for shard in shards],
     ]
@@ -465,4 +466,5 @@ def _index_of(table: ImageTable, plan: _ShardPlan, written: Sequence[_Written]) 
         checks=checks,
         left_out=plan.left_out,
         earlier=plan.table.earlier,
+        groups=dict(plan.table.groups),
     )

@@ -88,6 +88,7 @@ class ShardIndex:
         checks: the CRC-32 of each image's bytes.
         left_out: the images that were left out.
         earlier: the labels before those that models proposed, as in `ImageTable`.
+        groups: the name of the group of each image that has one, by key, as in `ImageTable`.
     """
 
     plan: str
@@ -102,6 +103,7 @@ class ShardIndex:
     checks: array[int]
     left_out: tuple[LeftOut, ...] = ()
     earlier: tuple[EarlierLabel, ...] = ()
+    groups: dict[str, str] = field(default_factory=dict)
     rows: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -132,6 +134,7 @@ class ShardIndex:
             },
             "left_out": [vars(image) for image in self.left_out],
             "proposals": [item._asdict() for item in self.earlier],
+            **({"groups": self.groups} if self.groups else {}),
         }
 
     @classmethod
@@ -164,6 +167,7 @@ class ShardIndex:
                 checks,
                 tuple(LeftOut(**image) for image in stored["left_out"]),
                 tuple(map(EarlierLabel.from_dict, stored["proposals"])),
+                dict(stored.get("groups", {})),
             )
             index._check()
         except KeyError as error:
@@ -184,8 +188,8 @@ class ShardIndex:
             raise ValueError("its columns are empty or have different lengths")
         if len(self.rows) != images or not all(isinstance(key, str) and key for key in self.keys):
             raise ValueError("its keys are not text, or not unique")
-        if not all(isinstance(name, str) for name in self.classes):
-            raise ValueError("a class name is not text")
+        if not all(isinstance(name, str) for name in (*self.classes, *self.groups.values())):
+            raise ValueError("the name of a class or group is not text")
         if len(set(self.classes)) < len(self.classes) or any(len(set(own)) < len(own) for own in self.classes_of):
             raise ValueError("it lists a class twice")
         if not all(type(k) is int and 0 <= k < len(self.classes) for numbers in self.classes_of for k in numbers):
@@ -433,6 +437,7 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
         overlooked=(*_left_out(index), *(() if storage.is_afar else _beside(storage.path))),
         earlier=index.earlier,
         storage=storage,
+        groups=index.groups,
     )
 
 

@@ -7,16 +7,15 @@ lists the kinds of sources, and the module `named` lists the named data sets. Cl
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from vitkit.data import archive, shards
 from vitkit.data.file_names import is_passed_over
-from vitkit.data.labels import read_rows, refuse_encoding
-from vitkit.data.layout import LayoutName, split_of_word, survey, table_of_layout, understand
+from vitkit.data.layout import LayoutName, survey, table_of_layout, understand
+from vitkit.data.lists import read_list, read_lists_of_splits
 from vitkit.data.named import DATASETS
 from vitkit.data.storage import (
     FOLDER_STORAGES,
@@ -28,10 +27,9 @@ from vitkit.data.storage import (
     images_below,
 )
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
-from vitkit.data.table import MULTI_LABEL, UNLABELLED, ImageTable, Row, refuse_twins, table_of
+from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of
-from vitkit.text.cells import restored
 
 # --- Kinds of sources -------------------------------------------------------------------------------------
 
@@ -137,9 +135,9 @@ def read_table(data: str | Path, layout: LayoutName = "auto", *, follow_links: b
     """Find the images of a source: a folder, a CSV file, an archive, a folder of shards, or a named data set.
 
     - A folder contains `class/image`, or `train/class/image` next to `val` and `test` (see `layout.understand`).
-    - A CSV file has the columns path (relative to the file's folder), label and, optionally, split. The table is
-      multi-label if a label joins several names by `;`, or if the column is called `labels`. An image with the label
-      `cat;dog` then has two classes, and an image with an empty label has none.
+    - A CSV file has the columns path (relative to the file's folder), label and, optionally, split and group
+      (`lists.read_list`). The table is multi-label if a label joins several names by `;`, or if the column is called
+      `labels`. An image with the label `cat;dog` then has two classes, and an image with an empty label has none.
     - A named data set is downloaded on first use.
 
     Args:
@@ -210,7 +208,12 @@ def _within(table: ImageTable) -> str:
 
 
 def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links: bool = False) -> ImageTable:
-    """Find the images of a folder with class folders, possibly inside split folders (`layout.understand`)."""
+    """Find the images of a folder with class folders, possibly inside split folders (`layout.understand`).
+
+    A folder with the lists of Roboflow is read by these (`lists.read_lists_of_splits`).
+    """
+    if layout_name == "auto" and (table := read_lists_of_splits(name, root)) is not None:
+        return table
     overlooked = Overlooked(top=root, follow_links=follow_links)
     layout = understand(name, survey(root, overlooked), layout_name)
     return table_of_layout(
@@ -221,71 +224,6 @@ def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links
         partial(images_below, overlooked=overlooked),
         entries_in,
     )
-
-
-_COLUMNS = {  # titles of columns that people use
-    **dict.fromkeys(("path", "file", "filename", "image"), "path"),
-    **dict.fromkeys(("label", "class", "labels"), "label"),
-    "split": "split",
-}
-
-
-def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
-    """Read the table of images in a CSV file (`read_table` describes its columns)."""
-    with file.open("rb") as data:
-        refuse_encoding(name, data.read(64))
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as text:  # spreadsheets write a byte order mark
-            contents = read_rows(name, text, _COLUMNS, ("path", "label"), " (and may have split)", joins=("labels",))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise VitkitError(f"{name} is not a CSV file in UTF-8: {error}") from error
-    if {"confidence", "error"} <= set(contents.columns):
-        raise VitkitError(
-            f"{name} is a table of `vitkit predict`, whose labels are a model's answers: they do not show how often a "
-            "model is right. Correct them, and keep only the columns path and label"
-        )
-    has_several = "labels" in map(str.lower, contents.titles) or any(
-        len(set(MULTI_LABEL.names_in(restored(cells.get("label", "").strip())))) > 1 for _, cells in contents.rows
-    )
-    rows = [_csv_row(name, line, cells, may_be_empty=has_several) for line, cells in contents.rows]
-    if not rows:
-        raise VitkitError(f"{name} contains no images: it has no rows after its header")
-    without = sum(row[2] is None for row in rows)
-    if 0 < without < len(rows):
-        raise VitkitError(f"{name}: {without} of {len(rows)} rows have no split; give it to all of them or to none")
-    table = _to_multi_table(name, file.parent, rows) if has_several else table_of(name, file.parent, rows)
-    parents = {(table.root / path).parent for path in table.paths}
-    return replace(table, folders=tuple({parent.resolve() for parent in parents}))
-
-
-def _to_multi_table(name: str, root: Path, rows: Sequence[Row]) -> ImageTable:
-    names_of_rows = [sorted(set(MULTI_LABEL.names_in(row[1]))) for row in rows]
-    classes = tuple(sorted({label for labels in names_of_rows for label in labels}))
-    if not classes:
-        raise VitkitError(f"{name} contains no classes: every label is empty")
-    refuse_twins(name, classes, rows)
-    index = {label: i for i, label in enumerate(classes)}
-    sets, labels = MULTI_LABEL.encode([tuple(index[label] for label in labels) for labels in names_of_rows])
-    return ImageTable(
-        name=name,
-        root=root.resolve(),
-        classes=classes,
-        paths=tuple(row[0] for row in rows),
-        labels=labels,
-        splits=tuple(row[2] for row in rows),
-        sets=sets,
-    )
-
-
-def _csv_row(name: str, line: int, cells: dict[str, str], *, may_be_empty: bool) -> Row:
-    path, label, split = (restored(cells.get(column, "").strip()) for column in ("path", "label", "split"))
-    if not path or not (label or may_be_empty):
-        raise VitkitError(f"{name}, line {line}: {'path' if not path else 'label'} is empty")
-    if "\0" in path:
-        raise VitkitError(f"{name}, line {line}: paths must not contain a null byte: {path!r}")
-    if split and split_of_word(split) is None:
-        raise VitkitError(f"{name}, line {line}: split must be train, val or test, not {split!r}")
-    return path, label, split_of_word(split)
 
 
 def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTable:

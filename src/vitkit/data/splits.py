@@ -319,8 +319,8 @@ def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None 
     return fold_of
 
 
-def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
-    """Merge the groups of images that belong to the same scene.
+def scenes(table: ImageTable, pattern: str | None, groups: Sequence[int]) -> list[int]:
+    """Merge the groups of images that belong to the same scene, or to the same group of the table.
 
     The scene of an image is the part of its path that a regular expression matches: the first capture group, or the
     whole match if the expression has no group.
@@ -328,7 +328,7 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
     Args:
         table: the images.
         pattern: the regular expression, searched in each path below the data's folder. An image without a match is in
-            no scene.
+            no scene. None means that there are no scenes.
         groups: the group of each image, as `duplicates.connect` returns it. Images of a group stay together.
 
     Returns:
@@ -338,19 +338,20 @@ def scenes(table: ImageTable, pattern: str, groups: Sequence[int]) -> list[int]:
         VitkitError: no path matches, all paths match the same text, or the search takes too long.
         re.error: the pattern is not a regular expression.
     """
-    names = _search(re.compile(pattern), table.paths)
-    if len(set(names)) == 1:
+    names = [None] * len(table) if pattern is None else _search(re.compile(pattern), table.paths)
+    if pattern is not None and len(set(names)) == 1:
         what = (
             f"matches no path, such as {table.paths[0]!r}"
             if names[0] is None
             else f"matches {names[0]!r} in every path"
         )
         raise VitkitError(f"--group-by {pattern!r} {what}; it should match the part of the path that names the scene")
-    forest, first = Forest(len(table)), dict[str, int]()
-    for i, (name, group) in enumerate(zip(names, groups, strict=True)):
+    forest, first = Forest(len(table)), dict[tuple[str, str], int]()
+    for i, (path, name, group) in enumerate(zip(table.paths, names, groups, strict=True)):
         forest.join(i, group)
-        if name is not None:
-            forest.join(i, first.setdefault(name, i))
+        for key in (("scene", name), ("group", table.groups.get(path))):
+            if key[1] is not None:
+                forest.join(i, first.setdefault((key[0], key[1]), i))
     return forest.roots()
 
 

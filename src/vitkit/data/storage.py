@@ -281,10 +281,8 @@ class Overlooked:
         if self.links:
             links = plural(len(self.links), "link out of the folder is", "links out of the folder are")
             names = listed([_from(root, link) for link in sorted(self.links)])
-            lines.append(
-                f"{links} left out, and --follow-links of train, doctor, eval, predict, embed and shard takes them: "
-                f"{names}"
-            )
+            flag = "--follow-links of train, doctor, eval, predict, embed and shard takes them"
+            lines.append(f"{links} left out ({flag}): {names}")
         return lines
 
 

@@ -47,13 +47,15 @@ class ImageTable:
         folders: the folders that contain the photographs; nothing may be written below them.
         sets: the sets of classes in a multi-label table, as sorted tuples of class numbers; empty in a single-label
             table.
-        layout: one line about the folders that were read as classes and splits; empty if there are no folders.
-        overlooked: sentences about files and folders that were left out but may contain images.
+        layout: one line about the folders or columns that were read as classes and splits; may be empty.
+        overlooked: sentences about files, folders and columns that were left out but may matter.
         corrections: sentences about the changes that a label file made.
         unmatched: sentences about rows of a label file that had no effect.
         left_out: the images that a label file leaves out, with their previous labels.
         earlier: for each image whose label a model proposed, as a label file records, the label before.
         storage: the storage that returns the bytes of an image by key; None if the images are files below `root`.
+        groups: the name of the group of each image that has one, by path. The images of a group, such as those of one
+            patient, stay in one split, and are not independent of each other.
     """
 
     name: str
@@ -73,6 +75,7 @@ class ImageTable:
     left_out: tuple[Row, ...] = ()
     earlier: tuple[EarlierLabel, ...] = ()
     storage: Storage | None = None
+    groups: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -212,7 +212,8 @@ def only_trained(
 def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
     """Group the images again after some were removed, because a removed image may have linked two others."""
     twins = find_twins(images.table, images.facts)
-    groups = twins if recipe.group_by is None else tuple(scenes(images.table, recipe.group_by, twins))
+    is_grouped = recipe.group_by is not None or images.table.groups
+    groups = tuple(scenes(images.table, recipe.group_by, twins)) if is_grouped else twins
     return replace(images, groups=groups)
 
 

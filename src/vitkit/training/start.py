@@ -567,7 +567,7 @@ def resolve(
         blueprint, of_head = resolve_model(recipe, request.fields, diagnosis.table)
         recipe = blueprint.recipe
     groups = list(diagnosis.twins)
-    if recipe.group_by is not None:
+    if recipe.group_by is not None or table.groups:
         groups = scenes(diagnosis.table, recipe.group_by, groups)
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
     seen = blueprint.pictures

@@ -608,9 +608,10 @@ def _evaluated(
     """Evaluate the classifier, and return the evaluation and its duration in seconds.
 
     If the images are those of a run, the evaluation includes what the run has recorded about them. Of other images, the
-    evaluation only knows which ones are exact copies.
+    evaluation only knows the groups of the table, and which ones are exact copies.
     """
     from vitkit.data.split_file import exact_copies
+    from vitkit.data.splits import scenes
     from vitkit.evaluation.evaluator import evaluate_before
     from vitkit.evaluation.metrics import grouped
 
@@ -618,8 +619,12 @@ def _evaluated(
     judged = evaluate_before(classifier, table, split, earlier, partial(progress, "evaluating"), outcomes)
     seconds = time.monotonic() - began
     if run_table is None or run is None:
-        copies = exact_copies(table, judged.before.paths)
-        return judged.map(lambda evaluation: grouped(evaluation, copies)), seconds
+        paths, row_of = judged.before.paths, {path: row for row, path in enumerate(table.paths)}
+        copies, first = exact_copies(table, paths), dict[int | str, int]()
+        same = [first.setdefault(copies.get(path, path), i) for i, path in enumerate(paths)]
+        numbers = scenes(table.take([row_of[path] for path in paths]), None, same)
+        groups = dict(zip(paths, numbers, strict=True))
+        return judged.map(lambda evaluation: grouped(evaluation, groups)), seconds
     return _with_run_facts(judged, classifier, run, run_table), seconds
 
 

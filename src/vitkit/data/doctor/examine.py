@@ -20,7 +20,7 @@ from vitkit.data.doctor.shortcuts import find_shortcuts
 from vitkit.data.file_facts import PLAIN, Facts, FactTable, Memory, column, columns, scan
 from vitkit.data.file_names import SUFFIXES
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.splits import SPLITS, held_out_split
+from vitkit.data.splits import SPLITS, held_out_split, scenes
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import from_json
@@ -249,17 +249,17 @@ def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Findi
 
 
 def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
-    """Report scenes whose images are in more than one of the data's original splits.
+    """Report scenes or groups whose images are in more than one of the data's original splits.
 
-    `groups` holds the number of each image's scene.
+    `groups` holds the number of each image's scene or group.
     """
     splits: dict[int, set[str | None]] = {}
     for group, split in zip(groups, table.splits, strict=True):
         splits.setdefault(group, set()).add(split)
     if torn := sum(len(names) > 1 for names in splits.values()):
-        scenes = plural(torn, "scene of --group-by is", "scenes of --group-by are")
-        text = f"{scenes} in more than one of the data's own splits, which inflates results"
-        yield Finding("problem", f"{text}; held-out images of these scenes do not count", is_settled=True)
+        named = plural(torn, "scene or group is", "scenes or groups are")
+        text = f"{named} in more than one of the data's own splits, which inflates results"
+        yield Finding("problem", f"{text}; held-out images of these do not count", is_settled=True)
 
 
 def of_names(table: ImageTable) -> Iterator[Finding]:
@@ -450,7 +450,8 @@ def examine(
         *of_sets(readable),
         *of_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
         *of_splits(readable),
-        *(of_names(readable) if seek_groups else ()),
+        *(of_scenes(readable, scenes(readable, None, range(len(readable)))) if readable.groups else ()),
+        *(of_names(readable) if seek_groups and not readable.groups else ()),
         *of_shortcuts(readable, facts),
         *of_pictures(readable, facts),
         *(of_crop(facts, preprocess) if preprocess is not None else ()),

@@ -1,0 +1,449 @@
+"""Read lists of images: CSV files with the path and the classes of each image, and possibly its split and its group.
+
+Lists come from many programs, so columns are recognised by their titles and by their cells. Whatever could change the
+result is either read or refused: `splits_in` finds the column with the splits under any title, `_names_of_labels` finds
+the separator between the classes of an image, and `_refuse_misplaced` finds files that a list calls by other paths. The
+table of a list names every column that is not read (`ImageTable.overlooked`).
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path, PureWindowsPath
+
+from vitkit.data.file_names import SUFFIXES
+from vitkit.data.labels import CsvRows, read_rows, refuse_encoding
+from vitkit.data.layout import LayoutName, split_of_folder
+from vitkit.data.storage import is_there, walk, why_ignored
+from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable, refuse_twins
+from vitkit.errors import VitkitError
+from vitkit.system.files import regular
+from vitkit.text.cells import JOINT, listed, plural, restored
+
+_COLUMNS = {  # titles of columns that people use
+    **dict.fromkeys(("path", "file", "filename", "image"), "path"),
+    **dict.fromkeys(("label", "class", "labels"), "label"),
+}
+_EXPECTED = "path and label, each once (and may have split and group), or path and a column of 0 and 1 for each class"
+_OF_SPLITS = frozenset(  # titles, without spaces and underscores, of columns that hold nothing but splits
+    ("subset", "partition", "usage", "traintest", "testtrain", "trainvaltest", "trainvalidtest", "traindevtest", "tvt")
+)
+_OF_ANYTHING = frozenset(("set", "dataset", "imageset", "phase", "mode", "stage", "fold", "role", "purpose"))
+_OF_GROUPS = ("group", "groups", "groupid", "patientid", "subjectid")
+_SPLITS = {  # cells, in addition to the words for folders; the first two are Kaggle's, and `eval` is val beside test
+    **dict.fromkeys(("public", "publictest"), "eval"),
+    **dict.fromkeys(("private", "privatetest"), "test"),
+    **dict.fromkeys(("tr", "trn"), "train"),
+    **dict.fromkeys(("va", "vld"), "val"),
+    **dict.fromkeys(("te", "tst"), "test"),
+}
+_TRUTH = {
+    **dict.fromkeys(("1", "1.0", "true", "t", "yes", "y"), True),
+    **dict.fromkeys(("0", "0.0", "false", "f", "no", "n"), False),
+}
+_IS = frozenset(("is", "in", "for", "used"))  # words before the split in the title of a column of yes and no
+_BESIDE = "_classes.csv"  # Roboflow's list, in the folder of the images
+_SEARCHED = 20_000  # files among which a path that does not exist is searched
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """The classes of the images of a list.
+
+    Attributes:
+        names: the names of the classes of each image.
+        is_multi: whether an image may have several classes.
+        told: how the labels were read, if this is not obvious; otherwise empty.
+    """
+
+    names: Sequence[Sequence[str]]
+    is_multi: bool
+    told: str = ""
+
+
+def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
+    """Read the table of the images in a CSV file.
+
+    The columns path and label have one of the titles in `_COLUMNS`; instead of label, there may be a column of 0 and 1
+    for each class. A column with splits may have any title (`splits_in`). Images with the same cell in the column group
+    stay in one split.
+
+    Raises:
+        VitkitError: the file is not such a list; the message names the line or the column.
+    """
+    rows = _read_rows(name, file)
+    unread = {column: column for column in rows.columns if column not in ("path", "label")}
+    split_column, splits = splits_in(name, rows)
+    group_column = next((column for column in unread if _plain(column) in _OF_GROUPS), None)
+    for column in (*split_column, group_column):
+        unread.pop(column, None)
+    if "label" in rows.columns:
+        labels = _joined_labels(name, rows)
+    else:
+        labels = _one_hot_labels(name, rows, list(unread))
+        unread.clear()
+    paths = [_path(name, line, cells) for line, cells in rows.rows]
+    table = _table_of(name, file.parent, paths, labels, splits)
+    _refuse_misplaced(table)
+    groups = {} if group_column is None else _groups(name, rows, group_column, paths)
+    told = [
+        *([f"splits read from {_quoted(split_column)}"] if split_column not in ((), ("split",)) else []),
+        *filter(None, [labels.told]),
+        *([f"images with the same {group_column!r} stay in one split"] if groups else []),
+    ]
+    parents = {(table.root / path).parent for path in table.paths}
+    return replace(
+        table,
+        folders=tuple({parent.resolve() for parent in parents}),
+        groups=groups,
+        layout="; ".join(told),
+        overlooked=_of_unread(list(unread)),
+    )
+
+
+def read_lists_of_splits(name: str, root: Path) -> ImageTable | None:
+    """Read the lists `_classes.csv` that Roboflow puts beside the images of each split.
+
+    Return None if the folder does not contain such lists. A single list beside the images is read without splits.
+
+    Raises:
+        VitkitError: one of the files is not a list.
+    """
+    if (root / _BESIDE).is_file():
+        return read_list(name, root / _BESIDE)
+    files = {file: split_of_folder(file.parent.name) for file in sorted(root.glob(f"*/{_BESIDE}"))}
+    if not files or None in files.values():
+        return None
+    tables = [replace(read_list(f"{name}/{file.parent.name}/{_BESIDE}", file), name=name) for file in files]
+    folders = [file.parent.name for file in files]
+    words = [named[0] for named in files.values() if named is not None]
+    of_eval = "val" if "test" in words else "test"
+    return replace(
+        _table_of(
+            name,
+            root,
+            [f"{folder}/{path}" for folder, table in zip(folders, tables, strict=True) for path in table.paths],
+            _Labels(
+                [[table.classes[k] for k in table.classes_of(i)] for table in tables for i in range(len(table))],
+                any(table.sets for table in tables),
+            ),
+            [
+                of_eval if word == "eval" else word
+                for word, table in zip(words, tables, strict=True)
+                for _ in table.paths
+            ],
+        ),
+        folders=(root.resolve(),),
+        layout=f"splits read from {_BESIDE} in {', '.join(f'{folder}/' for folder in folders)}; {tables[0].layout}",
+        overlooked=tuple(dict.fromkeys(line for table in tables for line in table.overlooked)),
+    )
+
+
+def _read_rows(name: str, file: Path) -> CsvRows:
+    try:
+        with open(file, "rb", opener=regular) as data:
+            refuse_encoding(name, data.read(64))
+        with open(
+            file, encoding="utf-8-sig", newline="", opener=regular
+        ) as text:  # spreadsheets write a byte order mark
+            rows = read_rows(name, text, _COLUMNS, ("path",), _EXPECTED, joins=("labels",))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise VitkitError(f"{name} is not a CSV file in UTF-8: {error}") from error
+    except OSError as error:
+        raise VitkitError(f"{name} cannot be read: {error.strerror or error}") from error
+    if {"confidence", "error"} <= set(rows.columns):
+        raise VitkitError(
+            f"{name} is a table of `vitkit predict`, whose labels are a model's answers: they do not show how often a "
+            "model is right. Correct them, and keep only the columns path and label"
+        )
+    if not rows.rows:
+        raise VitkitError(f"{name} contains no images: it has no rows after its header")
+    return rows
+
+
+def _path(name: str, line: int, cells: Mapping[str, str]) -> str:
+    path = _cell(cells, "path")
+    if not path:
+        raise VitkitError(f"{name}, line {line}: path is empty")
+    if "\0" in path:
+        raise VitkitError(f"{name}, line {line}: paths must not contain a null byte: {path!r}")
+    return path
+
+
+def _cell(cells: Mapping[str, str], column: str) -> str:
+    return restored(cells.get(column, "").strip())
+
+
+def _plain(title: str) -> str:
+    return re.sub(r"[\W_]+", "", title.lower())
+
+
+def _quoted(titles: Sequence[str]) -> str:
+    return f"the column{'s' * (len(titles) > 1)} {', '.join(map(repr, titles))}"
+
+
+def _of_unread(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence about the columns that are not read, or nothing if there are none."""
+    if not columns:
+        return ()
+    named = listed([column or "(without a title)" for column in columns], 20)
+    folds = next((column for column in columns if "fold" in column.lower()), None)
+    advice = (
+        ""
+        if folds is None
+        else f"; {folds} does not tell which images are test images: write train, val and test into a column split"
+    )
+    return (f"{plural(len(columns), 'column is', 'columns are')} not read: {named}{advice}",)
+
+
+# --- Splits and groups ----------------------------------------------------------------------------------------
+
+
+def splits_in(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | None]]:
+    """Find the splits of the rows. Return the titles of the columns that hold them, and the split of each row.
+
+    A column holds splits if all of its cells are words for splits, or if its title is one for splits. There may also be
+    columns of yes and no for single splits, such as is_train. Without any of these, no row has a split.
+
+    Raises:
+        VitkitError: a cell names no split, only some rows have a split, or two columns contradict each other.
+    """
+    found: dict[tuple[str, ...], list[str | None]] = {}
+    for column in rows.columns:
+        if column not in ("path", "label") and (splits := _splits_of_words(name, rows, column)) is not None:
+            found[(column,)] = splits
+    if (flags := _flag_columns(name, rows)) and (splits := _splits_of_flags(name, rows, flags)):
+        found[tuple(flags)] = splits
+    if not found:
+        return (), [None] * len(rows.rows)
+    (titles, splits), *others = sorted(found.items(), key=lambda item: item[0] != ("split",))
+    for other, theirs in others:
+        if (row := next((i for i, split in enumerate(splits) if split != theirs[i]), None)) is not None:
+            raise VitkitError(
+                f"{name}, line {rows.rows[row][0]}: {_quoted((*titles, *other))} give different splits "
+                f"({splits[row]} and {theirs[row]}): keep one of them"
+            )
+    if 0 < (without := splits.count(None)) < len(splits):
+        raise VitkitError(f"{name}: {without} of {len(splits)} rows have no split; give it to all of them or to none")
+    return tuple(column for columns in found for column in columns), splits
+
+
+def _splits_of_words(name: str, rows: CsvRows, column: str) -> list[str | None] | None:
+    """Return the splits in a column; None if it does not hold splits."""
+    words = [_cell(cells, column) for _, cells in rows.rows]
+    meant = {word: _split_of_cell(word) for word in dict.fromkeys(words) if word}
+    known, plain = set(meant.values()) - {None}, _plain(column)
+    is_of_splits = "split" in plain or plain in _OF_SPLITS
+    if not meant or not (is_of_splits or len(known) > 1 or (known and plain in _OF_ANYTHING)):
+        return None
+    if (other := next((word for word in meant if meant[word] is None), None)) is not None:
+        if not is_of_splits and len(known) < 2:
+            return None
+        line = rows.rows[words.index(other)][0]
+        raise VitkitError(
+            f"{name}, line {line}: {column} must be train, val or test, not {other!r}; rename the column if it does "
+            "not tell the split"
+        )
+    of_eval = "val" if "test" in known else "test"
+    return [of_eval if (split := meant.get(word)) == "eval" else split for word in words]
+
+
+def _split_of_cell(cell: str) -> str | None:
+    """Return the split that a cell names: train, val, test or eval; None if it names no split."""
+    if (split := _SPLITS.get(_plain(cell))) is not None:
+        return split
+    named = split_of_folder(cell)
+    return named[0] if named is not None and not named[1] else None
+
+
+def _flag_columns(name: str, rows: CsvRows) -> dict[str, str]:
+    """Return the columns of yes and no that tell whether a row is in a split, with these splits."""
+    flags: dict[str, str] = {}
+    is_clear = False
+    for column in rows.columns:
+        named = split_of_folder(column)
+        cells = {_cell(cells, column).lower() for _, cells in rows.rows}
+        if named is not None and set(named[1]) <= _IS and cells <= {*_TRUTH, ""} and cells != {""}:
+            flags[column] = "test" if named[0] == "eval" else named[0]
+            is_clear |= bool(named[1])
+    if len(set(flags.values())) < len(flags):
+        raise VitkitError(f"{name}: {_quoted([*flags])} tell the same split: keep one of them")
+    if len(flags) == 1 and not is_clear:
+        (column,) = flags
+        raise VitkitError(
+            f"{name}: the column {column!r} may tell the split or something else: if it tells the split, call it "
+            f"is_{flags[column]}; otherwise rename it"
+        )
+    return flags
+
+
+def _splits_of_flags(name: str, rows: CsvRows, flags: Mapping[str, str]) -> list[str | None]:
+    """Return the splits from columns of yes and no. A row without any yes is in the first split without a column."""
+    rest = next((split for split in ("train", "test", "val") if split not in flags.values()), None)
+    splits = []
+    for line, cells in rows.rows:
+        named = [split for column, split in flags.items() if _TRUTH.get(_cell(cells, column).lower())]
+        if len(named) > 1 or (not named and rest is None):
+            raise VitkitError(f"{name}, line {line}: {_quoted([*flags])} must contain one 1, not {len(named)}")
+        splits.append(named[0] if named else rest)
+    return splits
+
+
+def _groups(name: str, rows: CsvRows, column: str, paths: Sequence[str]) -> dict[str, str]:
+    """Return the group of each path; rows without a group are left out."""
+    groups = {path: group for path, (_, cells) in zip(paths, rows.rows, strict=True) if (group := _cell(cells, column))}
+    if len(groups) == len(set(paths)) > 1 and len(set(groups.values())) == 1:
+        raise VitkitError(f"{name}: all rows have the same {column}, so the images cannot be split: remove this column")
+    return groups
+
+
+# --- Labels -----------------------------------------------------------------------------------------------------
+
+
+def _one_hot_labels(name: str, rows: CsvRows, columns: Sequence[str]) -> _Labels:
+    """Return the classes of a list with a column of 0 and 1 for each class.
+
+    Raises:
+        VitkitError: a column has other cells, so that the list has no labels.
+    """
+    if len(columns) < 2 or not all(
+        _cell(cells, column) in ("0", "1", "0.0", "1.0") for _, cells in rows.rows for column in columns
+    ):
+        raise VitkitError(f"{name} needs the columns {_EXPECTED}; it has: {rows.delimiter.join(rows.titles):.200}")
+    names = [[column for column in columns if _cell(cells, column).startswith("1")] for _, cells in rows.rows]
+    told = f"labels read from {len(columns)} columns of 0 and 1"
+    return _Labels(names, any(len(each) != 1 for each in names), told)
+
+
+def _joined_labels(name: str, rows: CsvRows) -> _Labels:
+    """Return the classes in the column label, whose cells may join several names.
+
+    Raises:
+        VitkitError: a label is empty, or it is not clear whether the labels join several names.
+    """
+    is_declared = any(title.lower() == "labels" for title in rows.titles)
+    cells = [_cell(row, "label") for _, row in rows.rows]
+    if (names := _names_of_lists(name, rows, cells)) is not None:
+        several = is_declared or any(len(each) != 1 for each in names)
+        return _Labels(names, several, "labels read as lists" if several else "")
+    names = [MULTI_LABEL.names_in(cell) for cell in cells]
+    several = is_declared or any(len(set(each)) > 1 for each in names)
+    if not several and (empty := next((i for i, cell in enumerate(cells) if not cell), None)) is not None:
+        raise VitkitError(f"{name}, line {rows.rows[empty][0]}: label is empty")
+    if not several:
+        names = [[cell] for cell in cells]
+    is_joined, labels = any(len(row) > 1 for row in names), {each for row in names for each in row}
+    separator = _separator(name, labels, is_declared=is_declared, is_joined=is_joined)
+    if separator is None:
+        return _Labels(names, several)
+    if is_joined:
+        raise VitkitError(f"{name}: labels join classes by {JOINT!r} and by {separator!r}: use {JOINT!r} only")
+    names = [[part.strip() for each in row for part in each.split(separator) if part.strip()] for row in names]
+    return _Labels(names, is_multi=True, told=f"labels split at {separator!r}")
+
+
+def _names_of_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> list[list[str]] | None:
+    """Return the names in cells such as ['cat', 'dog']; None if the cells are not written as lists."""
+    are_lists = [cell[:1] + cell[-1:] in ("[]", "()", "{}") for cell in cells if cell]
+    if not any(are_lists) or (not all(are_lists) and not any(cell.startswith("[") for cell in cells)):
+        return None
+    if not all(are_lists):
+        row = next(i for i, cell in enumerate(cells) if cell and cell[0] not in "[({")
+        raise VitkitError(
+            f"{name}, line {rows.rows[row][0]}: the label {cells[row]!r:.80} is no list, but other labels are: join "
+            f"names by {JOINT!r}, as in cat;dog"
+        )
+    return [_items(cell) for cell in cells]
+
+
+def _items(cell: str) -> list[str]:
+    try:
+        return [str(item).strip() for item in ast.literal_eval(cell or "[]")]
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # names without quotes
+        return [item for part in cell[1:-1].split(",") if (item := part.strip(" '\""))]
+
+
+def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> str | None:
+    """Return the character, other than `;`, at which labels are to be split; None if they are single names.
+
+    Args:
+        name: the name of the list, for messages.
+        labels: the labels.
+        is_declared: whether the title of the column says that there are several names.
+        is_joined: whether some rows join names by `;`, so that other characters are probably parts of names.
+
+    Raises:
+        VitkitError: labels seem to join other labels by this character, but it may be a part of their names.
+    """
+    for mark in ("|", ",") if is_joined else ("|", ",", "/", "+", "&", " "):
+        parts = {label: [part.strip() for part in label.split(mark) if part.strip()] for label in labels}
+        joined = {label for label in labels if len(parts[label]) > 1}
+        whole = [label for label in joined if all(part in labels - joined for part in parts[label])]
+        is_certain = bool(joined) and len(whole) == len(joined)
+        if joined and not is_joined and (mark == "|" or (mark == "," and is_declared)):
+            return mark
+        if not whole or (mark == " " and not (is_certain or is_declared)):
+            continue
+        if is_certain and (mark in "|," or (mark == " " and is_declared)):
+            return mark
+        label = min(whole)
+        raise VitkitError(
+            f"{name}: the label {label!r} joins other labels by {mark!r}: join several classes by {JOINT!r}, as in "
+            f"{JOINT.join(parts[label])}, or write the name of one class without {mark!r}"
+        )
+    return None
+
+
+def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, splits: Sequence[str | None]) -> ImageTable:
+    names_of_rows = [sorted(set(names)) for names in labels.names]
+    classes = tuple(sorted({label for names in names_of_rows for label in names}))
+    if not classes:
+        raise VitkitError(f"{name} contains no classes: every label is empty")
+    refuse_twins(
+        name, classes, [(path, JOINT.join(names), None) for path, names in zip(paths, labels.names, strict=True)]
+    )
+    index = {label: i for i, label in enumerate(classes)}
+    task = MULTI_LABEL if labels.is_multi else SINGLE_LABEL
+    sets, numbers = task.encode([tuple(index[label] for label in names) for names in names_of_rows])
+    return ImageTable(name, root.resolve(), classes, tuple(paths), numbers, tuple(splits), sets=sets)
+
+
+# --- Paths ------------------------------------------------------------------------------------------------------
+
+
+def _refuse_misplaced(table: ImageTable) -> None:
+    """Refuse a list none of whose paths exists, if the file of the first path is found under another path.
+
+    Raises:
+        VitkitError: there is such a file; the message names it.
+    """
+    if any(is_there(place) for place in table.files()):
+        return
+    path = table.paths[0]
+    if (there := next(_elsewhere(table.root, path), None)) is not None:
+        raise VitkitError(
+            f"{table.name}: none of its {len(table)} images exists (the first is {path!r:.200}), but {there} does: "
+            f"write paths as they are below {table.root}, with '/' and the suffix"
+        )
+
+
+def _elsewhere(root: Path, path: str) -> Iterator[str]:
+    """Yield files that a path may mean: with other slashes, with a suffix, or in another folder."""
+    name = PureWindowsPath(path).name  # which takes both kinds of slashes
+    folders = PureWindowsPath(path).as_posix().rpartition("/")[0].split("/")
+    for i in range(len(folders)):  # without the folders above, too, which may be those of another machine
+        place = root.joinpath(*folders[i:], name)
+        if is_there(place):
+            yield place.relative_to(root).as_posix()
+    stem = Path(name).stem if Path(name).suffix.lower() in SUFFIXES else name
+    for file in islice(walk(root), _SEARCHED):
+        if file.name == name or (file.stem == stem and why_ignored(file.name) is None):
+            yield file.relative_to(root).as_posix()
+    for other in (Path.cwd(), root.parent):
+        if is_there(other / path):
+            yield str(other / path)

@@ -1,0 +1,261 @@
+"""Lists as other programs write them: whatever could change the result is read, or refused with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import runs
+import vitkit
+from photos import noise, save
+from vitkit.data import ImageTable, examine, read_source, split_from_file
+from vitkit.errors import VitkitError
+from vitkit.training import train
+
+NAMES = [f"img/{i}.png" for i in range(6)]
+CLASSES = ["cat", "dog", "owl"]
+
+
+def listed(folder: Path, header: str, *cells: str, suffix: str = "csv") -> Path:
+    """A list of six pictures in the folder img, which exist, with `cells` after the path of each."""
+    for i, name in enumerate(NAMES):
+        if not (folder / name).exists():
+            save(noise(seed=i), folder / name)
+    mark = "\t" if suffix == "tsv" else ","
+    lines = [header, *(mark.join([NAMES[i], row]) for i, row in enumerate(cells))]
+    (folder / f"list.{suffix}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / f"list.{suffix}"
+
+
+def with_column(folder: Path, title: str, values: list[str], suffix: str = "csv") -> Path:
+    mark = "\t" if suffix == "tsv" else ","
+    rows = [f"{CLASSES[i % 3]}{mark}{value}" for i, value in enumerate(values)]
+    return listed(folder, mark.join(["path", "label", title]), *rows, suffix=suffix)
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(VitkitError) as caught:
+        read_source(file)
+    return str(caught.value)
+
+
+def labels_of(table: ImageTable) -> list[str]:
+    return [table.name_of(i) for i in range(len(table))]
+
+
+# --- Splits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        *("split", "Split", "set", "subset", "Usage", "data set", "data_split", "partition", "phase", "fold", "mode"),
+        *("tvt", "stage", "Zweck", "train/test"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_column_of_splits_is_read_under_any_title(tmp_path: Path, title: str, suffix: str) -> None:
+    table = read_source(with_column(tmp_path, title, ["train"] * 3 + ["test"] * 3, suffix))
+    assert table.splits == ("train",) * 3 + ("test",) * 3
+    assert table.overlooked == ()
+    assert (title in table.layout) == (title != "split")
+
+
+@pytest.mark.parametrize(
+    ("words", "splits"),
+    [
+        (("Training", "PublicTest", "PrivateTest"), ("train", "val", "test")),
+        (("training", "valid", "testing"), ("train", "val", "test")),
+        (("TRAIN", "dev", "eval"), ("train", "val", "test")),
+        (("train", "eval", "test"), ("train", "val", "test")),
+        (("tr", "va", "te"), ("train", "val", "test")),
+        (("train_set", "Validation Set", "testset"), ("train", "val", "test")),
+        (("Public", "Private", "Private"), ("val", "test", "test")),
+    ],
+)
+def test_words_for_splits(tmp_path: Path, words: tuple[str, ...], splits: tuple[str, ...]) -> None:
+    assert read_source(with_column(tmp_path, "Usage", list(words) * 2)).splits == splits * 2
+
+
+@pytest.mark.parametrize(
+    ("title", "values", "said"),
+    [
+        ("split", ["0", "1", "2"] * 2, "line 2: split must be train, val or test, not '0'"),
+        ("partition", ["0", "1", "2"] * 2, "line 2: partition must be .* not '0'"),
+        ("subset", ["train", "test", "holdout"] * 2, "line 4: subset must be .* not 'holdout'"),
+        ("phase", ["train", "test", "extra"] * 2, "line 4: phase must be .* not 'extra'"),
+        ("set", ["train", "test", "", "", "", ""], "4 of 6 rows have no split"),
+        ("test", ["0", "1"] * 3, "call it is_test; otherwise rename it"),
+        (
+            "split,set",
+            ["train,train", "test,train", *["train,test"] * 4],
+            "line 3: .*'split', 'set' give different splits",
+        ),
+        ("is_train,is_test", ["1,1", *["0,1"] * 5], "line 2: .* must contain one 1, not 2"),
+    ],
+)
+def test_splits_that_are_not_understood_are_refused(tmp_path: Path, title: str, values: list[str], said: str) -> None:
+    with pytest.raises(VitkitError, match=said):
+        read_source(with_column(tmp_path, title, values))
+
+
+@pytest.mark.parametrize(
+    ("title", "rows", "splits"),
+    [
+        ("is_train", ["1", "0"], ("train", "test")),
+        ("is_training_image", ["True", "False"], ("train", "test")),
+        ("is_test", ["0", "1"], ("train", "test")),
+        ("is_valid", ["False", "True"], ("train", "val")),
+        ("isTest,isVal", ["0,0", "1,0"], ("train", "test")),
+        ("train,val,test", ["1,0,0", "0,0,1"], ("train", "test")),
+    ],
+)
+def test_columns_of_yes_and_no_tell_the_split(
+    tmp_path: Path, title: str, rows: list[str], splits: tuple[str, str]
+) -> None:
+    assert read_source(with_column(tmp_path, title, rows * 3)).splits == splits * 3
+
+
+@pytest.mark.parametrize(
+    ("title", "values"),
+    [
+        ("fold", ["0", "1", "2"] * 2),
+        ("notes", ["test", "blurred", "", "", "", ""]),
+        ("mode", ["train", "bus", "tram"] * 2),
+        ("vehicle", ["train"] * 6),
+        ("set", ["A", "B", "C"] * 2),
+        ("width", ["640"] * 6),
+    ],
+)
+def test_columns_that_are_not_read_are_named(tmp_path: Path, title: str, values: list[str]) -> None:
+    file = with_column(tmp_path, f"{title},score", [f"{value},1" for value in values])
+    table = read_source(file)
+    assert set(table.splits) == {None}
+    (line,) = table.overlooked
+    assert line.startswith(f"2 columns are not read: {title}, score")
+    assert ("column split" in line) == (title == "fold")
+    assert any(line in str(finding) for finding in examine(table).findings)
+
+
+# --- Labels ----------------------------------------------------------------------------------------
+
+COMBINED = [["scab"], ["scab", "rust"], ["rust"], ["healthy"], ["scab", "rust"], []]
+JOINED = ["scab", "rust;scab", "rust", "healthy", "rust;scab"]
+
+
+@pytest.mark.parametrize("joint", ["|", ", ", " ", ";", ",", " | "])
+def test_joined_labels_are_split(tmp_path: Path, joint: str) -> None:
+    table = read_source(listed(tmp_path, "path,labels", *(f'"{joint.join(names)}"' for names in COMBINED[:5])))
+    assert labels_of(table) == JOINED
+    assert (repr(joint.strip() or " ") in table.layout) == (joint != ";")
+
+
+@pytest.mark.parametrize("title", ["label", "labels"])
+@pytest.mark.parametrize("cell", ["{}", "[{}]", "('{}',)"])
+def test_labels_written_as_lists_are_read(tmp_path: Path, title: str, cell: str) -> None:
+    written = [str(names) if cell == "{}" else cell.format(", ".join(names)) for names in COMBINED[:5]]
+    written = [str(tuple(names)) for names in COMBINED[:5]] if "(" in cell else written
+    assert labels_of(read_source(listed(tmp_path, f"path,{title}", *(f'"{text}"' for text in written)))) == JOINED
+
+
+@pytest.mark.parametrize("joint", [" ", "/", "+", " & "])
+def test_labels_that_may_be_joined_or_single_names_are_refused_with_the_separator(tmp_path: Path, joint: str) -> None:
+    said = refusal(listed(tmp_path, "path,label", *(joint.join(names) for names in COMBINED[:5])))
+    assert repr(joint.strip() or " ") in said and "scab;rust" in said
+
+
+def test_labels_joined_in_two_ways_are_refused(tmp_path: Path) -> None:
+    assert "by ';' and by '|'" in refusal(listed(tmp_path, "path,labels", "a;b", "a|b", "a", "b"))
+    assert "line 3: the label 'b' is no list" in refusal(listed(tmp_path, "path,labels", "\"['a']\"", "b"))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ("golden retriever", "red panda", "panda"),
+        ("tench, Tinca tinca", "shark, great white", "ray"),
+        ("n/a", "black/white", "and/or"),
+        ("tiger", "shark", "tiger shark", "great white"),
+        ("cat (black)", "(dog)", "owl"),
+    ],
+)
+def test_names_with_such_characters_stay_whole(tmp_path: Path, labels: tuple[str, ...]) -> None:
+    table = read_source(listed(tmp_path, "path,label", *(f'"{label}"' for label in labels)))
+    assert labels_of(table) == list(labels) and table.layout == ""
+
+
+def test_a_column_of_0_and_1_for_each_class_is_read(tmp_path: Path) -> None:
+    single = read_source(listed(tmp_path, "image,MEL,NV,split", "1.0,0.0,train", "0.0,1.0,test"))
+    assert (labels_of(single), single.sets, single.splits) == (["MEL", "NV"], (), ("train", "test"))
+    assert "2 columns of 0 and 1" in single.layout
+    several = read_source(listed(tmp_path, "filename, cat, dog", "1, 1", "0, 0", "0, 1"))
+    assert labels_of(several) == ["cat;dog", "", "dog"]
+
+
+@pytest.mark.parametrize("header", ["path,breed,cropped", "path,kind"])
+def test_a_list_without_labels_is_refused(tmp_path: Path, header: str) -> None:
+    rows = ["0,1", "1,0"] if "breed" not in header else ["pug,1", "beagle,0"]
+    assert "needs the columns path and label" in refusal(listed(tmp_path, header, *rows))
+
+
+def test_roboflows_list_in_each_split_folder_is_read(tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        for i in range(3):
+            save(noise(seed=ord(split[0]) + i), tmp_path / split / f"{i}.png")
+        (tmp_path / split / "_classes.csv").write_text("filename, cat, dog\n0.png, 1, 0\n1.png, 1, 1\n2.png, 0, 0\n")
+    table = read_source(tmp_path)
+    assert labels_of(table) == ["cat", "cat;dog", ""] * 3
+    assert table.splits == ("test",) * 3 + ("train",) * 3 + ("val",) * 3
+    assert table.paths[3] == "train/0.png" and len(examine(table).table) == 9
+    assert labels_of(read_source(tmp_path / "train")) == ["cat", "cat;dog", ""]
+
+
+# --- Groups and paths ------------------------------------------------------------------------------
+
+
+def test_a_group_column_keeps_images_in_one_split(tmp_path: Path) -> None:
+    table = read_source(with_column(tmp_path, "patient_id,split", ["7,train", "7,test", *["8,train"] * 4]))
+    assert table.groups == dict(zip(NAMES, ["7", "7", "8", "8", "8", "8"], strict=True))
+    findings = [str(finding) for finding in examine(table).findings]
+    assert any("in more than one of the data's own splits" in finding for finding in findings)
+    assert "the same group" in refusal(with_column(tmp_path, "group", ["x"] * 6))
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["img\\{}.png", "img/{}", "C:\\data\\img\\{}.png", "{}.png", "{}", "/data/upload/1/{}.png", "photos/img/{}.jpeg"],
+)
+def test_paths_of_another_place_are_refused_with_the_file_that_exists(tmp_path: Path, written: str) -> None:
+    listed(tmp_path, "path,label")
+    rows = "".join(f"{written.format(i)},{CLASSES[i % 3]}\n" for i in range(6))
+    (tmp_path / "list.csv").write_text(f"path,label\n{rows}")
+    assert "but img/0.png does" in refusal(tmp_path / "list.csv")
+
+
+def test_shards_keep_the_groups_of_a_list(tmp_path: Path) -> None:
+    listed = with_column(tmp_path / "data", "group", ["a", "a", "b", "b", "", ""])
+    vitkit.shard(listed, tmp_path / "shards")
+    groups = {"img/0.png": "a", "img/1.png": "a", "img/2.png": "b", "img/3.png": "b"}
+    assert read_source(listed).groups == read_source(tmp_path / "shards").groups == groups
+
+
+def test_groups_stay_together_in_splits_and_count_in_intervals(tmp_path: Path) -> None:
+    photos = runs.photos(tmp_path / "photos", images=12)
+    rows = [
+        f"{path.relative_to(tmp_path)},{path.parent.name},{i % 12 // 2}"
+        for i, path in enumerate(sorted(photos.rglob("*.png")))
+    ]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,group", *rows]) + "\n")
+    run = train(runs.quick(tmp_path / "list.csv", epochs=1), tmp_path / "run", say=lambda _: None)
+    table = split_from_file(run / "split.json")
+    groups = read_source(tmp_path / "list.csv").groups
+    splits: dict[str, set[str | None]] = {}
+    for path, split in zip(table.paths, table.splits, strict=True):
+        splits.setdefault(groups[path], set()).add(split)
+    assert len(splits) == 6 and all(len(each) == 1 for each in splits.values())
+    (tmp_path / "other").mkdir()
+    for name in ("photos", "list.csv"):
+        (tmp_path / name).rename(tmp_path / "other" / name)
+    figures = vitkit.evaluate(run, tmp_path / "other" / "list.csv").figures
+    assert figures["independent_groups"] == sum(each == {"test"} for each in splits.values())
