@@ -77,16 +77,14 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         VitkitError: the file is not such a list; the message names the line or the column.
     """
     rows = _read_rows(name, file)
-    unread = {column: column for column in rows.columns if column not in ("path", "label")}
     split_column, splits = splits_in(name, rows)
-    group_column = next((column for column in unread if _plain(column) in _OF_GROUPS), None)
-    for column in (*split_column, group_column):
-        unread.pop(column, None)
+    rest = [column for column in rows.columns if column not in ("path", "label", *split_column)]
+    group_column = next((column for column in rest if _plain(column) in _OF_GROUPS), None)
+    rest = [column for column in rest if column != group_column]
     if "label" in rows.columns:
-        labels = _joined_labels(name, rows)
+        labels, unread = _joined_labels(name, rows), rest
     else:
-        labels = _one_hot_labels(name, rows, list(unread))
-        unread.clear()
+        labels, unread = _one_hot_labels(name, rows, rest), []
     paths = [_path(name, line, cells) for line, cells in rows.rows]
     table = _table_of(name, file.parent, paths, labels, splits)
     _refuse_misplaced(table)
@@ -102,7 +100,7 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
         folders=tuple({parent.resolve() for parent in parents}),
         groups=groups,
         layout="; ".join(told),
-        overlooked=_of_unread(list(unread)),
+        overlooked=_of_unread(unread),
     )
 
 
