@@ -159,10 +159,18 @@ def test_labels_written_as_lists_are_read(tmp_path: Path, title: str, cell: str)
     assert labels_of(read_source(listed(tmp_path, f"path,{title}", *(f'"{text}"' for text in written)))) == JOINED
 
 
-@pytest.mark.parametrize("joint", [" ", "/", "+", " & "])
+@pytest.mark.parametrize("joint", [" ", "/", "+", " & ", ": ", "-", "_"])
 def test_labels_that_may_be_joined_or_single_names_are_refused_with_the_separator(tmp_path: Path, joint: str) -> None:
     said = refusal(listed(tmp_path, "path,label", *(joint.join(names) for names in COMBINED[:5])))
     assert repr(joint.strip() or " ") in said and "scab;rust" in said
+
+
+@pytest.mark.parametrize("joint", [" ", ",", "/", "-"])
+def test_labels_that_share_parts_but_are_read_as_single_names_are_told(tmp_path: Path, joint: str) -> None:
+    labels = [f"{a}{joint}{b}" for a, b in (("left", "eye"), ("left", "ear"), ("right", "eye"), ("right", "ear"))]
+    table = read_source(listed(tmp_path, "path,label", *(f'"{label}"' for label in labels)))
+    assert labels_of(table) == labels
+    assert "'left" in table.layout and f"not as several joined by {joint!r}" in table.layout
 
 
 def test_labels_joined_in_two_ways_are_refused(tmp_path: Path) -> None:
@@ -195,7 +203,7 @@ def test_a_column_of_0_and_1_for_each_class_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("header", ["path,breed,cropped", "path,kind"])
 def test_a_list_without_labels_is_refused(tmp_path: Path, header: str) -> None:
-    rows = ["0,1", "1,0"] if "breed" not in header else ["pug,1", "beagle,0"]
+    rows = ["pug,1", "beagle,0"] if "breed" in header else ["0", "1"]
     assert "needs the columns path and label" in refusal(listed(tmp_path, header, *rows))
 
 

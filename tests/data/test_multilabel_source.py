@@ -103,7 +103,10 @@ def test_one_class_or_none_of_it_can_be_learned_but_no_class_at_all_cannot(tmp_p
 
 @pytest.mark.parametrize(
     ("header", "row"),
-    [("path;labels", "a.png;cat;dog"), ("path,labels", "a.png,cat,dog"), ("path;label", "a.png;cat;dog")],
+    [
+        *(("path;labels", "a.png;cat;dog"), ("path,labels", "a.png,cat,dog"), ("path;label", "a.png;cat;dog")),
+        ("path,label", "a.png,cat,dog"),
+    ],
 )
 def test_classes_that_would_be_lost_in_further_cells_are_refused(tmp_path: Path, header: str, row: str) -> None:
     with pytest.raises(VitkitError, match=r'line 2: 3 cells for 2 columns.*"cat;dog"'):

@@ -25,7 +25,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -297,7 +297,7 @@ def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
         expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
-        table = read_rows(name, text, _TITLES, ("path", "label"), expected, joins=("label", "labels"))
+        table = read_rows(name, text, _TITLES, ("path", "label"), expected)
     except csv.Error as error:
         raise VitkitError(f"{name} is not a CSV file: {error}") from error
     has_suspects = set(table.columns) >= _OF_SUSPECTS
@@ -569,15 +569,7 @@ class CsvRows:
     rows: tuple[tuple[int, dict[str, str]], ...]
 
 
-def read_rows(
-    name: str,
-    text: TextIO,
-    known: Mapping[str, str],
-    needed: Sequence[str],
-    expected: str,
-    *,
-    joins: Collection[str] = (),
-) -> CsvRows:
+def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequence[str], expected: str) -> CsvRows:
     """Read the rows of a CSV file.
 
     The delimiter is the most frequent candidate in the header, unless the first line declares it (`sep=;`).
@@ -589,11 +581,10 @@ def read_rows(
         known: a mapping from titles in lower case to standard column names. Other columns keep their titles as names.
         needed: columns that the file must have; the first of them contains paths.
         expected: text for an error message that names the columns.
-        joins: the titles, in lower case, of columns whose cells may contain several names. If the file has such a
-            column, a row with too many cells is an error, because the names may have been written without quotes.
 
     Raises:
-        VitkitError: a column is missing or occurs twice, or a quote is not closed; the message names the line.
+        VitkitError: a column is missing or occurs twice, a quote is not closed, or a row has too many cells; the
+            message names the line.
     """
     header, first = text.readline(), 2
     named = SEPARATOR.fullmatch(header)
@@ -609,7 +600,7 @@ def read_rows(
     _check_quotes(name, columns, delimiter, lines)
     if len(titles) < len(written):
         _check_untitled(name, columns, lines)
-    elif delimiter == JOINT or any(title.lower() in joins for title in titles):
+    else:
         _check_width(name, columns, lines)
     rows = tuple((line, dict(zip(columns, row, strict=False))) for line, row in lines)
     return CsvRows(tuple(titles), tuple(columns), delimiter, rows)

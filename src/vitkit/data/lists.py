@@ -11,15 +11,16 @@ from __future__ import annotations
 import ast
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PureWindowsPath
 
-from vitkit.data.file_names import SUFFIXES
+from vitkit.data.file_names import SUFFIXES, why_ignored
 from vitkit.data.labels import CsvRows, read_rows, refuse_encoding
 from vitkit.data.layout import LayoutName, split_of_folder
-from vitkit.data.storage import is_there, walk, why_ignored
+from vitkit.data.storage import is_there, walk
 from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, ImageTable, refuse_twins
 from vitkit.errors import VitkitError
 from vitkit.system.files import regular
@@ -149,7 +150,7 @@ def _read_rows(name: str, file: Path) -> CsvRows:
         with open(
             file, encoding="utf-8-sig", newline="", opener=regular
         ) as text:  # spreadsheets write a byte order mark
-            rows = read_rows(name, text, _COLUMNS, ("path",), _EXPECTED, joins=("labels",))
+            rows = read_rows(name, text, _COLUMNS, ("path",), _EXPECTED)
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError(f"{name} is not a CSV file in UTF-8: {error}") from error
     except OSError as error:
@@ -336,9 +337,9 @@ def _joined_labels(name: str, rows: CsvRows) -> _Labels:
     if not several:
         names = [[cell] for cell in cells]
     is_joined, labels = any(len(row) > 1 for row in names), {each for row in names for each in row}
-    separator = _separator(name, labels, is_declared=is_declared, is_joined=is_joined)
+    separator, told = _separator(name, labels, is_declared=is_declared, is_joined=is_joined)
     if separator is None:
-        return _Labels(names, several)
+        return _Labels(names, several, told)
     if is_joined:
         raise VitkitError(f"{name}: labels join classes by {JOINT!r} and by {separator!r}: use {JOINT!r} only")
     names = [[part.strip() for each in row for part in each.split(separator) if part.strip()] for row in names]
@@ -366,8 +367,8 @@ def _items(cell: str) -> list[str]:
         return [item for part in cell[1:-1].split(",") if (item := part.strip(" '\""))]
 
 
-def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> str | None:
-    """Return the character, other than `;`, at which labels are to be split; None if they are single names.
+def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> tuple[str | None, str]:
+    """Return the character, other than `;`, at which labels are to be split, or None, and a note about names with one.
 
     Args:
         name: the name of the list, for messages.
@@ -378,23 +379,25 @@ def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: boo
     Raises:
         VitkitError: labels seem to join other labels by this character, but it may be a part of their names.
     """
-    for mark in ("|", ",") if is_joined else ("|", ",", "/", "+", "&", " "):
+    told = ""
+    for mark in "|," if is_joined else "|,/+&: -_":
         parts = {label: [part.strip() for part in label.split(mark) if part.strip()] for label in labels}
-        joined = {label for label in labels if len(parts[label]) > 1}
-        whole = [label for label in joined if all(part in labels - joined for part in parts[label])]
-        is_certain = bool(joined) and len(whole) == len(joined)
+        joined = sorted(label for label in labels if len(parts[label]) > 1)
+        whole = [label for label in joined if labels.issuperset(parts[label])]
+        is_certain = bool(joined) and whole == joined
         if joined and not is_joined and (mark == "|" or (mark == "," and is_declared)):
-            return mark
-        if not whole or (mark == " " and not (is_certain or is_declared)):
-            continue
+            return mark, ""
         if is_certain and (mark in "|," or (mark == " " and is_declared)):
-            return mark
-        label = min(whole)
-        raise VitkitError(
-            f"{name}: the label {label!r} joins other labels by {mark!r}: join several classes by {JOINT!r}, as in "
-            f"{JOINT.join(parts[label])}, or write the name of one class without {mark!r}"
-        )
-    return None
+            return mark, ""
+        if is_certain or (whole and (mark in "|,/+&" or (mark == " " and is_declared))):
+            raise VitkitError(
+                f"{name}: the label {whole[0]!r} joins other labels by {mark!r}: join several classes by {JOINT!r}, as "
+                f"in {JOINT.join(parts[whole[0]])}, or write the name of one class without {mark!r}"
+            )
+        uses = Counter(part for label in labels for part in set(parts[label]))
+        if joined and all(uses[part] > 1 for label in joined for part in parts[label]):
+            told = f"labels such as {joined[0]!r} are read as one name each, not as several joined by {mark!r}"
+    return None, told
 
 
 def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, splits: Sequence[str | None]) -> ImageTable:
