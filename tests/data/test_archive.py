@@ -214,6 +214,46 @@ def test_an_archive_that_changes_is_read_again(tmp_path: Path) -> None:
         decode(Stored(storage, "a/0.png"))
 
 
+# --- Names ----------------------------------------------------------------------------------------------------------
+
+
+def without_flag(path: Path, classes: tuple[str, ...], encoding: str) -> Path:
+    """A zip whose names are in an encoding that it does not tell."""
+    names = [f"{name}/{i}.png".encode(encoding) for name in classes for i in range(2)]
+    stand_ins = [f"{i}".zfill(len(name)) for i, name in enumerate(names)]
+    data = zip_of(path, dict.fromkeys(stand_ins, PICTURE.getvalue())).read_bytes()
+    for stand_in, name in zip(stand_ins, names, strict=True):
+        assert data.count(stand_in.encode()) == 2
+        data = data.replace(stand_in.encode(), name)
+    path.write_bytes(data)
+    return path
+
+
+def test_names_in_utf_8_are_read_without_the_flag(tmp_path: Path) -> None:
+    packed = without_flag(tmp_path / "it.zip", ("Gänseblümchen", "Löwenzahn"), "utf-8")
+    assert read_source(packed).classes == ("Gänseblümchen", "Löwenzahn")
+
+
+@pytest.mark.parametrize(
+    ("classes", "encoding"),
+    [(("Одуванчик", "Ромашка"), "cp866"), (("ソテツ", "表"), "cp932"), (("蒲公英", "向日葵"), "gbk"), (("Ä", "ß"), "cp850")],
+)
+def test_names_of_another_encoding_are_refused_or_read_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...], encoding: str
+) -> None:
+    packed = without_flag(tmp_path / "it.zip", classes, encoding)
+    with pytest.raises(VitkitError, match="names that are not UTF-8.*VITKIT_ZIP_ENCODING"):
+        read_source(packed)
+    monkeypatch.setenv("VITKIT_ZIP_ENCODING", encoding)
+    assert sorted(read_source(packed).classes) == sorted(classes)
+    monkeypatch.setenv("VITKIT_ZIP_ENCODING", "ascii")
+    with pytest.raises(VitkitError, match="neither UTF-8 nor ascii"):
+        read_source(packed)
+    monkeypatch.setenv("VITKIT_ZIP_ENCODING", "klingon")
+    with pytest.raises(VitkitError, match="VITKIT_ZIP_ENCODING=klingon: there is no encoding"):
+        read_source(packed)
+
+
 # --- Hostile archives -----------------------------------------------------------------------------------------------
 
 

@@ -6,11 +6,13 @@ so its list of members is checked (docs/decisions/0037-keys-and-bytes.md):
 - Links are left out. Members whose names would lead to a place outside the archive are left out, too.
 - Two members with the same name are an error.
 - No member is unpacked beyond its declared size.
+- Names in a zip are UTF-8, or in the encoding that the environment variable VITKIT_ZIP_ENCODING names.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 from collections import Counter
@@ -18,7 +20,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import Folder, LayoutName, table_of_layout, understand
@@ -27,6 +29,9 @@ from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
 
+if TYPE_CHECKING:
+    from zipfile import ZipInfo
+
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".tbz2", ".xz", ".txz", ".zst")  # refused with advice
 SUFFIXES = (".zip", ".tar", *_COMPRESSED)
 _MOST_MEMBERS = 2_000_000
@@ -34,7 +39,8 @@ _MOST_LISTED = 2**28  # bytes of a zip's list of members, which is read as a who
 _MOST_FOLDERS, _LONGEST = 100, 4096  # the most nested folders, and the most characters, of a name
 _LARGE, _MOST_RATIO, _LARGEST = 2**26, 100, 2**31  # bytes and ratio: refused above the third, or above both others
 _STORED, _DEFLATED = 0, 8  # the compression methods of zip that can be read
-_ENCRYPTED = 1  # bit of a zip member's flags
+_ENCRYPTED, _UTF_8 = 1, 1 << 11  # bits of a zip member's flags
+_ENCODING = "VITKIT_ZIP_ENCODING"  # an environment variable, since an archive is opened in many places and processes
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length of its name and of its extra field
 _END = struct.Struct("<4s8xL6x")  # of a zip: signature, size of the list of members
 _END_64 = struct.Struct("<4s36xQ8x")
@@ -126,7 +132,7 @@ class Archive:
             VitkitError: the file is not an archive, is damaged, or has members that are not accepted.
             OSError: the file cannot be read.
         """
-        return _index_of(self.path, self._stamp())
+        return _index_of(self.path, self._stamp(), os.environ.get(_ENCODING))
 
     def stamp(self, key: str) -> bytes | None:
         """Return bytes that change if the archive or the member changes; None if there is no such member.
@@ -183,16 +189,16 @@ def _whole(data: bytes, size: int) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _index_of(path: Path, stamp: tuple[int, ...]) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
+def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
     if path.suffix.lower() in _COMPRESSED:
         raise VitkitError(
             f"{path} is compressed as a whole, so single pictures cannot be read from it: unpack it, or make a .zip or "
             "a plain .tar of it"
         )
-    return _index_of_zip(path) if path.suffix.lower() == ".zip" else _index_of_tar(path)
+    return _index_of_zip(path, encoding) if path.suffix.lower() == ".zip" else _index_of_tar(path)
 
 
-def _index_of_zip(path: Path) -> _MemberIndex:
+def _index_of_zip(path: Path, encoding: str | None) -> _MemberIndex:
     import zipfile  # imported only here, because it loads all compression modules
 
     _check_list(path)
@@ -204,7 +210,7 @@ def _index_of_zip(path: Path) -> _MemberIndex:
                 if kind == 0o12:
                     index.ignored["link in the archive"] += 1
                     continue
-                name, is_folder = info.filename.replace("\\", "/"), info.is_dir()  # some Windows programs write "\"
+                name = _name_of(path, info, encoding).replace("\\", "/")  # some Windows programs write "\"
                 member = _Member(
                     info.header_offset,
                     info.compress_size,
@@ -213,12 +219,41 @@ def _index_of_zip(path: Path) -> _MemberIndex:
                     info.CRC,
                     bool(info.flag_bits & _ENCRYPTED),
                 )
-                index.add(path, name, None if is_folder or name.endswith("/") else member)
+                index.add(path, name, None if name.endswith("/") else member)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
         raise VitkitError(
             f"{path} is not a .zip, or it is damaged or incomplete: {error}; copy or download it again"
         ) from error
     return index
+
+
+def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
+    """Return the name of a member of a zip.
+
+    A name without a flag for UTF-8 may have any encoding. Most programs write UTF-8 nevertheless.
+
+    Raises:
+        VitkitError: the name is not UTF-8, and not in the encoding that the user has named.
+    """
+    if info.flag_bits & _UTF_8:
+        return info.orig_filename
+    written = info.orig_filename.encode("cp437")  # as which zipfile has decoded it
+    try:
+        return written.decode()
+    except UnicodeDecodeError:
+        pass
+    try:
+        if encoding:
+            return written.decode(encoding)
+        problem = f"that are not UTF-8, such as {written!r:.200}"
+    except UnicodeDecodeError:
+        problem = f"that are neither UTF-8 nor {encoding}, such as {written!r:.200}"
+    except LookupError:
+        raise VitkitError(f"{_ENCODING}={encoding}: there is no encoding of this name") from None
+    raise VitkitError(
+        f"{path} contains names {problem}: set the environment variable {_ENCODING} to their encoding (such as cp850 for "
+        "Western European, cp866 for Russian, cp932 for Japanese or gbk for Chinese Windows)"
+    )
 
 
 def _check_list(path: Path) -> None:
