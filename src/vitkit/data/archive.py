@@ -41,6 +41,8 @@ _LARGE, _MOST_RATIO, _LARGEST = 2**26, 100, 2**31  # bytes and ratio: refused ab
 _STORED, _DEFLATED = 0, 8  # the compression methods of zip that can be read
 _ENCRYPTED, _UTF_8 = 1, 1 << 11  # bits of a zip member's flags
 _ENCODING = "VITKIT_ZIP_ENCODING"  # an environment variable, since an archive is opened in many places and processes
+_TAR_BLOCK, _TAR_END, _TAR_REST = 512, 1024, 2**24  # bytes: the end is two blocks of zeros, padded by further zeros
+_LONGEST_HEADER = 2**20  # bytes of all headers of one member of a tar, such as long names
 _LOCAL_HEADER = struct.Struct("<4s22xHH")  # of a zip member: signature, length of its name and of its extra field
 _END = struct.Struct("<4s8xL6x")  # of a zip: signature, size of the list of members
 _END_64 = struct.Struct("<4s36xQ8x")
@@ -220,6 +222,8 @@ def _index_of_zip(path: Path, encoding: str | None) -> _MemberIndex:
                     bool(info.flag_bits & _ENCRYPTED),
                 )
                 index.add(path, name, None if name.endswith("/") else member)
+    except VitkitError:
+        raise
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
         raise VitkitError(
             f"{path} is not a .zip, or it is damaged or incomplete: {error}; copy or download it again"
@@ -251,8 +255,8 @@ def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
     except LookupError:
         raise VitkitError(f"{_ENCODING}={encoding}: there is no encoding of this name") from None
     raise VitkitError(
-        f"{path} contains names {problem}: set the environment variable {_ENCODING} to their encoding (such as cp850 for "
-        "Western European, cp866 for Russian, cp932 for Japanese or gbk for Chinese Windows)"
+        f"{path} contains names {problem}: set the environment variable {_ENCODING} to their encoding (such as cp850 "
+        "for Western European, cp866 for Russian, cp932 for Japanese or gbk for Chinese Windows)"
     )
 
 
@@ -291,22 +295,73 @@ def _index_of_tar(path: Path) -> _MemberIndex:
 
     index, size = _MemberIndex(), path.stat().st_size
     try:
-        with tarfile.open(path, "r:") as archive:
+        with _Headers(io.FileIO(path)) as file, tarfile.open(fileobj=file, mode="r:") as archive:
             while (info := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # a list that only costs memory
+                file.left = _LONGEST_HEADER
+                if info.issparse():
+                    raise VitkitError(f"{path} has the sparse file {info.name!r}: pack the folder without --sparse")
+                if info.size < 0 or (info.isreg() and info.offset_data + info.size > size):
+                    raise VitkitError(f"{path} is incomplete: it ends within {info.name!r}; copy or download it again")
                 if info.isdir():
                     index.add(path, info.name, None)
-                elif not info.isreg() or info.issparse():
+                elif not info.isreg():
                     index.ignored["link in the archive" if info.issym() or info.islnk() else "no regular file"] += 1
-                elif info.offset_data + info.size > size:
-                    raise VitkitError(f"{path} is incomplete: it ends within {info.name!r}; copy or download it again")
                 else:
                     index.add(path, info.name, _Member(info.offset_data, info.size, info.size))
+            _check_end(path, archive.offset)
+    except VitkitError:
+        raise
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise VitkitError(
             f"{path} is not a plain .tar, or it is damaged or incomplete: {error}; copy or download it again"
         ) from error
     return index
+
+
+class _Headers(io.BufferedReader):
+    """The file of a tar. A member's headers are read as a whole, so what they may take is limited.
+
+    Attributes:
+        left: the number of bytes that may still be read for the headers of the next member.
+    """
+
+    left = _LONGEST_HEADER
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= self.left:
+            raise ValueError(f"a header is longer than {_LONGEST_HEADER:,} bytes")
+        self.left -= size
+        return super().read(size)
+
+
+def _check_end(path: Path, offset: int) -> None:
+    """Check that a tar ends after its last member: tarfile stops at any header that is cut or damaged.
+
+    Args:
+        path: the archive.
+        offset: the position behind the last member.
+
+    Raises:
+        VitkitError: there are not two blocks of zeros, or something else follows them.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        end, rest = file.read(_TAR_END), file.read(_TAR_REST)
+    if any(end[:_TAR_BLOCK]):
+        raise VitkitError(
+            f"{path} is damaged or incomplete: there is no member at byte {offset:,}; copy or download it again"
+        )
+    if any(end) or any(rest):
+        raise VitkitError(
+            f"{path} has another archive behind its end, as `cat` joins them, which would be left out: unpack it by "
+            f"`tar -xif {path}`, and use the folder"
+        )
+    if len(end) < _TAR_END:
+        raise VitkitError(
+            f"{path} has no end, so images may be missing: copy or download it again; if it is complete, because its "
+            f"writer never writes the end, append it by `truncate -s +{_TAR_END} {path}`"
+        )
 
 
 # --- The folders in it --------------------------------------------------------------------------------------------
