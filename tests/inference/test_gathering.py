@@ -59,12 +59,15 @@ def predictions(paths: Sequence[str], seed: int = 0) -> list[Prediction]:
     return made
 
 
+COMPUTATION = {"backend": "eager", "precision": "float32", "plan": "", "merge": 0}
+
+
 def write(out: Path, form: RowFormat, made: Sequence[Prediction], stock: Stock | None = None) -> list[str]:
     """Everything that is missing; the paths that were computed."""
     paths = [prediction.path for prediction in made]
     stock = stock or Stock(paths)
     by_path = {prediction.path: prediction for prediction in made}
-    with gathering(out, form, paths, stock) as add:
+    with gathering(out, form, paths, stock, COMPUTATION) as add:
         for path in stock.missing:
             add(by_path[path])
     assert not partial_of(out).exists()
@@ -200,7 +203,7 @@ def test_a_partial_file_goes_before_a_finished_one(tmp_path: Path) -> None:
 def test_a_block_that_fails_keeps_its_rows_and_the_finished_file(tmp_path: Path) -> None:
     form, out, made = FORMATS[".csv"](Columns()), tmp_path / "rows.csv", predictions(NAMES)
     out.write_text("precious")
-    with pytest.raises(RuntimeError), gathering(out, form, NAMES, Stock(NAMES)) as add:
+    with pytest.raises(RuntimeError), gathering(out, form, NAMES, Stock(NAMES), COMPUTATION) as add:
         add(made[0])
         raise RuntimeError
     assert out.read_text() == "precious"
@@ -208,7 +211,11 @@ def test_a_block_that_fails_keeps_its_rows_and_the_finished_file(tmp_path: Path)
 
 
 def test_a_block_that_fails_before_its_first_row_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), gathering(tmp_path / "rows.csv", FORMATS[".csv"](Columns()), NAMES, Stock(NAMES)):
+    form = FORMATS[".csv"](Columns())
+    with (
+        pytest.raises(RuntimeError),
+        gathering(tmp_path / "rows.csv", form, NAMES, Stock(NAMES), COMPUTATION),
+    ):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
+from vitkit.inference.backends import registry
 from vitkit.system import exclusive
 from vitkit.weights import load
 
@@ -106,6 +108,68 @@ def test_what_is_missing_is_added(model: Path, photos: Path, tmp_path: Path) -> 
     found = package.predict(model, photos, out=out, resume=True, say=told.append)
     assert told == [f"1 of 4 images are in {out}"]
     assert [Path(row.path).name for row in found] == ["1.png", "2.png", "3.png", "4.png"]
+
+
+@pytest.fixture
+def stopped(model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The rows of an uninterrupted prediction with OpenVINO, of which out.csv.partial has the first.
+
+    `auto` is OpenVINO for the four images, but not for the three that remain.
+    """
+    pytest.importorskip("openvino")
+    for name, row in registry.BACKENDS.items():
+        monkeypatch.setitem(registry.BACKENDS, name, replace(row, auto_from=min(row.auto_from, 4)))
+    whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
+    package.predict(model, photos, out=whole, batch_size=1)
+
+    def stop(task: str, done: int, of: int) -> None:
+        if (task, done) == ("predicting", 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        package.predict(model, photos, out=out, batch_size=1, progress=stop)
+    assert len((tmp_path / "out.csv.partial").read_bytes().splitlines()) == 2
+    return whole.read_bytes()
+
+
+def test_the_rest_is_computed_as_the_whole_would_be(
+    model: Path, photos: Path, tmp_path: Path, stopped: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino = registry.BACKENDS["openvino"]
+    monkeypatch.setitem(registry.BACKENDS, "openvino", replace(openvino, auto_from=500))  # as another version might
+    found = package.predict(model, photos, out=tmp_path / "out.csv", batch_size=1, resume=True)
+    assert found.computed.startswith("openvino")
+    assert (tmp_path / "out.csv").read_bytes() == stopped
+    assert [path.name for path in tmp_path.glob("out.csv*")] == ["out.csv"]
+
+
+def test_rows_without_a_record_are_continued_as_the_whole_would_be_computed(
+    model: Path, photos: Path, tmp_path: Path, stopped: bytes
+) -> None:
+    (tmp_path / "out.csv.partial.json").unlink()
+    found = package.predict(model, photos, out=tmp_path / "out.csv", batch_size=1, resume=True)
+    assert found.computed.startswith("openvino")
+    assert (tmp_path / "out.csv").read_bytes() == stopped
+
+
+def test_a_backend_that_is_gone_is_not_replaced_in_silence(
+    model: Path, photos: Path, tmp_path: Path, stopped: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.csv"
+    monkeypatch.setattr(registry, "find_spec", lambda _: None)
+    with pytest.raises(VitkitError, match=r"out.csv.partial were computed by openvino.*needs openvino.*--backend"):
+        package.predict(model, photos, out=out, resume=True)
+    found = package.predict(model, photos, out=out, backend="eager", resume=True)
+    assert any("1 row was computed by" in note and "openvino" in note and "eager" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("record", ["{", "[]", '{"backend": "openvino"}', '{"backend": 1, "precision": 2}'])
+def test_a_damaged_record_is_told_in_a_line(
+    model: Path, photos: Path, tmp_path: Path, stopped: bytes, record: str
+) -> None:
+    (tmp_path / "out.csv.partial.json").write_text(record)
+    with pytest.raises(VitkitError, match=r"out.csv.partial.json"):
+        package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
 
 
 def test_notes_are_told_and_kept(model: Path, photos: Path) -> None:

@@ -4,7 +4,7 @@ A `Ranking` orders the classes of one image by probability. It sorts only as man
 
 A file has one row for each prediction. Paths may contain line ends and bytes that are not UTF-8. Rows of CSV and JSON
 Lines files are first appended to `NAME.partial` next to the final file. After an interruption, a later run resumes from
-the partial file and ignores an incomplete record at its end.
+the partial file and ignores an incomplete record at its end. `NAME.partial.json` says how its rows were computed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from vitkit.errors import VitkitError
 from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules, doubt_of
-from vitkit.system.files import from_json, replacing, to_json
+from vitkit.system.files import from_json, read_json, replacing, to_json, write_json
 from vitkit.text.cells import JOINT, harmless, restored, visible
 from vitkit.text.workbook import write_workbook
 
@@ -598,6 +598,7 @@ class Stock:
         size: the number of bytes up to the end of the last complete row.
         is_in_order: whether the rows belong to the first paths, in the order of the paths.
         tally: the counts of the images that have a row.
+        computation: how the rows were computed, as in `Classifier.computation`; None if it is unknown.
     """
 
     missing: Sequence[str]
@@ -605,11 +606,30 @@ class Stock:
     size: int = 0
     is_in_order: bool = True
     tally: Tally = field(default_factory=Tally)
+    computation: Mapping[str, Any] | None = None
 
 
 def partial_of(out: Path) -> Path:
     """Return the path of the partial file, which becomes `out` when it is complete."""
     return out.with_name(f"{out.name}.partial")
+
+
+def _computation_of(partial: Path) -> Path:
+    return partial.with_name(f"{partial.name}.json")
+
+
+def _read_computation(partial: Path) -> dict[str, Any] | None:
+    """Return how the rows of a partial file were computed; None if this was not recorded."""
+    file = _computation_of(partial)
+    if not file.exists():
+        return None
+    found = read_json(file)
+    if {name: type(value) for name, value in found.items()} != _COMPUTATION:
+        raise VitkitError(f"{file} is damaged: start again with --force, or delete it to choose the backend anew")
+    return found
+
+
+_COMPUTATION = {"backend": str, "precision": str, "plan": str, "merge": int}
 
 
 def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
@@ -640,7 +660,8 @@ def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:
         if not has_row[row.path]:  # two processes may both have written it
             tally.add(row)
         has_row[row.path], size = True, span.stop
-    return Stock([path for path, is_done in has_row.items() if not is_done], file, size, is_in_order, tally)
+    missing = [path for path, is_done in has_row.items() if not is_done]
+    return Stock(missing, file, size, is_in_order, tally, None if file == out else _read_computation(file))
 
 
 def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
@@ -666,7 +687,9 @@ def read_rows(file: Path, form: RowFormat) -> Iterator[tuple[slice, Row]]:
 
 
 @contextmanager
-def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) -> Iterator[Callable[[Prediction], None]]:
+def gathering(
+    out: Path, form: RowFormat, paths: Sequence[str], stock: Stock, computation: Mapping[str, Any]
+) -> Iterator[Callable[[Prediction], None]]:
     """Yield a function that appends the row of a prediction to the partial file.
 
     After the `with` block, `out` has one row for each path, in order. If the block raises an exception, a partial file
@@ -677,11 +700,13 @@ def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) ->
         form: the format of the rows.
         paths: the images of the finished file, in order and without duplicates.
         stock: the existing rows; the block must add the missing ones, in order.
+        computation: how the added rows are computed (`Classifier.computation`), which a later run repeats.
 
     Raises:
         OSError: the file cannot be written; the error names the file.
     """
     partial = partial_of(out)
+    write_json(_computation_of(partial), computation)
     if stock.file == out:
         shutil.copyfile(out, partial)
     with partial.open("ab", buffering=0) as file:  # written rows are in the file even if the process is killed
@@ -693,12 +718,14 @@ def gathering(out: Path, form: RowFormat, paths: Sequence[str], stock: Stock) ->
         except BaseException:
             if partial.stat().st_size <= len(form.header):
                 partial.unlink()
+                _computation_of(partial).unlink()
             raise
         os.fsync(file.fileno())
     if stock.is_in_order:
         partial.replace(out)
     else:
         _put_in_order(partial, out, form, paths)
+    _computation_of(partial).unlink()
 
 
 def _append(file: FileIO, text: str) -> None:

@@ -391,12 +391,12 @@ def predict(
         stock = Stock(paths)
         if out is not None and resume:
             stock = _take_stock(classifier, out, form, paths, request.source, say)
-        classifier = request.prepared(classifier, len(stock.missing), notes)
+        classifier = request.prepared(classifier, len(paths), notes, stock)
         album = None if pictures is None else _open_album(pictures, folders, paths)
         receiver = writer if out is None else None
         rows_show_progress = receiver is not None
         reporting = reporting_to(silent) if rows_show_progress else nullcontext()
-        with reporting, _writing(gathered, form, paths, stock, receiver) as write:
+        with reporting, _writing(gathered, form, paths, stock, classifier, receiver) as write:
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
             # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
@@ -519,12 +519,34 @@ class _PredictCommand:
         top, is_multi = min(self.top, len(classifier.classes)), classifier.task == "multi"
         return classifier, Columns(top, self.reject, is_multi, rules, has_familiar)
 
-    def prepared(self, classifier: Classifier, images: int, note: Say) -> Classifier:
+    def prepared(self, classifier: Classifier, images: int, note: Say, stock: Stock | None = None) -> Classifier:
         """Return the classifier with the requested backend, precision, plan, merging and device.
 
-        The automatic choice of the backend depends on the number of images.
+        The automatic choice of the backend depends on the number of all images. If there are rows already (`stock`),
+        it is the backend, the precision and the plan of these rows instead.
         """
-        return classifier.use(self.backend, self.precision, images, self.merge, self.plan, note, self.device)
+        from vitkit.classifier import computed_in_words
+
+        chosen: dict[str, Any] = {name: getattr(self, name) for name in ("backend", "precision", "plan")}
+        use = partial(classifier.use, images=images, merge=self.merge, say=note, device=self.device)
+        if stock is None or stock.computation is None:
+            return use(**chosen)
+        earlier = computed_in_words(stock.computation)
+        if set(chosen.values()) == {"auto"}:
+            try:
+                chosen |= {name: stock.computation[name] or "auto" for name in chosen}
+                prepared = use(**chosen)
+            except VitkitError as error:
+                raise VitkitError(
+                    f"the rows in {stock.file} were computed by {earlier}, which is not possible here ({error}): "
+                    "choose another way with --backend, or start again with --force"
+                ) from error
+        else:
+            prepared = use(**chosen)
+        if stock.missing and (now := computed_in_words(prepared.computation)) != earlier:
+            rows = plural(stock.tally.images, "row was", "rows were")
+            note(f"{rows} computed by {earlier}, and the others are computed by {now}: numbers may differ slightly")
+        return prepared
 
     def job(self, note: Say = ignore) -> DividedJob:
         """Open the model, find the images, and return a job that can be divided into parts."""
@@ -725,11 +747,16 @@ def _open_album(folder: Path, sources: Sequence[str], paths: Sequence[str]) -> A
 
 @contextmanager
 def _writing(
-    out: Path | None, form: RowFormat, paths: Sequence[str], stock: Stock, writer: Writer | None
+    out: Path | None,
+    form: RowFormat,
+    paths: Sequence[str],
+    stock: Stock,
+    classifier: Classifier,
+    writer: Writer | None,
 ) -> Iterator[Write | None]:
     """Yield a function that is called with each prediction, or None if the rows are kept in memory."""
     if out is not None:
-        with gathering(out, form, paths, stock) as write:
+        with gathering(out, form, paths, stock, classifier.computation) as write:
             yield write
     else:
         yield None if writer is None else writer(form, len(paths))
