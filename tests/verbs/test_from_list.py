@@ -122,6 +122,29 @@ def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
     assert set(requests) == {"a.png", "nowhere.png"}, "no server is asked for anything else"
 
 
+@pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    monkeypatch.setenv(switch, "1")
+    with served(here / "photos") as site:
+        for address in (f"{site.address}/a.png", "https://example.org/a.png", "hf://datasets/me/photos/a.png"):
+            Path("list.txt").write_text(f"photos/a.png\n{address}\n")
+            place = address.rpartition("/")[0]
+            for arguments in (
+                ("predict", "model", "--from-list", "list.txt", "-o", "rows.csv"),
+                ("predict", "model", place),
+                ("predict", "model", "photos", "-o", "s3://bucket/rows.csv"),
+                ("doctor", place),
+                ("train", place),
+                ("shard", "photos", "s3://bucket/shards"),
+            ):
+                outcome = vitkit(*arguments)
+                assert outcome.code == 2
+                error = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+                assert len(error) == 1 and f"{switch}=1 forbids" in error[0], arguments
+        assert site.requests.total() == 0
+    assert not Path("rows.csv").exists()
+
+
 def test_a_refusal_is_final_and_a_busy_server_is_asked_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.data.remote._WAITS", (0.0, 0.0))
     with served(here / "photos") as site:

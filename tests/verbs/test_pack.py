@@ -411,6 +411,13 @@ def test_weights_that_are_nowhere_leave_no_finished_folder(quick: Index, tmp_pat
     assert not (tmp_path / "stick" / "SHA256SUMS").exists()
 
 
+def test_nothing_is_packed_where_downloads_are_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_OFFLINE", "1")
+    with pytest.raises(VitkitError, match=r"^VITKIT_OFFLINE=1 forbids downloading the packages"):
+        package.pack(tmp_path / "stick")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_index_that_does_not_answer_is_not_asked_by_pip(
     small: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from vitkit.errors import VitkitError
-from vitkit.system.environment import cache_folder
+from vitkit.system.environment import cache_folder, offline
 from vitkit.system.files import address_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _FINAL = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionEr
 # HTTP statuses from 401 to 499 after which to retry. Status 400 is also retried, because aiohttp reports it for answers
 # that it cannot read, too.
 _BUSY = (408, 425, 429)
+_HERE = ("file", "local", "memory")  # schemes that need no connection
 _INSTALL = "pip install 'vitkit[remote]'"
 
 
@@ -43,16 +44,23 @@ def read_file(address: str) -> bytes:
     Raises:
         FileNotFoundError: there is no such file.
         OSError: the file cannot be read, or the server does not answer; the message has the number of attempts.
-        VitkitError: a package that the scheme needs is missing.
+        VitkitError: a package that the scheme needs is missing, or connections are forbidden (`environment.offline`).
     """
     return _insist(address, lambda: bytes(_filesystem(address).cat_file(address)))
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A single remote file as a storage. It contains one image, whose key is empty."""
+    """A single remote file as a storage. It contains one image, whose key is empty.
+
+    Raises:
+        VitkitError: connections are forbidden (`environment.offline`).
+    """
 
     name: str
+
+    def __post_init__(self) -> None:
+        _refuse_offline(self.name)  # at once: what `open` raises would be the reason why an image is unreadable
 
     def keys(self) -> Collection[str]:
         return ("",)
@@ -209,7 +217,15 @@ def _insist(address: str, read: Callable[[], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
+def _refuse_offline(address: str) -> None:
+    if address.partition(":")[0] not in _HERE and (switch := offline()):
+        raise VitkitError(
+            f"{address}: {switch} forbids connections to servers: use a copy in a folder, or unset it for this command"
+        )
+
+
 def _filesystem(address: str) -> AbstractFileSystem:
+    _refuse_offline(address)
     return _filesystem_of(address.partition(":")[0], os.getpid())  # connections do not survive a fork
 
 

@@ -28,6 +28,7 @@ import vitkit
 from vitkit.data.file_names import why_ignored
 from vitkit.data.storage import STORAGES, Overlooked, walk
 from vitkit.errors import VitkitError
+from vitkit.system.environment import offline
 from vitkit.system.files import exclusive_in, from_json, replacing, write_bytes, write_json, write_text
 from vitkit.system.progress import Progress, Say, ignore, reporting_within, silent
 from vitkit.system.progress import progress as report
@@ -146,9 +147,11 @@ def pack(
         progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
-        VitkitError: a value is not allowed, the folder contains something else, the packages cannot be found or
-            downloaded, the disk is too small, or `confirm` returned False.
+        VitkitError: a value is not allowed, the folder contains something else, downloads are forbidden, the packages
+            cannot be found or downloaded, the disk is too small, or `confirm` returned False.
     """
+    if switch := offline():
+        raise VitkitError(f"{switch} forbids downloading the packages: unset it for this command")
     folder, targets = Path(for_offline), _targets(system, python)
     for part in extra:
         if part not in _parts_of_vitkit():
