@@ -95,6 +95,7 @@ def test_heads_that_are_not_stated_are_the_default_of_transformers(tmp_path: Pat
         ({"problem_type": "regression"}, "predicts numbers"),
         ({"problem_type": "ranking"}, "problem_type 'ranking' must be one of"),
         ({"id2label": {"0": "a", "1": "b"}}, "2 class names for a head of 4 classes"),
+        ({"id2label": ["a", "b", "c", "d"]}, "id2label must map numbers to class names"),
         ({"apply_layernorm": False}, "apply_layernorm False is not supported; expected True"),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -105,6 +106,12 @@ def test_a_setting_that_is_not_supported_is_refused(tmp_path: Path, fields: dict
     rewritten(tmp_path / "config.json", **fields)
     with pytest.raises(VitkitError, match=message):
         vitkit.load(tmp_path)
+
+
+def test_label2id_names_the_classes_if_id2label_does_not(tmp_path: Path) -> None:
+    saved(tmp_path)
+    rewritten(tmp_path / "config.json", id2label=None, label2id={"d": 3, "b": 1, "a": 0, "c": 2})
+    assert vitkit.load(tmp_path).classes == ("a", "b", "c", "d")
 
 
 def test_a_field_that_is_not_known_is_named(tmp_path: Path) -> None:
@@ -278,3 +285,5 @@ def test_pictures_of_another_size_are_named_or_positions_resized(tmp_path: Path)
         rewritten(tmp_path / kind / "preprocessor_config.json", **written)
     assert any("makes pictures of (40, 48)" in note for note in vitkit.load(tmp_path / "ViT").report.notes)
     assert vitkit.load(tmp_path / "Dinov2").model.config.image_size == (40, 48)
+    rewritten(tmp_path / "ViT" / "preprocessor_config.json", size={"shortest_edge": 32})
+    assert any("only the square in their middle" in note for note in vitkit.load(tmp_path / "ViT").report.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,9 @@ WRAPPED: dict[str, tuple[Callable[[State], Any], str]] = {
         },
         "model.module was ignored: ema_model.module.module was taken",
     ),
+    "tensors beside": (lambda own: {"state_dict": own, "best_acc1": ONE[0], "rng": ONE}, "(best_acc1, rng) was"),
+    "names of classes": (lambda own: {"net": own, "class_names": ["a", "b", "c"], 1: 2}, "(class_names, 1) was"),
+    "an average": (lambda own: {"model": OTHER, "average_model": own}, "model was ignored: average_model was taken"),
     "teacher and student": (lambda own: {**under("student.", OTHER), **under("teacher.", own)}, "student was ignored"),
 }
 
@@ -91,6 +95,10 @@ def test_averaged_weights_of_safetensors_are_found(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[State], Any], str]] = {
     "two sets": (lambda own: {"first": own, "second": OTHER}, "several sets of weights, first, second: save only one"),
     "two prefixes": (lambda own: {**under("model.", own), **under("backbone.", OTHER)}, "under several prefixes"),
+    "numbers as keys": (lambda own: {"folds": {0: own, 1: OTHER}}, r"several sets of weights, folds\.0, folds\.1"),
+    "a head beside": (lambda own: {"trunk": own, "head": {"weight": ONE}}, "several sets of weights, trunk, head"),
+    "other names": (lambda own: under("0.1.", own) | {"2.x": ONE}, "and 17 more: rename them as timm's models do"),
+    "eight bits": (lambda own: {name: t.to(torch.float8_e4m3fn) for name, t in own.items()}, "expected float32"),
     "a list": (lambda own: {"shadow_params": list(own.values())}, r"but shadow_params: save model\.state_dict\(\)"),
     "something else": (
         lambda own: {**own, "adapter.weight": ONE},
@@ -106,6 +114,19 @@ def test_what_is_not_clear_is_refused_with_advice(name: str, tmp_path: Path) -> 
     torch.save(wrap(state()), tmp_path / "w.pth")
     with pytest.raises(VitkitError, match=message):
         vitkit.load(tmp_path / "w.pth", heads=2)
+
+
+def test_an_adapter_or_a_tensor_in_two_files_of_a_folder_is_refused(tmp_path: Path) -> None:
+    own = state()
+    index = {"weight_map": dict.fromkeys(own, "a.safetensors") | {"head.bias": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file(own, tmp_path / "a.safetensors")
+    save_file({"head.bias": OTHER["head.bias"]}, tmp_path / "b.safetensors")
+    with pytest.raises(VitkitError, match=r"head\.bias is in several files"):
+        vitkit.load(tmp_path, heads=2)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(VitkitError, match=r"adapter_config\.json.*merge_and_unload"):
+        vitkit.load(tmp_path, heads=2)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

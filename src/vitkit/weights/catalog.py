@@ -535,7 +535,7 @@ def class_names(count: int) -> tuple[tuple[str, ...], str]:
     A head with as many classes as ImageNet-1k or ImageNet-21k gets their names. Any other head gets numbers.
     """
     if count not in _NAMED:
-        return tuple(map(str, range(count))), f"numbers, as the checkpoint names none of its {count} classes"
+        return tuple(map(str, range(count))), f"numbers, as no names of the {count} classes were found"
     file, whose = _NAMED[count]
     text = resources.files("vitkit.weights").joinpath(file).read_text(encoding="utf-8")
     return tuple(text.splitlines()), f"{whose}, as the head has {count} classes"

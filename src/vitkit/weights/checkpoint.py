@@ -178,7 +178,7 @@ def _ambiguous(name: str, path: Path) -> VitkitError:
 def _rank(name: str) -> int:
     """Return the preference among sets of weights: averaged weights, then a teacher, then others, then a student."""
     words = set(re.split(r"[._]", name.lower()))
-    ranks = ({"ema", "swa", "averaged"}, {"teacher", "target"})
+    ranks = ({"ema", "swa", "averaged", "average", "avg", "polyak"}, {"teacher", "target"})
     found = next((rank for rank, of_rank in enumerate(ranks) if words & of_rank), None)
     return (3 if "student" in words else 2) if found is None else found
 
@@ -388,7 +388,7 @@ def read_torch(path: Path) -> Checkpoint:
 
 
 def _of_torch(tensor: Tensor, check: Callable[[], None]) -> StoredTensor:
-    is_plain = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_quantized
+    is_plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.dtype in _SAFE_TYPES.values()
 
     def read() -> Tensor:
         check()
@@ -424,17 +424,18 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
         VitkitError: there are no named weights, or several sets of them, and it is not clear which one to use.
     """
     wrappers: tuple[str, ...] = ()
-    passed_over: dict[str, str] = {}
-    while isinstance(content, Mapping) and not _weights_in(content):
+    passed_over, beside = dict[str, str](), list[str]()
+    while isinstance(content, Mapping) and not _is_state(content):
         present = sorted((name for name in content if _holds_weights(content[name])), key=_preference)
         if not present:
             break
         taken, *others = present
         if others and _preference(taken) == _preference(others[0]):
-            places = listed([".".join([*wrappers, name]) for name in present], 6)
+            places = listed([".".join([*wrappers, str(name)]) for name in present], 6)
             raise VitkitError(f"{path} contains several sets of weights, {places}: save only one of them")
-        passed_over |= {".".join([*wrappers, name]): f"{taken} was taken" for name in others}
-        wrappers, content = (*wrappers, taken), content[taken]
+        passed_over |= {".".join([*wrappers, str(name)]): f"{taken} was taken" for name in others}
+        beside += [str(name) for name in content if name not in present]
+        wrappers, content = (*wrappers, str(taken)), content[taken]
     if not isinstance(content, Mapping):
         raise VitkitError(
             f"{path} does not contain named weights, but a {type(content).__name__}: save model.state_dict()"
@@ -443,7 +444,15 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
     if not weights and content:
         keys = listed([str(name) for name in content], 6)
         raise VitkitError(f"{path} contains no tensors by name, but {keys}: save model.state_dict()")
+    beside += [str(name) for name in content if name not in weights]
+    if beside:
+        passed_over[f"what stands beside the weights ({listed(beside, 6)})"] = "only weights are read"
     return wrappers, weights, passed_over
+
+
+def _is_state(content: Mapping[Any, Any]) -> bool:
+    """Return whether a mapping is a state dict: names of tensors contain dots, or are those of a single layer."""
+    return any("." in name or name == "weight" for name in _weights_in(content))
 
 
 def _weights_in(content: Mapping[Any, Any]) -> dict[str, Tensor]:
@@ -451,10 +460,10 @@ def _weights_in(content: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def _holds_weights(content: Any) -> bool:
-    """Return whether a value is a state dict, whose names contain dots, or contains one."""
+    """Return whether a value is a state dict, or contains one."""
     if not isinstance(content, Mapping):
         return False
-    return any("." in name for name in _weights_in(content)) or any(map(_holds_weights, content.values()))
+    return _is_state(content) or any(map(_holds_weights, content.values()))
 
 
 def _preference(name: Any) -> tuple[int, int]:
@@ -486,10 +495,17 @@ def read_checkpoint(path: Path, *, full_names: bool = False) -> Checkpoint:
 
 
 def _read_folder(folder: Path) -> Checkpoint:
+    if (folder / "adapter_config.json").is_file():
+        raise VitkitError(
+            f"{folder} contains an adapter (adapter_config.json), which changes the weights and is not read: merge it "
+            "into the model with peft's merge_and_unload(), and save that model"
+        )
     files = _weight_files(folder)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         part = _read_file(file)
+        if twice := tensors.keys() & part.tensors.keys():
+            raise _damaged(folder, f"{min(twice)} is in several files")
         tensors |= part.tensors
     return Checkpoint(
         path=folder,

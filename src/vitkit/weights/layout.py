@@ -127,7 +127,7 @@ class Account:
 
     def describe(self) -> str:
         parts = [("missing", self.missing), ("left over", self.left_over)]
-        parts.append(("of another shape", [f"{name} ({why})" for name, why in self.misshapen.items()]))
+        parts.append(("of another shape or type", [f"{name} ({why})" for name, why in self.misshapen.items()]))
         return "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts if names)
 
 
@@ -159,7 +159,7 @@ def _wrong_shapes(piece: Piece, stored: Sequence[StoredTensor], shape: torch.Siz
         if part is not None and _squeezed(part.shape) != _squeezed(tensor.shape)
     }
     integers = {
-        theirs: "expected plain floats"
+        theirs: "expected float32, float16 or the like"
         for theirs, tensor in zip(piece.theirs, stored, strict=True)
         if not tensor.dtype.is_floating_point
     }

@@ -392,7 +392,8 @@ def _infer(
 
 def _glance(checkpoint: Checkpoint) -> str:
     family = family_of(checkpoint)
-    return f"this is {family}" if family else f"its tensors are {listed(list(checkpoint.tensors), 4)}"
+    named = f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's models do"
+    return f"this is {family}" if family else named
 
 
 def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:

@@ -121,6 +121,8 @@ def stated(checkpoint: Checkpoint, family: str, usual: Mapping[str, Any], *, res
     made, expected = made_size(processor, family), sides(images.get("image_size"))
     if not resizes and None not in (made, expected) and made != expected:
         notes += (f"{_FILE} makes pictures of {made}, and config.json describes a model for {expected}, which is used",)
+    if processor is not None and made is None:
+        notes += (f"{_FILE} keeps the whole of pictures that are not square; only the square in their middle is used",)
     found = pixels(processor, family)
     return {
         "preprocess": found or usual,
@@ -173,21 +175,21 @@ def task_of(config: Mapping[str, Any]) -> Task:
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the class names in config.json, in order; None if there are none.
+    """Return the class names in config.json (`id2label`, else `label2id`), in order; None if there are none.
 
     Raises:
         VitkitError: the names are not numbered from 0 without gaps.
     """
     written = config.get("id2label")
-    if not isinstance(written, Mapping):
-        return None
     try:
+        if written is None:
+            written = {index: label for label, index in (config.get("label2id") or {}).items()}
         by_index = {int(index): str(label) for index, label in written.items()}
-    except ValueError as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise VitkitError("config.json: id2label must map numbers to class names") from error
     if sorted(by_index) != list(range(len(by_index))):
         raise VitkitError("config.json: id2label must number the classes from 0 without gaps")
-    return tuple(by_index[index] for index in range(len(by_index)))
+    return tuple(by_index[index] for index in range(len(by_index))) or None
 
 
 def pixels(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str, Any] | None:
