@@ -28,9 +28,11 @@ def strict() -> Iterator[Server]:
     """A server of small limits, so that tests need not wait."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "HEAD_SECONDS", 0.3)
+        patch.setattr(connections, "READ_SECONDS", 0.3, raising=False)
         with serve(classifier(), port=0, backend="eager", precision="float32") as running:
             guard = running._server.config.app
             guard.rules = replace(guard.rules, seconds=0.4, most_bytes=200_000)
+            running._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)  # connections inherit it
             yield running
 
 
@@ -144,6 +146,56 @@ def test_a_head_that_does_not_come_is_given_up(strict: Server, parts: tuple[byte
 )
 def test_what_is_no_request_is_refused(strict: Server, sent: bytes) -> None:
     assert 400 <= status(exchange(strict, sent, wait=10)) < 500
+
+
+@pytest.mark.parametrize("path", ["/predict", "/health"])
+def test_a_request_with_two_kinds_of_length_is_refused_and_the_connection_closed(strict: Server, path: str) -> None:
+    own = head(path, 5, "transfer-encoding: chunked")
+    answer = exchange(strict, own, b"0\r\n\r\n", head("/ready").replace(b"POST", b"GET"), wait=10)
+    assert (status(answer), answer.count(b"HTTP/1.1 ")) == (400, 1)
+    assert b"connection: close" in answer and b"transfer-encoding" in answer
+
+
+def unread(server: Server) -> socket.socket:
+    """A connection with an answer of 1.06 MB, which the kernels of both sides hold only a small part of."""
+    host, port = server.url.removeprefix("http://").split(":")
+    own = socket.socket()
+    own.settimeout(10)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
+    own.connect((host, int(port)))
+    own.sendall(
+        head("/docs/swagger-ui-bundle.js")
+        .replace(b"POST", b"GET")
+        .replace(b"0\r\n\r\n", b"0\r\nconnection: close\r\n\r\n")
+    )
+    return own
+
+
+def received(own: socket.socket, pause: float = 0.0) -> int:
+    size = 0
+    try:
+        while piece := own.recv(2**16):
+            size += len(piece)
+            time.sleep(pause)
+    except ConnectionResetError:
+        pass
+    return size
+
+
+def test_a_client_that_does_not_read_is_given_up(strict: Server) -> None:
+    state = strict._server.server_state
+    with unread(strict) as own:
+        assert own.recv(1) == b"H"
+        deadline = time.monotonic() + 5
+        while state.connections and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not state.connections and not state.tasks
+        assert received(own) < 500_000
+
+
+def test_a_client_that_reads_slowly_gets_the_whole_answer(strict: Server) -> None:
+    with unread(strict) as own:
+        assert received(own, 0.02) > 1_000_000
 
 
 def test_a_page_of_another_site_or_of_a_rebound_name_is_refused(strict: Server) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import socket
 import subprocess
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -78,6 +80,24 @@ def test_the_token_may_come_from_the_environment(folder: Path) -> None:
     with serving(warm.vitkit(), folder / "first", *EXACT, VITKIT_TOKEN=token) as program:
         assert httpx.get(f"{program.url}/models").status_code == 401
         assert httpx.get(f"{program.url}/models", headers={"authorization": f"Bearer {token}"}).status_code == 200
+
+
+def test_more_connections_than_files_are_refused_in_a_line(folder: Path, tmp_path: Path) -> None:
+    code = "import resource, vitkit.__main__ as own; resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120)); own.main()"
+    narrow = tmp_path / "vitkit"
+    narrow.write_text(f'#!/bin/sh\nexec {shlex.quote(warm.python())} -c "{code}" "$@"\n')
+    narrow.chmod(0o700)
+    with serving(str(narrow), folder / "first", *EXACT) as program:
+        with ExitStack() as idle:
+            for _ in range(200):
+                last = idle.enter_context(socket.create_connection(program.address, timeout=5))
+            assert last.recv(100).startswith(b"HTTP/1.1 503 ")
+        deadline = time.monotonic() + 5  # to notice that they are closed
+        while httpx.get(f"{program.url}/models").status_code == 503:
+            assert time.monotonic() < deadline
+        code, told = program.end()
+    assert code == 143
+    assert told == "60 connections are open: further ones are refused (503)\nstopped by SIGTERM\n"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ must be addressed to one of the server's names (Host). A request that changes so
 (Sec-Fetch-Site, Origin). Requests from other machines need the token.
 
 The guard limits the size and the duration of a body while the body arrives. `Connection` limits the time for the head
-of a request.
+of a request, and closes connections to clients that do not read their answers. `Listener` limits the number of
+connections.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import logging
+import math
 import re
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,6 +43,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _Application = Callable[[Any, Receive, Send], Awaitable[None]]
 
+_log = logging.getLogger(__name__)
 _SAFE = ("GET", "HEAD")
 _SLOWEST = 64 * 2**10  # bytes; each such amount received prolongs the time limit of a body by a second
 _LINGER = 2.0  # seconds to receive a refused body: closing earlier would lose the answer
@@ -57,6 +62,14 @@ _HEADERS = {  # added to every answer that does not set them
 
 HEAD_SECONDS = 10.0  # from the start of a connection or head until the head is complete
 MOST_HEAD = 16 * 2**10  # bytes
+READ_SECONDS = 30.0  # a client that takes nothing of its answer for so long is disconnected
+
+_CONNECTIONS = 1000  # maximum number of connections; fewer if the limit of open files is lower
+_FILES = 100  # open files that are reserved for everything but connections
+_SILENT = 60.0  # seconds between two lines about refused connections
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nretry-after: %d\r\nconnection: close\r\n\r\n" % _AGAIN
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,47 @@ class Rules:
     most_bytes: int = 64 * 2**20
     most_held: int = 512 * 2**20
     seconds: float = 20.0
+
+
+class Listener(socket.socket):
+    """A socket for a server, which refuses connections before the limit of open files is reached.
+
+    At the limit, asyncio would log thousands of tracebacks a second, and the server could open no file.
+    """
+
+    def __init__(self, *kind: Any) -> None:
+        super().__init__(*kind)
+        self._most = _most_connections()
+        self._accepted: list[socket.socket] = []  # those that are open, and at times some that have been closed
+        self._last_line = -math.inf
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, or refuse it if there are too many.
+
+        Raises:
+            ConnectionAbortedError: the connection was refused; asyncio waits for the next one.
+        """
+        connection, address = super().accept()
+        if len(self._accepted) >= self._most:
+            self._accepted = [each for each in self._accepted if each.fileno() != -1]
+        if len(self._accepted) < self._most:
+            self._accepted.append(connection)
+            return connection, address
+        with connection, suppress(OSError):
+            connection.send(_FULL)
+        if time.monotonic() - self._last_line > _SILENT:
+            self._last_line = time.monotonic()
+            _log.warning("%d connections are open: further ones are refused (503)", self._most)
+        raise ConnectionAbortedError
+
+
+def _most_connections() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return _CONNECTIONS
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _CONNECTIONS if files == resource.RLIM_INFINITY else min(_CONNECTIONS, files - min(_FILES, files // 2))
 
 
 def keep_others_off(listener: socket.socket) -> None:
@@ -187,6 +241,8 @@ class Guard:
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.rules.most_bytes:
             return self._too_large()
+        if "content-length" in headers and "transfer-encoding" in headers:  # a proxy may have read another length
+            return _Refusal(400, "a request may have content-length or transfer-encoding, not both")
         if scope["path"] in self.rules.open_paths and scope["method"] in _SAFE:
             return None
         if not self._is_ours(headers.get("host")):
@@ -448,11 +504,16 @@ class _Whole:
 
     The head and the body of an answer are written separately. Two separate sends would delay the body, because each
     send releases the global interpreter lock, which a computing thread may then take.
+
+    If the client takes nothing of the data for `READ_SECONDS`, the connection is aborted: until then, the answer is
+    held in memory.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
         self._written: list[bytes] = []
+        self._size = 0  # bytes written so far
+        self._patience: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes) -> None:
         """Send the data together with everything else that is written in this iteration of the event loop."""
@@ -469,6 +530,20 @@ class _Whole:
         if self._written:
             written, self._written = b"".join(self._written), []
             self._transport.write(written)
+            self._size += len(written)
+            self._watch()
+
+    def _watch(self) -> None:
+        """Start the time limit for taking some of the data, if there are any left and it has not been started."""
+        if self._patience is None and (left := self._transport.get_write_buffer_size()):
+            self._patience = self._loop.call_later(READ_SECONDS, self._look, self._size - left)
+
+    def _look(self, taken: int) -> None:
+        self._patience = None
+        if self._size - self._transport.get_write_buffer_size() == taken:
+            self._transport.abort()
+        else:
+            self._watch()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -34,8 +34,6 @@ _MOST_PORT = 65535
 
 _KEPT = 75  # seconds to keep an idle connection
 _LAST = 20  # seconds to answer accepted requests when the server stops
-_CONNECTIONS = 1000  # maximum number of connections; fewer if the limit of open files is lower
-_FILES = 100  # open files that are reserved for everything but connections
 _STEP = 0.01  # seconds between checks whether the server has started
 
 
@@ -141,9 +139,9 @@ def _listen(host: str, port: int) -> socket.socket:
             f"--host {host} is not an address of this machine: use 127.0.0.1, or 0.0.0.0 for all its addresses"
         ) from error
     family, kind, protocol, _, address = sorted(addresses, key=lambda entry: entry[0] != socket.AF_INET)[0]
-    from vitkit.serving.guard import keep_others_off
+    from vitkit.serving.guard import Listener, keep_others_off
 
-    listener = socket.socket(family, kind, protocol)
+    listener = Listener(family, kind, protocol)
     try:
         keep_others_off(listener)
         listener.bind(address)
@@ -196,7 +194,6 @@ class Server(Result):
                 proxy_headers=False,
                 timeout_keep_alive=_KEPT,
                 timeout_graceful_shutdown=_LAST,
-                limit_concurrency=_most_connections(),
                 h11_max_incomplete_event_size=MOST_HEAD,
             )
         )
@@ -256,12 +253,3 @@ class Server(Result):
             self._failed = error
         finally:
             self._listener.close()
-
-
-def _most_connections() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return _CONNECTIONS
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(_CONNECTIONS, files - _FILES)) if files != resource.RLIM_INFINITY else _CONNECTIONS

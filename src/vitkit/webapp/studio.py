@@ -135,14 +135,14 @@ def _listen(host: str, port: int | None) -> socket.socket:
     Raises:
         VitkitError: this machine does not have the address, or the port is taken.
     """
-    from vitkit.serving.guard import keep_others_off
+    from vitkit.serving.guard import Listener, keep_others_off
 
     try:
         family = socket.getaddrinfo(host, port or STUDIO_PORT, type=socket.SOCK_STREAM)[0][0]
     except OSError as error:
         raise VitkitError(f"--host {host} is not an address of this machine ({error.strerror})") from error
     for number in (port,) if port is not None else (*range(STUDIO_PORT, STUDIO_PORT + _TRIED), 0):
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for short answers
+        listener = Listener(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio: no delay for short answers
         keep_others_off(listener)
         try:
             listener.bind((host, number))
