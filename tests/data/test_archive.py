@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import shutil
 import stat
@@ -404,6 +405,14 @@ def test_sparse_members_are_refused(tmp_path: Path) -> None:
     (tmp_path / "it.tar").write_bytes(bytes(sparse) + bytes(512) + good)
     with pytest.raises(VitkitError, match=r"the sparse file 'c/0\.png'.*without --sparse"):
         read_source(tmp_path / "it.tar")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("name", ["it.zip", "it.tar"])
+def test_pipes_are_no_archives(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(VitkitError, match="a pipe or a device"):
+        read_source(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["it.tar.gz", "it.tgz", "it.tar.bz2", "it.tar.xz"])

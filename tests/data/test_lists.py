@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -267,3 +268,14 @@ def test_groups_stay_together_in_splits_and_count_in_intervals(tmp_path: Path) -
         (tmp_path / name).rename(tmp_path / "other" / name)
     figures = vitkit.evaluate(run, tmp_path / "other" / "list.csv").figures
     assert figures["independent_groups"] == sum(each == {"test"} for each in splits.values())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    file = with_column(tmp_path, "split", ["train"] * 6)
+    os.mkfifo(tmp_path / "img" / "pipe.png")
+    with file.open("a", encoding="utf-8") as rows:
+        rows.write("/dev/zero,cat,train\nimg/pipe.png,dog,train\n")
+    assert examine(read_source(file)).unreadable == dict.fromkeys(("/dev/zero", "img/pipe.png"), "not a regular file")
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert "pipe or a device" in refusal(tmp_path / "pipe.csv")

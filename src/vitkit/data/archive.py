@@ -192,6 +192,8 @@ def _whole(data: bytes, size: int) -> bytes:
 
 @lru_cache(maxsize=4)
 def _index_of(path: Path, stamp: tuple[int, ...], encoding: str | None) -> _MemberIndex:  # noqa: ARG001  # another one for a file that has changed
+    if not path.is_file():
+        raise VitkitError(f"{path} is a pipe or a device, not an archive")
     if path.suffix.lower() in _COMPRESSED:
         raise VitkitError(
             f"{path} is compressed as a whole, so single pictures cannot be read from it: unpack it, or make a .zip or "
