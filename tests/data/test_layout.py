@@ -85,6 +85,14 @@ UNDERSTOOD: dict[str, tuple[dict[str, int], dict[tuple[str | None, str], int]]] 
     ),
     "train alone": (both(("train", "train")), of("train")),
     "train and unlabelled test": (both(("train", "train")) | {"test": 9}, of("train")),
+    "tiny-imagenet": (
+        {"train/cat/images": 5, "train/dog/images": 5, "val/images": 4, "test/images": 4},
+        {("train", "cat"): 5, ("train", "dog"): 5},
+    ),
+    "images in every class": (
+        {"train/cat/images": 5, "train/dog/img": 5, "test/cat/images": 2, "test/dog": 2},
+        of("train", "test"),
+    ),
     "ASL alphabet": (
         both(("asl_alphabet_train/asl_alphabet_train", "train")) | {"asl_alphabet_test/asl_alphabet_test": 9},
         of("train"),

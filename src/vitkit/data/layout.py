@@ -230,6 +230,7 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
     """
     if layout == "classes":
         return _as_classes(top, top)
+    top = replace(top, folders=tuple(map(_without_filler_folders, top.folders)))
     inner = _unwrap(top)
     result = _as_splits(name, top, inner, layout) or _as_splits_of_classes(top, inner)
     if result is None and layout == "splits":
@@ -238,6 +239,15 @@ def understand(name: str, top: Folder, layout: LayoutName) -> FolderLayout:
         return result
     _refuse_doubtful(name, top, inner)
     return _as_classes(top, inner)
+
+
+def _without_filler_folders(folder: Folder) -> Folder:
+    """Take the images in `n01/images` for images of `n01`, in folders that contain nothing but such a folder."""
+    if not folder.has_images and len(folder.folders) == 1:
+        (only,) = folder.folders
+        if only.has_images and not only.folders and only.name.lower() in _FILLERS:
+            return replace(folder, has_images=True, folders=())
+    return replace(folder, folders=tuple(map(_without_filler_folders, folder.folders)))
 
 
 def _unwrap(folder: Folder) -> Folder:
