@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -403,3 +404,13 @@ def test_a_quiet_training_prints_nothing(vitkit: Any, data: Path, tmp_path: Path
     outcome = vitkit("train", data, "-q", *runs.FLAGS, "--out", tmp_path / "run")
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
     assert (tmp_path / "run" / "model.json").is_file()
+
+
+def test_the_guide_lists_every_exit_code_and_the_commands_that_answer_no() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide" / "predicting.md").read_text()
+    table = dict(re.findall(r"^\| (\d+) \| (.+) \|$", guide.partition("## Exit codes")[2].partition("\n## ")[0], re.M))
+    signals = {128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM)}
+    assert {int(code) for code in table} == {0, 1, 2} | signals
+    answering = {name for name, verb in VERBS.items() if verb.run.__annotations__["return"].startswith("int")}
+    plain = {name for name, verb in VERBS.items() if verb.run.__name__ == "_answer"}  # which returns None
+    assert set(re.findall(r"`([a-z]+)`", table["1"])) == answering - plain

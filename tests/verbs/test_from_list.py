@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 import photos
+import runs
 import vitkit as package
+import warm
 from afar import served
 from tiny import build
 from vitkit.classifier import Classifier
@@ -58,6 +61,41 @@ def test_standard_input(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
         outcome = vitkit("predict", "model", "--from-list", "-", *exact, *flags)
         assert outcome.code == 0 and written == (Path("rows.csv").read_text() if flags else outcome.out)
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_each_line_of_standard_input_is_answered_before_the_next(here: Path, flags: tuple[str, ...]) -> None:
+    command = [warm.vitkit(), "predict", "model", "--from-list", "-", *flags]
+    with subprocess.Popen(command, env=runs.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdin is not None and program.stdout is not None
+        for number, path in enumerate(("photos/a.png", "photos/nowhere.png", "photos/with space.png")):
+            program.stdin.write(f"{path}\n".encode())
+            program.stdin.flush()
+            if number == 0 and not flags:
+                assert program.stdout.readline().startswith(b"path,label,confidence")
+            assert path.encode() in program.stdout.readline()
+        program.stdin.close()
+        assert program.stdout.read() == b""
+    assert program.returncode == 0
+
+
+def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answers(content: bytes | None, *flags: str) -> Any:
+        monkeypatch.setattr(sys, "stdin", None if content is None else SimpleNamespace(buffer=io.BytesIO(content)))
+        return vitkit("predict", "model", *flags)
+
+    content = Path("photos/a.png").read_bytes()
+    expected = vitkit("predict", "model", "photos/a.png").out
+    assert answers(content, "-").out == expected.replace("photos/a.png", "standard input")
+    assert answers(content, "-", "-o", "rows.csv").code == 0
+    assert Path("rows.csv").read_text() == expected.replace("photos/a.png", "standard input")
+    damaged = answers(b"not a picture", "-")
+    assert (damaged.code, "\nstandard input,,,not an image" in damaged.out) == (1, True)
+    assert "which is empty" in answers(b"", "-").err
+    assert "standard input is closed" in answers(None, "-").err
+    for flags in (("-", "photos"), ("-", "--pictures", "drawn"), ("-", "-o", "new.csv", "--shard", "1/2")):
+        outcome = answers(content, *flags)
+        assert outcome.code == 2 and "pass it alone" in outcome.err
 
 
 def test_standard_input_that_is_closed(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -595,7 +595,7 @@ def _writer(bar: Bar) -> Writer:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors=HARMLESS)  # file names may not be UTF-8
         sys.stdout.write(form.header)
-        return lambda prediction: print(form.encode(prediction), end="")
+        return lambda prediction: print(form.encode(prediction), end="", flush=True)
 
     return begin
 
@@ -607,7 +607,7 @@ def _json_writer(bar: Bar) -> Writer:
     def begin(form: RowFormat, images: int) -> Write:  # noqa: ARG001
         bar.stop()
         lines = JsonLines(form.columns)
-        return lambda prediction: print(lines.encode(prediction), end="")
+        return lambda prediction: print(lines.encode(prediction), end="", flush=True)
 
     return begin
 

@@ -19,9 +19,9 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
 
 from vitkit.data.file_names import why_ignored
 from vitkit.data.labels import refuse_encoding
@@ -212,28 +212,68 @@ def find_pictures(sources: Iterable[str], note: Say, *, follow_links: bool = Fal
     return paths, not overlooked.closed
 
 
-def read_list(listed: str) -> list[str]:
-    """Read a list of images from a file, or from standard input if `listed` is `-`.
+def read_list(listed: str) -> Iterator[str]:
+    """Yield the images that a file lists, or those of standard input, as they arrive, if `listed` is `-`.
 
     Each line is a path or an address. Empty lines are ignored, and spaces at the ends of a line belong to the path.
 
     Raises:
         VitkitError: the file cannot be read, is not a text file, or lists nothing.
     """
-    what = f"--from-list {listed}"
-    if listed == "-" and sys.stdin is None:
-        raise VitkitError(f"{what}: standard input is closed")
+    what, is_empty = f"--from-list {listed}", True
     try:
-        data = sys.stdin.buffer.read() if listed == "-" else read_bytes(listed)
+        stream = _standard_input(what) if listed == "-" else io.BytesIO(read_bytes(listed))
+        for number, data in enumerate(stream):
+            if b"\0" in data:
+                raise VitkitError(
+                    f"{what} is not a list: expected a UTF-8 text file with a path or an address on each line"
+                )
+            data = data if number else data.removeprefix(b"\xef\xbb\xbf")
+            line = data.decode("utf-8", "surrogateescape").removesuffix("\n").removesuffix("\r")
+            if line.strip():
+                is_empty = False
+                yield line
     except OSError as error:
         raise VitkitError(f"{what}: {error.strerror or error}") from error
-    if b"\0" in data:
-        raise VitkitError(f"{what} is not a list: expected a UTF-8 text file with a path or an address on each line")
-    text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if not (lines := [line for line in lines if line.strip()]):
+    if is_empty:
         raise VitkitError(f"{what} lists no image: expected a path or an address on each line")
-    return lines
+
+
+def _standard_input(what: str) -> BinaryIO:
+    if sys.stdin is None:
+        raise VitkitError(f"{what}: standard input is closed")
+    return sys.stdin.buffer
+
+
+PIPED = "standard input"  # the path in the row of a picture whose bytes standard input contained
+
+
+@dataclass(frozen=True)
+class _Piped:
+    """The picture whose bytes standard input contained, as a storage of one image, whose key is empty."""
+
+    content: bytes = field(repr=False)
+    name: str = PIPED
+
+    def keys(self) -> Collection[str]:
+        return ("",)
+
+    def open(self, key: str) -> BinaryIO:  # noqa: ARG002  # there is only one
+        return io.BytesIO(self.content)
+
+    def stamp(self, key: str) -> bytes | None:  # noqa: ARG002
+        return None
+
+
+def piped_picture() -> Stored:
+    """Return the picture whose bytes standard input contains.
+
+    Raises:
+        VitkitError: standard input is closed or empty.
+    """
+    if not (content := _standard_input("-").read()):
+        raise VitkitError("-: expected the bytes of a picture on standard input, which is empty")
+    return Stored(_Piped(content), "")
 
 
 def listed_source(line: str) -> str | Stored:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +48,7 @@ from vitkit.text.cells import JOINT, plural
 from vitkit.text.workbook import check_rows
 from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
 from vitkit.verbs.inputs import (
+    PIPED,
     PREPROCESS,
     BackendName,
     PlanName,
@@ -61,6 +62,7 @@ from vitkit.verbs.inputs import (
     listed_source,
     open_named,
     path_of,
+    piped_picture,
     read_list,
     source_folders,
     split_sources,
@@ -251,12 +253,13 @@ def predict(
     Args:
         model: a run or model folder, a checkpoint of any published layout, an exported file, or a published name. A
             classifier in memory is accepted, too.
-        sources: images, folders (including their sub-folders), or glob patterns. Pictures in memory are accepted, too:
-            one or several PIL images, numpy arrays (height, width, C) or torch tensors (C, height, width), either uint8
-            from 0 to 255 or floats from 0 to 1. An array or tensor with four axes contains several pictures.
+        sources: images, folders (including their sub-folders), or glob patterns; `-` is the bytes of one picture on
+            standard input. Pictures in memory are accepted, too: one or several PIL images, numpy arrays (height,
+            width, C) or torch tensors (C, height, width), either uint8 from 0 to 255 or floats from 0 to 1. An array or
+            tensor with four axes contains several pictures.
         from_list: a file that lists the images instead of `sources`, with a path or an address (`https://`, `s3://`,
-            `hf://`) on each line; `-` is standard input. Empty lines are ignored, and spaces at the ends of a line
-            belong to the path.
+            `hf://`) on each line. Empty lines are ignored, and spaces at the ends of a line belong to the path. `-` is
+            standard input; without `out`, each line is answered as soon as it arrives, or `batch_size` lines at a time.
         follow_links: also search what links lead to outside of a folder.
         out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The rows of the result are then read from this
             file. Excel workbooks, Parquet files and files at an address such as s3://bucket/rows.csv are written at the
@@ -329,7 +332,7 @@ def predict(
         held=tuple(held),
         listed=from_list,
         follow_links=follow_links,
-        lines=tuple(read_list("-")) if from_list == "-" else None,
+        lines=tuple(read_list("-")) if from_list == "-" and out is not None else None,
         classes=classes if classes is None or isinstance(classes, str) else tuple(classes),
         templates=tuple(templates),
         one=one,
@@ -350,9 +353,11 @@ def predict(
         batch_size=batch_size,
         device=device,
     )
-    request.check(resume=resume, pictures=pictures)
+    request.check(resume=resume, pictures=pictures, is_divided=is_divided)
     notes, folders = Notes(note), source_folders(names)
     _check_out(out, folders, resume=resume, force=force, is_divided=is_divided)
+    if from_list == "-" and out is None:
+        return _answer_lines(request, notes, writer)
     if out is not None and from_list is not None and out.resolve() == Path(from_list).resolve():
         raise VitkitError(f"--out {out} is the list of --from-list: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
@@ -410,6 +415,26 @@ def predict(
     return _result(stock.tally, classifier.computed, requested, notes, form, is_whole=is_whole, kept=rows)
 
 
+def _answer_lines(request: _PredictCommand, notes: Notes, writer: Writer | None) -> Predictions:
+    """Answer the lines of standard input as they arrive, in groups of `batch_size` lines, or one by one."""
+    lines = read_list("-")
+    lines = chain([next(lines)], lines)  # so that an error in the first line is reported before the model is loaded
+    classifier, columns = request.open(notes)
+    classifier = request.prepared(classifier, 1, notes)  # the number is not known, and the first answer should be soon
+    form, tally, rows = Csv(columns, is_raw=request.raw), Tally(), list[Row]()
+    write = None if writer is None else writer(form, 0)
+    answered = list[tuple[int, float]]() if columns.rules.sure is not None else None
+    seen: set[str] = set()
+    new = (line for line in lines if line not in seen and not seen.add(line))  # type: ignore[func-returns-value]
+    with reporting_to(silent):
+        while group := list(islice(new, request.batch_size or 1)):
+            predictions = classifier.predict(map(request.source, group), request.batch_size)
+            rows += _answer(predictions, columns, None, write, tally, 0, answered)
+    if answered and (difference := _difference(classifier, answered)) is not None:
+        notes(difference)
+    return _result(tally, classifier.computed, None, notes, form, is_whole=True, kept=rows)
+
+
 def _result(
     tally: Tally,
     computed: str,
@@ -435,7 +460,7 @@ class _PredictCommand:
         names: the files, folders and patterns.
         held: the pictures in memory.
         listed: the file that lists the images, or `-` for standard input; None if there is no list.
-        lines: the images that standard input lists; None if `listed` is not `-`.
+        lines: the images that standard input lists; None if `listed` is not `-`, or if they are answered one by one.
     """
 
     model: str | Path | Classifier
@@ -464,11 +489,15 @@ class _PredictCommand:
     batch_size: int | None
     device: DeviceName
 
-    def check(self, *, resume: bool, pictures: Path | None) -> None:
+    def check(self, *, resume: bool, pictures: Path | None, is_divided: bool) -> None:
         """Raise an error for arguments that are not allowed, before anything is opened."""
         if self.held and (resume or pictures is not None):
             flag = "--resume" if resume else "--pictures"
             raise VitkitError(f"{flag} requires files, and these are pictures in memory")
+        if "-" in self.names and (len(self.names) > 1 or resume or pictures is not None or is_divided):
+            raise VitkitError(
+                "- is one picture on standard input: pass it alone, without --resume, --pictures, --shard and --cluster"
+            )
         if self.listed is not None and (self.names or self.held):
             raise VitkitError(f"--from-list {self.listed} lists the images: pass no other images, or leave it out")
         if self.listed is None and not (self.names or self.held):
@@ -492,11 +521,15 @@ class _PredictCommand:
             return [picture.name for picture in self.held], True
         if self.listed is not None:
             return list(dict.fromkeys(read_list(self.listed) if self.lines is None else self.lines)), True
+        if self.names == ("-",):
+            return [PIPED], True
         paths, is_whole = find_pictures(self.names, note, follow_links=self.follow_links)
         return list(dict.fromkeys(paths)), is_whole
 
     def source(self, path: str) -> str | Stored:
-        """Return the source of an image: a path, or a remote file if the image was listed by its address."""
+        """Return the source of an image: a path, standard input, or a remote file that was listed by its address."""
+        if self.names == ("-",):
+            return piped_picture()
         return path if self.listed is None else listed_source(path)
 
     def open(self, note: Say) -> tuple[Classifier, Columns]:
