@@ -96,8 +96,9 @@ def test_a_failing_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_that_leaves_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    with full_disk(1000), pytest.raises(OSError):
+    with full_disk(1000), pytest.raises(OSError) as raised:
         write_text(path, "x" * 100_000)
+    assert raised.value.filename == str(path), "the system's own error names no file"
     with full_disk(1000), pytest.raises(OSError):
         write_json(path, ["x"] * 100_000)
     assert path.read_text() == "old"

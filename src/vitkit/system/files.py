@@ -37,6 +37,7 @@ _LONGEST = 255  # the most bytes of a file's name
 LOCK = ".lock"  # the name of the lock file in a folder
 _HOLDER_SUFFIX = ".holder"
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of writing, in which the system names no file
 _NO_FILE = "it is a pipe or a device; a regular file is expected"
 _HOLDER = re.compile(r"process (\d+) of (.+) since ")  # as `exclusive` writes it into a lock
 _STARTING = 10.0  # seconds for which an empty lock file counts as that of a process which is just starting
@@ -133,7 +134,8 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         _replace(temporary, path)
     except OSError as error:
-        if error.filename != str(temporary):
+        is_full = error.filename is None and error.errno in _FULL
+        if error.filename != str(temporary) and not is_full:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
