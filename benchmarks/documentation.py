@@ -13,7 +13,6 @@ import base64
 import csv
 import dataclasses
 import fnmatch
-import hashlib
 import importlib
 import inspect
 import json
@@ -34,7 +33,6 @@ from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
 
 ROOT = Path(__file__).parents[1]
-RUN = ROOT / "build" / "notebooks"  # with their outputs, so that what has not changed is not run again
 SETTINGS = ROOT / "docs" / "site.toml"
 WORDS = 2300  # of a page, where it can be divided: ten minutes of reading
 _TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")  # besides docs/; the site has docs/index.md for README.md
@@ -241,32 +239,11 @@ def pages_of_notebooks() -> tuple[list[Page], dict[str, bytes]]:
     """Return a page for each notebook, with its outputs, and the pictures on them by their path on the site."""
     pages, files = [], {}
     for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
-        text, pictures = notebook_text(run_notebook(notebook), notebook.stem)
+        text, pictures = notebook_text(json.loads(notebook.read_text(encoding="utf-8")), notebook.stem)
         path = f"notebooks/{notebook.stem}.md"
         pages += parts_of(path, text, notebook.relative_to(ROOT).as_posix())
         files |= pictures | {f"notebooks/{notebook.name}": notebook.read_bytes()}
     return pages, files
-
-
-def run_notebook(path: Path) -> dict[str, Any]:
-    """Return a notebook with its outputs. It is run unless it and the package are as they were the last time."""
-    import nbclient
-    import nbformat
-
-    package = sorted((ROOT / "src").rglob("*.py"))
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in [path, *package])).hexdigest()
-    done = RUN / f"{path.stem}-{digest[:16]}.ipynb"
-    if not done.exists():
-        print(f"running {path.name}", flush=True)
-        notebook = nbformat.read(path, as_version=4)
-        with tempfile.TemporaryDirectory() as folder:
-            client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": folder}})
-            client.execute(env=os.environ | {"VITKIT_OFFLINE": "1"})
-        RUN.mkdir(parents=True, exist_ok=True)
-        for old in RUN.glob(f"{path.stem}-*.ipynb"):
-            old.unlink()
-        nbformat.write(notebook, done)
-    return json.loads(done.read_text(encoding="utf-8"))
 
 
 def notebook_text(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]:
