@@ -62,6 +62,46 @@ def test_other_hooks_see_all_tokens(kind: str) -> None:
     torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-5)
 
 
+class Spy(nn.Module):
+    """A module of a script's, around one of the model."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.seen = inner, list[Tensor]()
+
+    def forward(self, *inputs: Any) -> Tensor:
+        output: Tensor = self.inner(*inputs)
+        self.seen.append(output.detach())
+        return output
+
+
+def global_hook(model: Any, images: Tensor) -> list[Tensor]:
+    seen: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if module is model.blocks[-1].mlp.fc1:
+            seen.append(output.detach())
+
+    handle = nn.modules.module.register_module_forward_hook(keep)
+    model(images)
+    handle.remove()
+    return seen
+
+
+def own_module(model: Any, images: Tensor) -> list[Tensor]:
+    model.blocks[-1].mlp = Spy(model.blocks[-1].mlp)
+    model(images)
+    return list(model.blocks[-1].mlp.seen)
+
+
+@pytest.mark.parametrize("watch", [global_hook, own_module])
+def test_other_ways_to_look_see_all_tokens(watch: Callable[[Any, Tensor], list[Tensor]]) -> None:
+    ours, reference, images = pair()
+    seen = [*watch(ours, images), *watch(reference, images)]
+    assert len(seen) == 2 and seen[0].shape[1] == TOKENS
+    torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-5)
+
+
 def test_the_shortcut_is_back_when_the_hook_is_removed() -> None:
     ours, _, images = pair()
     logits = ours(images)

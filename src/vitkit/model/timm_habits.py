@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import canonical
@@ -38,12 +39,26 @@ class AttentionHabits:
         self.fused = fused
 
 
-# Modules whose hooks read no tokens: of sharded weights, of the cost of a pass, and of requests that are given up.
-_BLIND = ("torch.distributed.", "vitkit.profiling.", "vitkit.serving.")
+# Modules whose hooks read no tokens: of sharded weights, of counted operations, and of requests that are given up.
+_BLIND = ("torch.distributed.", "torch.utils.", "vitkit.profiling.", "vitkit.serving.")
 
 
-def _has_hooks(part: nn.Module) -> bool:
+def _is_watched(part: nn.Module) -> bool:
+    """Return whether a user may see the tokens in a part, by a hook or because the part is of a class of their own."""
+    if not type(part).__module__.startswith(("vitkit.", "torch.")):
+        return True
     every = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return _has_hooks(every) or _has_hooks(
+        (
+            module._global_forward_hooks,
+            module._global_forward_pre_hooks,
+            module._global_backward_hooks,
+            module._global_backward_pre_hooks,
+        )
+    )
+
+
+def _has_hooks(every: Sequence[Mapping[int, Any]]) -> bool:
     return any(not str(hook.__module__).startswith(_BLIND) for hooks in every if hooks for hook in hooks.values())
 
 
@@ -52,8 +67,8 @@ class TimmHabits:
 
     @property
     def is_observed(self: Any) -> bool:
-        """Whether a hook is registered in the last block or on its output, so that it must compute all tokens."""
-        return any(map(_has_hooks, (self.blocks, self.norm, *self.blocks[-1].modules())))
+        """Whether hooks or a user's modules may look into the last block or at its output: it computes all tokens."""
+        return any(map(_is_watched, (self.blocks, self.norm, *self.blocks[-1].modules())))
 
     @property
     def num_features(self: Any) -> int:
