@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,6 +91,23 @@ def test_a_loaded_model_can_be_trained_and_saved_again(tmp_path: Path) -> None:
     assert all(parameter.grad is not None for parameter in again.model.parameters())
     again.save(tmp_path)
     assert_equal(load(tmp_path), again)
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("blocks.1.mlp.act", lambda model: setattr(model.blocks[1].mlp, "act", torch.nn.Hardswish())),
+        ("head", lambda model: torch.nn.utils.parametrizations.weight_norm(model.head)),
+    ],
+)
+def test_a_model_whose_parts_were_replaced_is_not_saved(
+    tmp_path: Path, part: str, change: Callable[[Any], object]
+) -> None:
+    changed = classifier()
+    change(changed.model)
+    with pytest.raises(VitkitError, match=rf"^{re.escape(part)}\S* of the model was replaced.*state_dict"):
+        changed.save(tmp_path / "model")
+    assert names(tmp_path) == []
 
 
 def test_weights_that_are_not_contiguous_can_be_saved(tmp_path: Path) -> None:

@@ -644,11 +644,13 @@ class Classifier:
         """Write the model folder. The previous model stays intact until the new files are complete.
 
         Raises:
-            VitkitError: the preprocessing produces images of another size than the model expects.
+            VitkitError: the preprocessing produces images of another size than the model expects, or the configuration
+                does not describe the model, because a part was replaced.
             OSError: the disk is full or not writable; the folder then holds its previous content.
         """
-        from vitkit.model.build import stored_weights
+        from vitkit.model.build import check_parts, stored_weights
 
+        check_parts(self.model)
         if self.preprocess.size != self.model.config.image_size:
             wanted, reads = self.preprocess.size, self.model.config.image_size
             raise VitkitError(f"preprocess has size {wanted}, but the model expects {reads}: nothing was written")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import Features, ViTConfig
@@ -72,6 +72,30 @@ def stored_weights(model: Model) -> dict[str, Tensor]:
     module = model if isinstance(model, VisionTransformer) else model.network
     weights: dict[str, Tensor] = module.state_dict()
     return weights
+
+
+def check_parts(model: Model) -> None:
+    """Check that a model consists of the parts that its configuration describes, so that it can be saved.
+
+    Raises:
+        VitkitError: a part was replaced, for example by a layer of the user's.
+    """
+    if not isinstance(model, VisionTransformer):
+        return
+    with torch.device("meta"):
+        described = {name: _kind(part) for name, part in VisionTransformer(model.config).named_modules()}
+    described["pos_drop"] = _kind(model.pos_drop)  # training drops patches there, too
+    for name, part in model.named_modules():
+        if _kind(part) is not described.get(name) and not _kind(part).__module__.startswith("vitkit."):
+            raise VitkitError(
+                f"{name} of the model was replaced, which its configuration does not describe; nothing was written: "
+                "save model.state_dict(), and replace the part again after loading"
+            )
+
+
+def _kind(part: nn.Module) -> type:
+    """Return the class whose `forward` a module runs. Sharded modules have other classes without a `forward`."""
+    return next(kind for kind in type(part).__mro__ if "forward" in vars(kind))
 
 
 def filled(config: Config, weights: Mapping[str, Tensor]) -> Model:
