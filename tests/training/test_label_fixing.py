@@ -112,7 +112,7 @@ def test_moved_photographs_are_found_again(second: tuple[Path, dict[str, str], l
     assert found.figures["missing_tests"]["images"] == 2
 
 
-@pytest.mark.parametrize("way", ["labels", "left out", "deleted", "moved", "test folder alone"])
+@pytest.mark.parametrize("way", ["labels", "left out", "deleted", "moved", "all but them", "test folder alone"])
 def test_a_run_is_not_judged_by_labels_that_changed_after_its_mistakes_were_seen(
     first: Path, tmp_path: Path, way: str
 ) -> None:
@@ -126,8 +126,8 @@ def test_a_run_is_not_judged_by_labels_that_changed_after_its_mistakes_were_seen
         add_edits(root / "given.csv", [Edit(path, label) for path, label in wrong.items()])
     elif way == "left out":
         add_edits(root / "given.csv", [Edit(path, EXCLUDED) for path in wrong])
-    elif way == "deleted":
-        asked = {}
+    elif way in ("deleted", "all but them"):
+        asked = {} if way == "deleted" else {"data": data, "split": "all"}
         for path in wrong:
             (data / path).unlink()
     elif way == "moved":

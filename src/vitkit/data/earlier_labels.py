@@ -113,7 +113,8 @@ def compare_with_runs(
         digests: the digest of each image's file, by path. An image without a digest counts as missing.
         runs: the folders of the runs; the first one that knows an image decides.
         tested: the paths of the images that are tested now. The missing test images of a run count if at least half of
-            these images were test images of the run. Otherwise, the test is of other images.
+            these images, apart from those that the run learned from, were test images of the run. Otherwise, the test
+            is of other images.
     """
     now = {path: table.cell_of(i) for i, path in enumerate(table.paths)}
     marked = {item.path: item for item in table.earlier}
@@ -133,7 +134,8 @@ def compare_with_runs(
             label = UNLABELLED if stored.get(item.digest) == UNLABELLED and old == now[path] else old
             known.setdefault(path, item._replace(path=path, before=label))
         tests, there = _tests_of_run(run, contents, before, table.task), set(digests.values())
-        there_tested = [digests[path] for path in tested if path in digests]
+        learned = set(contents.values()) - tests.keys()  # these do not count in a test
+        there_tested = [digests[path] for path in tested if path in digests and digests[path] not in learned]
         if there_tested and 2 * sum(digest in tests for digest in there_tested) >= len(there_tested):
             for digest, test in tests.items():
                 label = names.get(test.label, test.label)
