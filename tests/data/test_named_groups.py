@@ -56,6 +56,8 @@ def in_class_folders(name: Callable[[int, int], str], groups: int = GROUPS) -> I
         lambda g, i: f"photo{g}_jpg.rf.{97 * g + i:032x}.jpg",
         lambda g, i: f"v_Walk_g{g:02}_c01_{i}.jpg",
         lambda g, i: f"case_{g}_{i}",
+        lambda g, i: f"{i}_patient{g}.png",
+        lambda g, i: f"frame{i:04}_of_Video-{g}.png",
         lambda g, i: f"patient{g:03}/{i:03}.png",
         lambda g, i: f"patient{g:03}/scan{i}.png",
     ],

@@ -20,6 +20,7 @@ _IN_ALL = (
     r"(?i:burst)[-_]?(\d{10,})",
     *(rf"(?:^|/)({numbers}){_REST}" for numbers in _NUMBERS),
     r"(?:^|/)([^/]+?)[-_ .]?(?i:frame|burst|slice)[-_ .]?\d+[^/]*$",
+    r"(?i:(?:patient|subject|person|video)[-_ ]?(\d+))[^/]*$",
 )
 _IN_EACH = tuple(rf"([^/]*/{numbers}){_REST}" for numbers in _NUMBERS)  # groups that are numbered anew in each class
 _FOLDER = r"([^/]*\d[^/]*)/[^/]+$"
