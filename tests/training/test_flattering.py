@@ -57,7 +57,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 def test_images_of_scenes_that_are_trained_on_do_not_count(trained: tuple[Path, str]) -> None:
     folder, said = trained
-    assert "4 scenes of --group-by are in more than one of the data's own splits" in said
+    assert "4 scenes or groups are in more than one of the data's own splits" in said
     for numbers in (TrainingRun(folder).evaluation, vitkit.evaluate(folder).figures):
         assert (numbers["images"], numbers["seen"]["images"], numbers["with_seen"]["images"]) == (9, 8, 17)
         assert all(f"{path.split('/')[-1][:2]}-" in ("a0-", "a1-", "b0-", "b1-") for path in numbers["seen"]["paths"])
