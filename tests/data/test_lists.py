@@ -279,3 +279,13 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     assert examine(read_source(file)).unreadable == dict.fromkeys(("/dev/zero", "img/pipe.png"), "not a regular file")
     os.mkfifo(tmp_path / "pipe.csv")
     assert "pipe or a device" in refusal(tmp_path / "pipe.csv")
+
+
+def test_names_that_are_too_long_for_a_file_are_unreadable_images(tmp_path: Path) -> None:
+    file, long = with_column(tmp_path, "split", ["train"] * 6), {"n" * 10_000: "cat", "m/" * 5_000 + "m.png": "dog"}
+    rows = "".join(f"{name},{label},train\n" for name, label in long.items())
+    with file.open("a", encoding="utf-8") as text:
+        text.write(rows)
+    assert set(examine(read_source(file)).unreadable) == set(long)
+    (tmp_path / "alone.csv").write_text("path,label,split\n" + rows, encoding="utf-8")
+    assert set(read_source(tmp_path / "alone.csv").paths) == set(long)

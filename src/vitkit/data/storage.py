@@ -120,7 +120,7 @@ class Marks:
         """
         address = address_of(path)
         if address is None:
-            return path.is_dir() and any((path / name).is_file() for name in self.files)
+            return os.path.isdir(path) and any((path / name).is_file() for name in self.files)  # noqa: PTH112  # see `is_there`
         return self.is_at is not None and self.is_at(address)
 
 
@@ -134,7 +134,7 @@ def storage_at(path: Path) -> Storage | None:
         VitkitError: a server does not answer.
     """
     opener = STORAGES.get(path.suffix.lower())
-    if opener is not None and path.is_file():
+    if opener is not None and os.path.isfile(path):  # noqa: PTH113  # see `is_there`
         return opener(path)
     return next((open_folder(path) for marks, open_folder in FOLDER_STORAGES if marks.are_on(path)), None)
 
@@ -194,12 +194,15 @@ def below_storage(path: str | Path) -> Stored | None:
 
 
 def is_there(place: Place) -> bool:
-    """Return whether an image exists, as a file or in a storage."""
+    """Return whether an image exists, as a file or in a storage.
+
+    A `Path` would raise an error for names that are too long.
+    """
     if isinstance(place, Stored):
         return place.key in place.storage.keys()  # noqa: SIM118  # a storage is not a mapping
     if os.path.isfile(place):  # noqa: PTH113  # a Path takes three times as long
         return True
-    stored = None if place.exists() else below_storage(place)
+    stored = None if os.path.exists(place) else below_storage(place)  # noqa: PTH110
     return stored is not None and is_there(stored)
 
 

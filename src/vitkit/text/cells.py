@@ -1,7 +1,8 @@
 """Text for terminals, CSV files and sentences.
 
 A spreadsheet treats a cell that begins with = + - or @ as a formula, and a terminal treats control characters as
-commands. Names of files and classes may contain both. `harmless` escapes such text, and `restored` reverses this.
+commands. In many countries, spreadsheets also divide cells at semicolons. Names of files and classes may contain all of
+this. `harmless` escapes such text, and `restored` reverses this.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ JOINT = ";"  # between the classes of an image
 _FORMULA = re.compile(r"'*[=+\-@\t\n]|''*\\")  # begins a formula, or looks like an escaped cell
 _MARKED = re.compile(r"'+[=+\-@\t\n]|''+\\")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and line feeds, which CSV can quote
+_ACTIVE = re.compile(_CONTROL.pattern + r"|;(?=\s*[\"']*[=+\-@])")  # a semicolon before a formula begins a cell, too
 _ESCAPE = re.compile(r"\\x[0-9a-f]{2}")
 _ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2}))")
 
@@ -23,11 +25,12 @@ _ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2}))")
 def harmless(text: str) -> str:
     """Escape text so that spreadsheets do not treat it as a formula, and terminals do not treat it as commands.
 
-    Text that begins like a formula gets a leading quote. Text with control characters gets a leading `'\\`. Its control
-    characters become escapes such as `\\x1b`, and its backslashes are doubled. `restored` reverses this.
+    Text that begins like a formula gets a leading quote. Text with control characters, or with a formula after a
+    semicolon, gets a leading `'\\`. Its control characters and these semicolons become escapes such as `\\x1b`, and its
+    backslashes are doubled. `restored` reverses this.
     """
-    if _CONTROL.search(text):
-        return "'\\" + _CONTROL.sub(_escape, text.replace("\\", "\\\\"))
+    if _ACTIVE.search(text):
+        return "'\\" + _ACTIVE.sub(_escape, text.replace("\\", "\\\\"))
     return "'" + text if _FORMULA.match(text) else text
 
 

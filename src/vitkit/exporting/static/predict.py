@@ -47,7 +47,7 @@ def main() -> None:
             print(f"{name}: {error}" if error else f"{name}: {said} ({confidence:.1%}{more})")
         return
     with arguments.out.open("w", newline="", encoding="utf-8-sig") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, quoting=csv.QUOTE_ALL)  # spreadsheets may also divide cells at semicolons
         writer.writerow(["path", "label", "confidence", "error", *([] if score is None else ["familiar"])])
         for name, label, confidence, familiar, error in rows:
             said = "?" if is_unknown(familiar, arguments.unknown) else label
