@@ -160,10 +160,33 @@ def test_labels_written_as_lists_are_read(tmp_path: Path, title: str, cell: str)
     assert labels_of(read_source(listed(tmp_path, f"path,{title}", *(f'"{text}"' for text in written)))) == JOINED
 
 
-@pytest.mark.parametrize("joint", [" ", "/", "+", " & ", ": ", "-", "_"])
+@pytest.mark.parametrize("joint", [" ", "/", "+", " & ", ": ", "-", "_", " and ", "_and_", "\t", "~", "、"])
 def test_labels_that_may_be_joined_or_single_names_are_refused_with_the_separator(tmp_path: Path, joint: str) -> None:
     said = refusal(listed(tmp_path, "path,label", *(joint.join(names) for names in COMBINED[:5])))
-    assert repr(joint.strip() or " ") in said and "scab;rust" in said
+    assert repr(joint)[1:-1].strip() in said and "scab;rust" in said
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("['scab' 'rust']", "['scab']"),
+        ("[1 2]", "[1]", "[2]"),
+        ("{'scab': 1, 'rust': 0}", "{'scab': 0, 'rust': 1}"),
+        ("[1, 0, 1]", "[0, 1, 0]"),
+        ("[['scab'], ['rust']]", "['rust']"),
+    ],
+)
+@pytest.mark.parametrize("title", ["label", "labels"])
+def test_lists_whose_items_are_not_names_are_refused(tmp_path: Path, title: str, cells: tuple[str, ...]) -> None:
+    said = refusal(listed(tmp_path, f"path,{title}", *(f'"{cell}"' for cell in cells)))
+    assert f"line 2: the label {cells[0]!r}" in said and "as in cat;dog" in said
+
+
+@pytest.mark.parametrize("word", ["nan", "N/A", "NULL", "-1", "?"])
+def test_words_for_a_missing_label_are_told(tmp_path: Path, word: str) -> None:
+    table = read_source(listed(tmp_path, "path,label", "cat", word, "dog", word))
+    assert labels_of(table) == ["cat", word, "dog", word]
+    assert f"{word!r} is read as a class: remove the rows without a label" in table.layout
 
 
 @pytest.mark.parametrize("joint", [" ", ",", "/", "-"])
@@ -184,7 +207,7 @@ def test_labels_joined_in_two_ways_are_refused(tmp_path: Path) -> None:
     [
         ("golden retriever", "red panda", "panda"),
         ("tench, Tinca tinca", "shark, great white", "ray"),
-        ("n/a", "black/white", "and/or"),
+        ("w/o", "black/white", "and/or"),
         ("tiger", "shark", "tiger shark", "great white"),
         ("cat (black)", "(dog)", "owl"),
     ],
@@ -221,6 +244,18 @@ def test_roboflows_list_in_each_split_folder_is_read(tmp_path: Path) -> None:
 
 
 # --- Groups and paths ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("titles", ["patient_id,group", "group,patient_id", "lesion_id,group"])
+def test_of_several_columns_of_groups_the_one_called_group_is_read(tmp_path: Path, titles: str) -> None:
+    rows = ["1,1" if i < 3 else "2,2" for i in range(6)]
+    table = read_source(with_column(tmp_path, titles, rows))
+    assert "'group' stay in one split" in table.layout and "not read" in table.overlooked[0]
+
+
+@pytest.mark.parametrize("title", ["patient", "Lesion ID", "case_id"])
+def test_titles_of_groups(tmp_path: Path, title: str) -> None:
+    assert set(read_source(with_column(tmp_path, title, ["7", "7", "8", "8", "9", "9"])).groups.values()) == set("789")
 
 
 def test_a_group_column_keeps_images_in_one_split(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ _OF_SPLITS = frozenset(  # titles, without spaces and underscores, of columns th
     ("subset", "partition", "usage", "traintest", "testtrain", "trainvaltest", "trainvalidtest", "traindevtest", "tvt")
 )
 _OF_ANYTHING = frozenset(("set", "dataset", "imageset", "phase", "mode", "stage", "fold", "role", "purpose"))
-_OF_GROUPS = ("group", "groups", "groupid", "patientid", "subjectid")
+_OF_GROUPS = ("group", "groups", "groupid", "patient", "patientid", "subjectid", "caseid", "lesionid")  # best first
+_MISSING = frozenset(("nan", "na", "n/a", "null", "none", "-1", "-", "?", "unlabeled", "unlabelled"))
+_MARKS = ("|", ",", "/", "+", "&", ":", " and ", "_and_", "\t", "\n", "、", "~", " ", "-", "_")
 _SPLITS = {  # cells, in addition to the words for folders; the first two are Kaggle's, and `eval` is val beside test
     **dict.fromkeys(("public", "publictest"), "eval"),
     **dict.fromkeys(("private", "privatetest"), "test"),
@@ -80,7 +82,7 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     rows = _read_rows(name, file)
     split_column, splits = splits_in(name, rows)
     rest = [column for column in rows.columns if column not in ("path", "label", *split_column)]
-    group_column = next((column for column in rest if _plain(column) in _OF_GROUPS), None)
+    group_column = next((column for title in _OF_GROUPS for column in rest if _plain(column) == title), None)
     rest = [column for column in rest if column != group_column]
     if "label" in rows.columns:
         labels, unread = _joined_labels(name, rows), rest
@@ -339,7 +341,7 @@ def _joined_labels(name: str, rows: CsvRows) -> _Labels:
     is_joined, labels = any(len(row) > 1 for row in names), {each for row in names for each in row}
     separator, told = _separator(name, labels, is_declared=is_declared, is_joined=is_joined)
     if separator is None:
-        return _Labels(names, several, told)
+        return _Labels(names, several, "; ".join(filter(None, (told, _of_missing(labels)))))
     if is_joined:
         raise VitkitError(f"{name}: labels join classes by {JOINT!r} and by {separator!r}: use {JOINT!r} only")
     names = [[part.strip() for each in row for part in each.split(separator) if part.strip()] for row in names]
@@ -357,18 +359,36 @@ def _names_of_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> list[list
             f"{name}, line {rows.rows[row][0]}: the label {cells[row]!r:.80} is no list, but other labels are: join "
             f"names by {JOINT!r}, as in cat;dog"
         )
-    return [_items(cell) for cell in cells]
+    items = [_items(cell) for cell in cells]
+    if None in items:
+        row = items.index(None)
+        raise VitkitError(
+            f"{name}, line {rows.rows[row][0]}: the label {cells[row]!r:.80} is not a list of different names between "
+            f"commas: join names by {JOINT!r}, as in cat;dog"
+        )
+    return [each or [] for each in items]
 
 
-def _items(cell: str) -> list[str]:
+def _items(cell: str) -> list[str] | None:
+    """Return the names in a list; None if it may mean something else, such as a 0 or 1 for each class."""
     try:
-        return [str(item).strip() for item in ast.literal_eval(cell or "[]")]
+        found = ast.literal_eval(cell or "[]")
+        items = [] if isinstance(found, dict) else [str(item).strip() for item in found]
+        is_plain = not isinstance(found, dict) and all(isinstance(item, str | int | float) for item in found)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # names without quotes
-        return [item for part in cell[1:-1].split(",") if (item := part.strip(" '\""))]
+        items = [item for part in cell[1:-1].split(",") if (item := part.strip(" '\""))]
+        is_plain = not any(re.search(r"[:\[{]", item) or re.fullmatch(r"[\d.]+(\s+[\d.]+)+", item) for item in items)
+    joined = re.search(r"""(['"])\s+\1""", cell)  # NumPy writes no commas, and Python joins such strings
+    return items if is_plain and not joined and len(set(items)) == len(items) else None
+
+
+def _of_missing(labels: set[str]) -> str:
+    missing = sorted(label for label in labels if label.lower() in _MISSING)
+    return f"{missing[0]!r} is read as a class: remove the rows without a label" if missing else ""
 
 
 def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> tuple[str | None, str]:
-    """Return the character, other than `;`, at which labels are to be split, or None, and a note about names with one.
+    """Return the mark, other than `;`, at which labels are to be split, or None, and a note about names with one.
 
     Args:
         name: the name of the list, for messages.
@@ -377,10 +397,10 @@ def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: boo
         is_joined: whether some rows join names by `;`, so that other characters are probably parts of names.
 
     Raises:
-        VitkitError: labels seem to join other labels by this character, but it may be a part of their names.
+        VitkitError: labels seem to join other labels by this mark, but it may be a part of their names.
     """
     told = ""
-    for mark in "|," if is_joined else "|,/+&: -_":
+    for mark in "|," if is_joined else _MARKS:
         parts = {label: [part.strip() for part in label.split(mark) if part.strip()] for label in labels}
         joined = sorted(label for label in labels if len(parts[label]) > 1)
         whole = [label for label in joined if labels.issuperset(parts[label])]
