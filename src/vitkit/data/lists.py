@@ -317,7 +317,7 @@ def _one_hot_labels(name: str, rows: CsvRows, columns: Sequence[str]) -> _Labels
     ):
         raise VitkitError(f"{name} needs the columns {_EXPECTED}; it has: {rows.delimiter.join(rows.titles):.200}")
     names = [[column for column in columns if _cell(cells, column).startswith("1")] for _, cells in rows.rows]
-    told = f"labels read from {len(columns)} columns of 0 and 1"
+    told = f"labels read from {len(columns)} columns of 0 and 1: {listed(columns, 20)}"
     return _Labels(names, any(len(each) != 1 for each in names), told)
 
 
