@@ -1,9 +1,9 @@
 """Read lists of images: CSV files with the path and the classes of each image, and possibly its split and its group.
 
 Lists come from many programs, so columns are recognised by their titles and by their cells. Whatever could change the
-result is either read or refused: `splits_in` finds the column with the splits under any title, `_names_of_labels` finds
-the separator between the classes of an image, and `_refuse_misplaced` finds files that a list calls by other paths. The
-table of a list names every column that is not read (`ImageTable.overlooked`).
+result is either read or refused: `splits_in` finds the column with the splits under any title, `_separator` finds the
+mark between the classes of an image, and `_refuse_misplaced` finds files that a list calls by other paths. The table of
+a list names every column that is not read (`ImageTable.overlooked`).
 """
 
 from __future__ import annotations

@@ -47,8 +47,12 @@ def _is_watched(part: nn.Module) -> bool:
     """Return whether a user may see the tokens in a part, by a hook or because the part is of a class of their own."""
     if not type(part).__module__.startswith(("vitkit.", "torch.")):
         return True
-    every = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
-    return _has_hooks(every) or _has_hooks(
+    return _has_hooks((part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks))
+
+
+def _has_global_hooks() -> bool:
+    """Return whether hooks are registered for all modules."""
+    return _has_hooks(
         (
             module._global_forward_hooks,
             module._global_forward_pre_hooks,
@@ -68,7 +72,8 @@ class TimmHabits:
     @property
     def is_observed(self: Any) -> bool:
         """Whether hooks or a user's modules may look into the last block or at its output: it computes all tokens."""
-        return any(map(_is_watched, (self.blocks, self.norm, *self.blocks[-1].modules())))
+        parts = (self.blocks, self.norm, *self.blocks[-1].modules())
+        return _has_global_hooks() or any(map(_is_watched, parts))
 
     @property
     def num_features(self: Any) -> int:
