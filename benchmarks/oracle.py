@@ -35,8 +35,8 @@ import signal
 import sys
 import tarfile
 import tempfile
-import traceback
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,15 @@ _NEUTRAL = (  # what differs from run to run, in this order
     (re.compile(r"[\d.,]+ ?(?:ms|s|min|h|MB|MiB|GB|GiB|kB|KiB|GFLOPS|TFLOPS)\b"), "SIZE"),
     (re.compile(r"[\d.,]+ (?=images/s|images per second|samples/s|x the|of the ceiling)"), "SPEED "),
     (re.compile(r"\d+\.\d+x\b"), "SPEED"),
+    (re.compile(r" +\d+% waiting for images"), ""),
+    (re.compile(r"[\d.]+ times (?=slower|faster)"), "SPEED "),
+    (re.compile(r"(\d+\.\d+  \d+\.\d+)  [\d.]+ {4,}[\d,]+"), r"\1  SPEED"),  # the last columns of a comparison
+    (re.compile(r'("\w*(?:seconds|per_s|memory|bytes|speed)\w*": )[\d.e+-]+'), r"\1CHANGES"),
 )
 _PROGRESS = re.compile(r": \d+ of \d+(?: |$)")
-_CHANGING = re.compile(r"second|time|date|speed|memory|bytes|waiting|host|version|platform|python|digest|hash|sha256")
+_CHANGING = re.compile(
+    r"second|time|date|speed|per_s|memory|bytes|waiting|host|version|platform|python|digest|hash|sha256"
+)
 
 
 def main() -> int:
@@ -131,6 +137,7 @@ def answers(kind: str) -> Iterator[str]:
         folder = Path(temporary).resolve()
         place = folder / "work"
         make_material(place)
+        asked: Counter[str] = Counter()
         for number, line in enumerate(lines):
             print(f"{number + 1} of {len(lines)}: {line[:100]}", file=sys.stderr, flush=True)
             before = _files(place)
@@ -141,7 +148,8 @@ def answers(kind: str) -> Iterator[str]:
                 if code:
                     raise SystemExit(f"{line}: exit code {code}\n{(folder / 'stderr').read_text()}")
                 continue
-            entry = [f"$ {line}", f"exit code {code}"]
+            asked[line] += 1
+            entry = [f"$ {line}{f'  # time {asked[line]}' if asked[line] > 1 else ''}", f"exit code {code}"]
             for stream in ("stdout", "stderr"):
                 text = neutral((folder / stream).read_text(encoding="utf-8", errors="replace"), place)
                 rows = [row for row in text.splitlines() if row.strip() and not _PROGRESS.search(row)]
@@ -203,8 +211,8 @@ def _in_process(place: Path, folder: Path, function: Callable[[], None]) -> int:
             function()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
             code = 99
         sys.stdout.flush()
         sys.stderr.flush()
@@ -257,6 +265,8 @@ def neutral(text: str, place: Path) -> str:
 def content_of(path: Path) -> str:
     """What a file contains, briefly."""
     suffix = path.suffix
+    if _CHANGING.search(path.stem):
+        return "present"
     if suffix == ".json":
         return json.dumps(condensed(json.loads(path.read_text(encoding="utf-8"))))
     if suffix == ".jsonl":
@@ -297,7 +307,7 @@ def condensed(value: Any, name: str = "", depth: int = 0) -> Any:
     own = list(value.values()) if isinstance(value, dict) else value
     if isinstance(own, list) and (depth >= DEPTH or len(own) > LENGTH * (1 if isinstance(value, list) else 8)):
         numbers = [each for each in own if isinstance(each, int | float) and not isinstance(each, bool)]
-        mean = {"mean": float(np.mean(numbers))} if numbers else {}
+        mean = {"mean": float(np.mean(numbers))} if numbers and isinstance(value, list) else {}
         return {"of": len(own), **mean, **({"first": condensed(own[0])} if own and depth < DEPTH else {})}
     if isinstance(value, dict):
         return {key: condensed(each, key, depth + 1) for key, each in value.items()}
