@@ -67,7 +67,8 @@ _NEUTRAL = (  # what differs from run to run, in this order
     (re.compile(r"\d+\.\d+x\b"), "SPEED"),
     (re.compile(r" +\d+% waiting for images"), ""),
     (re.compile(r"[\d.]+ times (?=slower|faster)"), "SPEED "),
-    (re.compile(r"(\d+\.\d+  \d+\.\d+)  [\d.]+ {4,}[\d,]+"), r"\1  SPEED"),  # the last columns of a comparison
+    # The last columns of a comparison: speeds, peak memory and seconds.
+    (re.compile(r"(\d+\.\d+  \d+\.\d+)  [\d.]+ {4,}[\d,]+ +\d+( +\S+ +)\S+( +\S+ +)\S+"), r"\1  SPEED\2s\3s"),
     (re.compile(r'("\w*(?:seconds|per_s|memory|bytes|speed)\w*": )[\d.e+-]+'), r"\1CHANGES"),
 )
 _PROGRESS = re.compile(r": \d+ of \d+(?: |$)")
@@ -256,6 +257,7 @@ def plain(value: Any) -> Any:
 def neutral(text: str, place: Path) -> str:
     """The text without what differs from run to run, its numbers rounded."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(str(place), "WORK").replace(str(Path.home()), "HOME")
+    text = text.replace(os.environ.get("VITKIT_CACHE", "no cache"), "CACHE")
     text = text.replace("\r", "\n")
     for pattern, word in _NEUTRAL:
         text = pattern.sub(word, text)
