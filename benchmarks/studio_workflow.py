@@ -10,9 +10,9 @@ photographs, saves the workbook and the archive with the model, and opens the pa
 instructions are then followed in a new environment without a network, and its answers are compared with the workbook.
 What is waited for is counted apart from what is pressed.
 
-`lesson` walks through the hour of docs/guide/classroom.md with the mouse, as the studio that `vitkit pack` installs is
-started: it opens the digits, trains a new model for two minutes, looks at its errors, brings photographs of two classes
-as a folder, checks them, trains the last layer, and looks inside one that is wrong, or else the first one.
+`lesson` walks through the hour of docs/guide/lesson.md with the mouse: it opens the digits, trains a new model for two
+minutes, looks at its errors, brings photographs of two classes as a folder, checks them, trains the last layer, and
+looks inside one that is wrong, or else the first one.
 
 `many` makes small photographs, and measures the time to the first pictures of the page, frames a second while it is
 scrolled, and the memory of the studio and of the page. Both need Chromium, Playwright and the studio, and write

@@ -191,6 +191,5 @@ def test_one_function_makes_json() -> None:
         "weights/checkpoint.py",
         "text/pages.py",
         "serving/guard.py",
-        "verbs/pack.py",
         "training/finalize.py",
     }

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from vitkit.verbs.gather import Gathered, gather
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
-    from vitkit.verbs.pack import Pack, pack
     from vitkit.verbs.predict import Predictions, predict
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
     from vitkit.verbs.push import Push, push
@@ -77,7 +76,6 @@ __all__ = [
     "LoadReport",
     "Mlp",
     "ModelList",
-    "Pack",
     "PatchEmbed",
     "Prediction",
     "Predictions",
@@ -147,7 +145,6 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "LoadReport": "model.build",
     "Mlp": "model.parts",
     "ModelList": "verbs.models",
-    "Pack": "verbs.pack",
     "PatchEmbed": "model.parts",
     "Prediction": "inference.prediction",
     "Predictions": "verbs.predict",
@@ -180,7 +177,6 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "list_models": "model.names",
     "load": "weights",
     "models": "verbs.models",
-    "pack": "verbs.pack",
     "plan": "experiments.training_plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",

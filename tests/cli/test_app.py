@@ -56,7 +56,6 @@ def test_the_verbs() -> None:
         "serve",
         "studio",
         "watch",
-        "pack",
         "push",
         "shard",
         "gather",

@@ -29,8 +29,8 @@ from vitkit.cli import function_of
 from vitkit.cli.app import VERBS
 
 ROOT = Path(__file__).parents[2]
-LESSON = ROOT / "src" / "vitkit" / "verbs" / "classroom" / "lesson.md"  # which `vitkit pack` includes
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md")), LESSON]
+LESSON = ROOT / "docs" / "guide" / "lesson.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 _FENCE = re.compile(
     r"(?P<mark>^<!-- run(?: with (?P<extra>.*?))? -->[ \t]*\n)?^```console[ \t]*\n(?P<text>.*?)^```[ \t]*$", re.M | re.S
 )
@@ -174,7 +174,7 @@ def test_the_marked_commands_of_a_page_run(
 
 
 def prepare_lesson(folder: Path) -> None:
-    """Put into a folder what `install.py` puts there: photographs in three classes, weights, and pictures of digits."""
+    """Put into a folder what the lesson needs: photographs in three classes, weights, and pictures of digits."""
     import runs
     from tiny import build
     from vitkit.classifier import Classifier
@@ -186,7 +186,7 @@ def prepare_lesson(folder: Path) -> None:
     model = build(num_classes=7)
     pixels = Preprocess(size=model.config.image_size)
     Classifier(model, tuple("abcdefg"), pixels).save(folder / "deit_tiny_patch16_224.pth")
-    shutil.copytree(LESSON.parent / "pictures", folder / "pictures")
+    shutil.copytree(ROOT / "docs" / "pictures", folder / "pictures")
 
 
 def test_the_lesson_has_its_hour() -> None:

@@ -93,9 +93,7 @@ def test_one_function_starts_python() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr == "executable" and ast.unparse(node) == "sys.executable"
     ]
-    # The second asks whether there is one; the others run pip and venv, the last where vitkit is not installed yet.
-    others = {"data/file_facts.py", "verbs/pack.py", "verbs/classroom/install.py"}
-    assert set(users) == {"system/processes.py", *others}
+    assert set(users) == {"system/processes.py", "data/file_facts.py"}  # the second asks whether there is one
 
 
 # --- Each kind of process -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ _LONG = {"Comparison", "LabResult", "PretrainingRun", "TrainingRun", "compare", 
 _TIMED = {"Benchmark", "bench"}
 _TEXT = {"SearchResult", "search", "zero_shot"}  # need the extra `text`, and CLIP or SigLIP
 _SMALLER = {"plan": ("vit_large_patch16_224", "vit_micro_patch8_16")}  # whose step is simulated in no time
-_NOT_HERE = {"Pack", "pack", "studio"}  # download packages; or run until somebody stops them
+_NOT_HERE = {"studio"}  # runs until somebody stops it
 
 
 def example(text: str) -> str:

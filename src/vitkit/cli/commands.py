@@ -37,7 +37,6 @@ from vitkit.text.cells import JOINT
 
 if TYPE_CHECKING:
     from vitkit.inference.prediction import Columns, Prediction, RowFormat
-    from vitkit.verbs.pack import PackPlan
     from vitkit.verbs.predict import Predictions, Write, Writer
 
 _Function = Callable[..., Any]
@@ -218,15 +217,6 @@ def _export(function: _Function, values: _Values, *, as_json: bool) -> int | Non
         return 1
 
 
-def _pack(function: _Function, values: _Values, *, yes: bool) -> None:
-    def confirm(plan: PackPlan) -> bool:
-        if not sys.stdin.isatty():
-            raise VitkitError(f"{plan.download} would be downloaded: add --yes to the command")
-        return typer.confirm(f"Download {plan.download}?", err=True)
-
-    _answer(function, values if yes else {**values, "confirm": confirm})
-
-
 def _serve(function: _Function, values: _Values) -> None:
     with _call(function, values) as server:
         for line in server.lines():
@@ -295,14 +285,6 @@ _ROWS = {
     "export": Verb("verbs.export", "export", _export, _FIGURES, flags=("to",), metavars={"image_size": "H,W"}),
     "push": Verb("verbs.push", "push", switches=_EVERYTHING, metavars={"repository": "hf:OWNER/NAME"}),
     "serve": Verb("serving.serve", "serve", _serve),
-    "pack": Verb(
-        "verbs.pack",
-        "pack",
-        _pack,
-        {"yes": "Download without asking."},
-        flags=("for_offline",),
-        metavars={"for_offline": "FOLDER"},
-    ),
     "bench": Verb("verbs.bench", "bench", _bench, _EVERYTHING, ahead="out"),
 }
 _NAMED = {row.name for row in _ROWS.values()}

@@ -122,28 +122,6 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
     return final
 
 
-def fetch_to(url: str, final: Path, sha256: str | None = None) -> None:
-    """Download a file to a path outside of the cache, and replace an existing file there.
-
-    The file appears at the path only when it is complete. An interrupted download continues next time, from `NAME.part`
-    next to the path.
-
-    Args:
-        url: an https address, or an http address of this machine.
-        final: the path, whose folder exists.
-        sha256: all or the first hexadecimal digits of the file's SHA-256. If it is None, the MD5 that Google's servers
-            send is checked.
-
-    Raises:
-        VitkitError: downloads are forbidden, the server cannot be reached or does not have the file, or the checksum is
-            wrong.
-    """
-    if not _may_ask(url):
-        raise VitkitError(f"cannot download {url!r}: expected an address that begins with https://")
-    refuse_offline(url, "unset it for this command")
-    _download(url, final, sha256)
-
-
 def cache_path(url: str) -> Path:
     """Return the path in the cache for the file of an address, whether or not the file exists.
 
