@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from vitkit.model.registry import register_block, register_model
     from vitkit.model.vit import VisionTransformer
     from vitkit.serving.serve import Server, serve
-    from vitkit.verbs.average import Average, average
     from vitkit.verbs.bench import Benchmark, bench
     from vitkit.verbs.convert import Conversion, convert
     from vitkit.verbs.doctor import Checkup, doctor
@@ -59,7 +58,6 @@ __version__ = "0.1.0"
 __all__ = [
     "Anatomy",
     "Attention",
-    "Average",
     "Benchmark",
     "Block",
     "Checkup",
@@ -92,7 +90,6 @@ __all__ = [
     "VitkitError",
     "Watch",
     "WeightList",
-    "average",
     "bench",
     "compare",
     "convert",
@@ -128,7 +125,6 @@ __all__ = [
 HOMES = {  # the module of each name, relative to vitkit; functions in verbs are also commands (vitkit.cli.commands)
     "Anatomy": "verbs.explain",
     "Attention": "model.parts",
-    "Average": "verbs.average",
     "Benchmark": "verbs.bench",
     "Block": "model.parts",
     "Checkup": "verbs.doctor",
@@ -161,7 +157,6 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "VitkitError": "errors",
     "Watch": "verbs.watch",
     "WeightList": "verbs.models",
-    "average": "verbs.average",
     "bench": "verbs.bench",
     "compare": "experiments.compare",
     "convert": "verbs.convert",

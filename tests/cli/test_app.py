@@ -44,7 +44,6 @@ def test_the_verbs() -> None:
         "predict",
         "info",
         "models",
-        "average",
         "convert",
         "doctor",
         "embed",

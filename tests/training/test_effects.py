@@ -92,7 +92,6 @@ NOT_SHOWN = {
     "keep": "the last epoch may be the best",
     "monitor": "two figures may agree on the best epoch",
     "find_lr": "it may find what is there already",
-    "wise_ft": "tests/training/test_wise_ft.py",
     "teacher": "tests/training/test_teacher.py",
     "distillation": "tests/training/test_teacher.py",
     "distill_alpha": "tests/training/test_teacher.py",

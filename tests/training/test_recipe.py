@@ -222,7 +222,6 @@ OPEN |= {
 }
 OPEN |= {
     "data",
-    "wise_ft",
     "select_time",
     "cache",
     "workers",

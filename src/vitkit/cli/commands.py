@@ -274,7 +274,6 @@ _ROWS = {
         "verbs.gather", "gather", _gather, {"as_json": "Print a JSON object."}, metavars={"parts": "PART..."}
     ),
     "watch": Verb("verbs.watch", "watch", _watch, {"as_json": "Print everything as a JSON object."}),
-    "average": Verb("verbs.average", "average", switches=_FIGURES, metavars={"runs": "RUN..."}),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),
     "embed": Verb("verbs.embed", "embed", _embed),
     "search": Verb("verbs.search", "search", _search, {"as_json": "Print a JSON object."}),

@@ -152,22 +152,6 @@ def by_name_in_words(provenance: Mapping[str, Any]) -> dict[str, str]:
     return {"zero-shot": f"by the class names alone, as {templates}"} if templates else {}
 
 
-def chosen_of_model(split: str, provenance: Mapping[str, Any], task: Task) -> tuple[str, ...]:
-    """Describe the choices that were made for a model on the images of a split; empty unless the split is `val`.
-
-    These are the choices of its training (`chosen_on`). If the model is an average of selected runs, the selection of
-    these runs is added.
-
-    Args:
-        split: train, val, test or all.
-        provenance: provenance of the model.
-        task: task of the model.
-    """
-    chosen = chosen_on(split, provenance.get("recipe", {}), task)
-    is_greedy = split == "val" and provenance.get(AVERAGE, {}).get("how") == "greedy"
-    return (*chosen, f"runs of the average by {task.accuracy}") if is_greedy else chosen
-
-
 def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) -> tuple[str, ...]:
     """Describe the choices that a run made on the images of a split; empty unless the split is `val`.
 
@@ -190,37 +174,8 @@ def chosen_on(split: str, recipe: Mapping[str, Any], task: Task = SINGLE_LABEL) 
             chosen.append("learning rate by log loss")
         if recipe.get("keep", "best") != "last":
             chosen.append(f"epoch by {recipe.get('monitor', 'val_acc')}")
-        if recipe.get("wise_ft"):
-            chosen.append(f"mix with the start by {task.accuracy}")
     chosen.append(task.chosen)
     return tuple(chosen)
-
-
-AVERAGE = "average"  # key of the provenance for the runs whose weights were averaged
-WISE_FT = "wise_ft"  # key of the provenance for the mixtures of initial and fine-tuned weights that were tried
-
-
-def wise_ft_in_words(record: Mapping[str, Any]) -> str:
-    """Describe in one line which mixtures of initial and fine-tuned weights were tried, and which was chosen.
-
-    Args:
-        record: the entry `wise_ft` of the provenance and of evaluation.json.
-    """
-    if "folds" in record:
-        each = ", ".join(f"{alpha:g}" for alpha in record["folds"])
-        return f"{record['alpha']:g} of the fine-tuned weights, the median of what the folds chose ({each})"
-    gains = {row["alpha"]: row["gain"] for row in record["tried"]}
-    tried = ", ".join(f"{alpha:g}: {record['accuracy'] + gain['accuracy']:.4f}" for alpha, gain in gains.items())
-    best = gains[record["best"]]
-    interval = f"95 %, adjusted for {len(gains)} mixes: {interval_text(best['interval_95'])}"
-    choice = (
-        "which becomes the model" if record["alpha"] != 1 else "which is not certain, so the fine-tuned model stays"
-    )
-    return (
-        f"accuracy on {record['images']} validation images by the fraction of fine-tuned weights, the rest being those "
-        f"of the start ({record['start']}): {tried}, 1: {record['accuracy']:.4f}; {record['best']:g} gains "
-        f"{best['accuracy']:+.4f} ({interval}), {choice}"
-    )
 
 
 BALANCE = "balance"  # key of the provenance for the result of balanced training
@@ -348,7 +303,6 @@ def all_figures(
         **_seen_figures(evaluation, seen, doubt),
         **({} if points is None else {"operating_points": points}),
         **by_name(provenance),
-        **({WISE_FT: provenance[WISE_FT]} if WISE_FT in provenance else {}),
     }
     return {**numbers, "headline": headline_of(numbers).to_dict()}
 

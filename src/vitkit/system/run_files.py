@@ -25,7 +25,6 @@ EXTENSIONS = "extensions.json"  # the names of the caller's loss, augmentation a
 CLASS_INDICES = "class_indices.json"  # many training scripts write it next to their weights
 
 # The course of the training.
-START = "start.safetensors"  # with `wise_ft`: the weights before the first step
 LOG = "log.txt"
 METRICS = "metrics.csv"
 LAST = Path("checkpoints", "last.ckpt")  # the checkpoint from which the run resumes
@@ -69,7 +68,7 @@ FILES = (  # the files that a run writes into its folder; a new run in the same 
         EXTENSIONS,
         CLASS_INDICES,
     ),
-    *(START, LOG, METRICS, LOGGER_RUNS),
+    *(LOG, METRICS, LOGGER_RUNS),
     *(EVALUATION, OUT_OF_FOLD, PREDICTIONS, FILLER, FOLDS, REPORT, LABEL_ERRORS, *PICTURES.values()),
 )
 

@@ -54,6 +54,5 @@ __all__, __getattr__ = public(
         "start": "augment_of blueprint_of choose_precision new_classifier resolve",
         "strangers": "LEFT_OUT LabelledImages fit_to_images fit_unknown make_strangers",
         "teacher": "load_teacher",
-        "averages": "ALPHAS interpolate mix_with_start",
     },
 )

@@ -312,7 +312,7 @@ _SPLITTING = (
     "folds",
     "max_images",
 )  # the result of these is in split.json
-_BEFORE_AND_AFTER = ("find_lr", "prior", "wise_ft")
+_BEFORE_AND_AFTER = ("find_lr", "prior")
 MAY_CHANGE = {*_PLACES, *_SPLITTING, *LENGTH_OF_IT, *COMPUTING, *_BEFORE_AND_AFTER}
 
 

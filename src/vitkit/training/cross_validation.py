@@ -26,7 +26,7 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation import registry
 from vitkit.evaluation.evaluator import evaluate_before
-from vitkit.evaluation.figures import WISE_FT, chosen_on, unseen_part
+from vitkit.evaluation.figures import chosen_on, unseen_part
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.intervals import Interval, fold_intervals
 from vitkit.evaluation.metrics import Evaluation, grouped, pooled
@@ -38,7 +38,6 @@ from vitkit.system.run_files import EVALUATION, FOLDS, GROUPS, OUT_OF_FOLD, RECI
 from vitkit.text.arguments import is_number
 from vitkit.text.cells import interval_text, plural
 from vitkit.text.pages import table, write_page
-from vitkit.training.averages import mix_as_folds
 from vitkit.training.finalize import OutOfFold, ValidationFacts
 from vitkit.training.fine_tune import fit, fit_and_report
 from vitkit.training.recipe import Recipe, name_of, without_places
@@ -262,12 +261,10 @@ class FinalPlan:
         recipe: the recipe of the final model.
         best: for each fold, the number of epochs after which the model was best; 0 if the zero-shot model was best.
             Empty for a head on frozen features, which has no epochs.
-        alphas: with `wise_ft`, the fraction of fine-tuned weights that each fold has chosen; otherwise empty.
     """
 
     recipe: Recipe
     best: tuple[int, ...] = ()
-    alphas: tuple[float, ...] = ()
 
     @property
     def epochs(self) -> int | None:
@@ -300,16 +297,13 @@ def plan_of_final(recipe: Recipe, folders: Sequence[Path]) -> FinalPlan:
     if recipe.find_lr:
         rates = [load_of_run(folder / RECIPE).lr for folder in folders]
         recipe = recipe.replace(find_lr=False, lr=median_low(rates))
-    records = [read_description(folder)["provenance"] for folder in folders]
-    best = tuple(record["metrics"]["epoch"] - ZERO_SHOT for record in records)
-    alphas = tuple(record[WISE_FT]["alpha"] if WISE_FT in record else 1.0 for record in records)
-    return FinalPlan(recipe, best, alphas if recipe.wise_ft else ())
+    kept = [read_description(folder)["provenance"]["metrics"]["epoch"] for folder in folders]
+    best = tuple(epoch - ZERO_SHOT for epoch in kept)
+    return FinalPlan(recipe, best)
 
 
 def settle_final(run: Run, plan: FinalPlan, table: ImageTable) -> dict[str, Any]:
     """Calibrate the final model on out-of-fold predictions, and return the entry for the final model in folds.json.
-
-    With `wise_ft`, its weights are first averaged with the initial weights.
 
     Args:
         run: the run, whose folder contains the final model.
@@ -317,7 +311,6 @@ def settle_final(run: Run, plan: FinalPlan, table: ImageTable) -> dict[str, Any]
         table: the images of the run.
     """
     recipe, classifier = plan.recipe, load(run.folder)
-    mix_as_folds(run.folder, classifier, plan.alphas, run.say)
     chosen = (table.task.chosen,) if recipe.method != "probe" else chosen_on("val", vars(recipe), table.task)
     facts = ValidationFacts(chosen, groups_from_file(run.folder / GROUPS))
     classifier, seen = settle(run.folder, classifier, recipe, table, run.say, facts)

@@ -490,7 +490,6 @@ def _table() -> dict[str, tuple[Condition, ...]]:
         "lora_rank": (_method("lora"),),
         "views": (_method("probe"),),
         "lp_ft": (_method("full", "lora", "probe-sgd", "scratch"),),
-        "wise_ft": (_method("full", "lora"),),
         "init": (Condition(lambda recipe: recipe.weights == "none", "acts only on random initial weights"),),
         "decay_all": (steps, Condition(lambda recipe: recipe.weight_decay > 0, "needs a weight_decay above 0")),
         "beta2": (

@@ -48,7 +48,6 @@ from vitkit.system.processes import Deferral
 from vitkit.system.progress import ignore, progress
 from vitkit.system.run_files import BEFORE, LAST, RECIPE, REPORT, SPLIT
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
-from vitkit.training.averages import check_kept, check_start, keep_start
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
 from vitkit.training.distributed import ProcessGroup, fabric_of, share_out
 from vitkit.training.finalize import (
@@ -327,8 +326,6 @@ def learn(
     if why is not None:
         run.say(why)
     model, has_teacher = classifier.model, teacher is not None
-    if recipe.wise_ft:
-        check_start(recipe, model)
     standing = prior_correction(in_train, balance, recipe.prior, model, task=table.task, has_teacher=has_teacher)
     record_correction(classifier, standing)
     if recipe.head_from == "names":  # epoch 0 uses the names alone, without the balancing of classes
@@ -341,11 +338,6 @@ def learn(
         drop_patches(model, recipe.patch_dropout)
     learned = log_weights(in_train, balance, table.task)
     spent = _start_head(run, recipe, table, classifier, learned, of_head)
-    if recipe.wise_ft and run.team.is_main:
-        if has_state(run.folder):
-            check_kept(run.folder)
-        else:
-            keep_start(run.folder, model, standing)
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":

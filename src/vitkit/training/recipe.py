@@ -343,11 +343,6 @@ class Recipe:
     lp_ft: Annotated[
         bool, "Fit the new head to frozen features before training the rest; the default of full and lora.", BY_METHOD
     ] = False
-    wise_ft: Annotated[
-        bool,
-        "After full or lora, evaluate means of the weights before and after fine-tuning on validation images, and keep "
-        "one if it is significantly better (WiSE-FT).",
-    ] = False
     head_from: Annotated[
         Literal["auto", "names", "zero"],
         "Initial head: the class names as encoded by CLIP or SigLIP, or zeros; auto: names, if they are words.",
@@ -718,7 +713,6 @@ OF_LABELS = (  # fields that pre-training does not have, because they are about 
         "method",
         "lora_rank",
         "lp_ft",
-        "wise_ft",
         "head_from",
         "views",
         "find_lr",
@@ -797,7 +791,6 @@ class ComparedFields(SharedFields, total=False):
     method: Literal["auto", "probe", "probe-sgd", "lora", "full", "scratch"]
     lora_rank: int
     lp_ft: bool
-    wise_ft: bool
     head_from: Literal["auto", "names", "zero"]
     views: int
     find_lr: bool

@@ -36,13 +36,11 @@ from vitkit.evaluation.evaluator import (
     EarlierEvaluation,
     align,
     earlier_figures,
-    evaluate,
     evaluate_before,
     tested_images,
 )
 from vitkit.evaluation.figures import (
     SHARES,
-    WISE_FT,
     all_figures,
     calibration_rise,
     chosen_on,
@@ -50,7 +48,6 @@ from vitkit.evaluation.figures import (
     doubt_of,
     seen_of,
     unseen_part,
-    wise_ft_in_words,
     without,
 )
 from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
@@ -80,7 +77,6 @@ from vitkit.system.run_files import (
     SELECTION,
     SPLIT,
 )
-from vitkit.training.averages import mix_with_start
 from vitkit.training.defaults import weights_of
 from vitkit.training.finalize import (
     OutOfFold,
@@ -370,8 +366,6 @@ def report(
     facts = ValidationFacts(
         chosen_on("val", recipe.__dict__, table.task), groups, {} if roles is None else seen_of(roles, "val")
     )
-    if recipe.wise_ft:
-        mix_with_start(folder, classifier, partial(_judge, table=table, recipe=recipe, facts=facts), say)
     classifier, seen = settle(folder, classifier, recipe, table, say, facts, frozen)
     chosen = chosen_on(split, recipe.__dict__, table.task)
     predictions = OutOfFold.read(folder) if split == "all" else None
@@ -506,21 +500,6 @@ def pictures_for_page(folder: Path, captions: Iterable[str], rows: Sequence[Mapp
     return {caption: file.read_bytes() for caption, file in files.items() if file.is_file()}
 
 
-def _judge(classifier: Classifier, *, table: ImageTable, recipe: Recipe, facts: ValidationFacts) -> Evaluation | None:
-    """Evaluate a classifier on the validation images that the initial weights had not seen.
-
-    Return None if there are no such images, if none can be read, or if a prediction is not finite.
-    """
-    if "val" not in table.splits:
-        return None
-    classifier = classifier.use(images=len(table.of_split("val")), device=choose_device(recipe), features=False)
-    try:
-        outcome = evaluate(classifier, table, "val", partial(progress, "mixing weights"))
-    except VitkitError:  # no image can be read, or a prediction is not finite
-        return None
-    return unseen_part(grouped(outcome, facts.groups), facts.seen)
-
-
 def _tried(path: Path) -> Tried | None:
     """Read the results of the selection of weights from a file; return None if there is no such file."""
     if not path.is_file():
@@ -625,7 +604,6 @@ def _facts(
         "pixels": ", ".join((f"{h}x{w}", *pixels)),
         "training": f"{_spent(rows)}kept: epoch {kept + 1}, {chosen}",
         **_zero_shot(rows),
-        **({"wise-ft": wise_ft_in_words(classifier.provenance[WISE_FT])} if WISE_FT in classifier.provenance else {}),
         **_unseen(record),
         "computed": classifier.computed,
         "seed": str(recipe.seed),

@@ -49,7 +49,6 @@ from vitkit.evaluation.figures import (
     describe,
     doubt_of,
     seen_of,
-    unseen_part,
 )
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
@@ -78,7 +77,6 @@ from vitkit.system.run_files import (
     resume_command,
     run_of_fold,
 )
-from vitkit.training.averages import mix_with_start
 from vitkit.training.cross_validation import cross_validate
 from vitkit.training.defaults import check_effects, complete, weights_of
 from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
@@ -681,9 +679,6 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _SeenImage
         run.say(f"no validation images: the confidences are {how}, and there are no figures")
         return
     classifier = load(run.folder)
-    if recipe.wise_ft:
-        judge = partial(_judge_user_datasets, recipe=recipe, val=val, seen=seen)
-        mix_with_start(run.folder, classifier, judge, run.say)
     classifier = classifier.use(images=len(val), device=choose_device(recipe))
     before = correction_of(classifier)
     facts = ValidationFacts(chosen_on("val", recipe.__dict__), seen=seen.roles)
@@ -699,12 +694,6 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _SeenImage
     _write_report_user_datasets(run, recipe, classifier, counted_part(evaluation, numbers), numbers)
     loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
     run.say(f"{headline_of(numbers).words}{loss}")
-
-
-def _judge_user_datasets(
-    classifier: Classifier, *, recipe: Recipe, val: EvaluationOf, seen: _SeenImages
-) -> Evaluation | None:
-    return unseen_part(_ask(classifier.use(images=len(val), device=choose_device(recipe)), val), seen.roles)
 
 
 def _ask(classifier: Classifier, val: EvaluationOf) -> Evaluation:

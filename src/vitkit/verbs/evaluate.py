@@ -654,10 +654,11 @@ def _with_run_facts(
     """Add what a run has recorded: the groups of its images, and the settings that were chosen on these images."""
     from vitkit.data.split_file import groups_of_run
     from vitkit.data.table import task_of
-    from vitkit.evaluation.figures import chosen_of_model
+    from vitkit.evaluation.figures import chosen_on
     from vitkit.evaluation.metrics import grouped
 
-    chosen = chosen_of_model(judged.before.split, classifier.provenance, task_of(classifier.thresholds))
+    recipe, task = classifier.provenance.get("recipe", {}), task_of(classifier.thresholds)
+    chosen = chosen_on(judged.before.split, recipe, task)
     groups = groups_of_run(run, table)
     return judged.map(lambda evaluation: replace(grouped(evaluation, groups), chosen=chosen))
 
