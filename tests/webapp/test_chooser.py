@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 import runs
-from browser import browser, is_within, serious, served, shorten, watched
+from browser import browser, is_within, serious, served, watched
 from vitkit.errors import VitkitError
-from vitkit.serving import Guard, rules_of
-from vitkit.webapp import folders, open_workspace
-from vitkit.webapp.app import OPEN_TO_PHONES, Studio
+from vitkit.webapp import open_workspace
+from vitkit.webapp.app import Studio
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -75,59 +73,6 @@ def test_photographs_are_brought_and_another_folder_is_opened(
         page.get_by_role("region", name="Folders and archives here").get_by_role("button", name="photos 6").click()
         page.get_by_text("6 photographs of 6").wait_for()
         assert serious(page) == [] and is_within(page)
-
-
-def test_a_phone_sends_photographs_that_the_page_shows(browser: Browser, tmp_path: Path, studio: Studio) -> None:
-    sending = Studio(None, tmp_path / "runs", open_workspace, "http://192.0.2.7:8420/send?token=abc")
-    guard = Guard(sending, rules_of("127.0.0.1", None))
-    with served(guard) as address, watched(browser, "desk") as page, watched(browser, "phone", "dark") as phone:
-        shorten(page, "upload.js", AGAIN=100)
-        page.goto(address)
-        page.get_by_text("From a phone").click()
-        code = page.get_by_role("img", name="QR code of the page for phones")
-        code.wait_for()
-        assert code.evaluate("async (image) => { await image.decode(); return image.naturalWidth; }") > 100
-        assert page.get_by_text("http://192.0.2.7:8420/send?token=abc").is_visible() and serious(page) == []
-        phone.goto(f"{address}/send")
-        assert serious(phone) == [] and is_within(phone)
-        phone.locator("#upload-files").set_input_files(sorted((tmp_path / "photos" / "red").iterdir()))
-        phone.get_by_text("Sent to the folder photographs-1.").wait_for()
-        page.get_by_text("2 photographs in photographs-1").wait_for()
-        page.get_by_role("button", name="Use them").click()
-        page.get_by_text("2 photographs of 2 · 2 without a class").wait_for()
-
-
-def test_a_phone_may_request_what_it_sends_and_nothing_else() -> None:
-    open_to_it = ["/send", "/send/new", f"/send/{'0f' * 16}/files", "/static/send.js", "/static/views/dom.js"]
-    closed = ["/", "/api/folders", "/api/folders/sent", "/api/folders/new", f"/api/folders/{'0f' * 8}/files"]
-    closed += ["/api/phone", "/api/data/all", "/api/chooser/open", "/static/", "/send/", "/send/../api/studio"]
-    assert all(re.fullmatch(OPEN_TO_PHONES, path) for path in open_to_it)
-    assert not any(re.fullmatch(OPEN_TO_PHONES, path) for path in closed)
-
-
-def test_a_phone_adds_only_to_the_folder_that_it_made(studio: Studio, tmp_path: Path) -> None:
-    token, guest = "t" * 20, "g" * 20
-    rules = rules_of("127.0.0.1", token, guest_token=guest, guest_paths=OPEN_TO_PHONES)
-    phone = TestClient(Guard(studio, rules), "http://127.0.0.1", headers={"authorization": f"Bearer {guest}"})
-    owner = TestClient(Guard(studio, rules), "http://127.0.0.1", headers={"authorization": f"Bearer {token}"})
-    theirs = owner.post("/api/folders/new", json={"name": "party"}).json()
-    first, second = (phone.post("/send/new", json={"name": "party"}).json() for _ in range(2))
-    assert (first["title"], second["title"]) == ("party-2", "party-3")
-
-    def send(client: TestClient, address: str, name: str) -> int:
-        return client.post(address, params={"name": name}, content=b"photograph").status_code
-
-    assert send(owner, f"/api/folders/{theirs['id']}/files", "a.jpg") == 200
-    assert send(phone, f"/send/{first['id']}/files", "a.jpg") == 200
-    assert send(phone, f"/api/folders/{theirs['id']}/files", "b.jpg") == 401
-    for folder in ("party-1", "party-2", "party-3"):
-        guessed = folders.PhotoFolder(tmp_path / "uploads" / folder, folder, 0).identifier
-        assert send(phone, f"/send/{guessed}/files", "b.jpg") == 401
-        assert send(phone, f"/send/{guessed * 2}/files", "b.jpg") == 400
-    found = sorted(path.relative_to(tmp_path / "uploads").as_posix() for path in (tmp_path / "uploads").rglob("*.jpg"))
-    assert found == ["party-1/a.jpg", "party-2/a.jpg"]
-    owner.post("/api/chooser/open", json={"kind": "named", "name": "digits"})
-    assert send(phone, f"/send/{first['id']}/files", "c.jpg") == 200, "another folder was opened meanwhile"
 
 
 @pytest.mark.parametrize("name", ["漢" * 150 + ".jpg", "é" * 400 + ".jpg", "🌻" * 90 + "/" + "🌻" * 90 + ".png"])
@@ -195,11 +140,10 @@ def test_a_download_that_fails_stays_visible_and_files_can_be_chosen(browser: Br
         assert page.locator("#fails .line").count() == 0 and serious(page) == [] and is_within(page)
 
 
-def test_a_phone_learns_no_path_when_a_file_cannot_be_written(studio: Studio, tmp_path: Path) -> None:
+def test_no_path_is_told_when_a_file_cannot_be_written(studio: Studio, tmp_path: Path) -> None:
     with TestClient(studio) as client:
-        folder = client.post("/send/new", json={"name": "party"}).json()
-        assert set(folder) == {"id", "title"}
-        files = f"/send/{folder['id']}/files"
+        folder = client.post("/api/folders/new", json={"name": "party"}).json()
+        files = f"/api/folders/{folder['id']}/files"
         client.post(files, params={"name": "a.jpg"}, content=b"photograph")
         client.post(files, params={"name": "b.jpg/c.jpg"}, content=b"photograph")
         for name in ("a.jpg/b.jpg", "b.jpg"):  # a file where a folder is needed, and the other way round
@@ -207,16 +151,3 @@ def test_a_phone_learns_no_path_when_a_file_cannot_be_written(studio: Studio, tm
             assert answer.status_code == 400
             assert "b.jpg" in answer.json()["error"]
             assert str(tmp_path) not in answer.text
-
-
-def test_a_phone_learns_no_path_when_no_folder_can_be_made(tmp_path: Path) -> None:
-    runs.photos(tmp_path / "photos", images=2)
-    inside = Studio(open_workspace(tmp_path / "photos"), tmp_path / "photos" / "runs", open_workspace)
-    (tmp_path / "uploads").write_text("a file where the folder would be")
-    blocked = Studio(None, tmp_path / "runs", open_workspace)
-    for studio in (inside, blocked):
-        answer = TestClient(studio).post("/send/new", json={"name": "party"})
-        assert answer.status_code == 400
-        assert "cannot receive photographs" in answer.json()["error"]
-        assert "/" not in answer.json()["error"]
-    assert not (tmp_path / "photos" / "uploads").exists()

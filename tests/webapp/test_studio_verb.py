@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import ipaddress
 import socket
 import webbrowser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 import vitkit
 from vitkit.errors import VitkitError
@@ -77,20 +75,6 @@ def test_other_machines_need_the_token_of_the_link(photos: Path, started: list[A
     assert first != second
     assert f"/?token={first}" in lines[0]
     assert started[0][3].endswith(f"/?token={first}")
-
-
-def test_a_phone_has_a_token_of_its_own_in_an_address_that_it_can_reach(photos: Path, started: list[Any]) -> None:
-    lines: list[str] = []
-    vitkit.studio(photos, phone=True, port=0, say=lines.append)
-    ((application, (host, port), rules, _),) = started
-    assert host == "0.0.0.0" and rules.any_address
-    link = TestClient(application).get("/api/phone").json()["link"]
-    address, _, token = link.partition("/send?token=")
-    assert token == rules.guest_token != rules.token
-    assert ipaddress.ip_address(address.removeprefix("http://").removesuffix(f":{port}"))
-    assert link in "".join(lines)
-    vitkit.studio(photos, port=0, say=str)
-    assert TestClient(started[1][0]).get("/api/phone").json() == {} and started[1][2].guest_token is None
 
 
 def test_an_address_of_another_machine_is_refused(photos: Path) -> None:

@@ -83,8 +83,6 @@ class Rules:
         token: the secret that each request needs; None if requests need none. It is sent in the header `Authorization:
             Bearer` or in a cookie. The browser receives the cookie when it opens a page with `?token=`.
         open_paths: paths that are answered without the token and under any host name, since they reveal nothing.
-        guest_token: a second secret, which gives access only to `guest_paths`; None if there is none.
-        guest_paths: a regular expression that matches the whole of each path that `guest_token` gives access to.
         most_bytes: the maximum size of a body.
         most_held: the maximum total size of all bodies that are being read or answered at a time.
         seconds: the time limit for a body; the limit is extended while a large body arrives steadily.
@@ -94,8 +92,6 @@ class Rules:
     any_address: bool = False
     token: str | None = field(default=None, repr=False)
     open_paths: frozenset[str] = frozenset()
-    guest_token: str | None = field(default=None, repr=False)
-    guest_paths: str = ""
     most_bytes: int = 64 * 2**20
     most_held: int = 512 * 2**20
     seconds: float = 20.0
@@ -207,9 +203,7 @@ class Guard:
     def __init__(self, application: _Application, rules: Rules, count: Callable[[int], None] = lambda _: None) -> None:
         self._application, self.rules, self._count = application, rules, count
         self._held = 0  # bytes
-        self._keys = [_Key(rules.token)] if rules.token is not None else []
-        if rules.guest_token is not None:
-            self._keys.append(_Key(rules.guest_token, rules.guest_paths))
+        self._key = None if rules.token is None else _Key(rules.token)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -232,7 +226,8 @@ class Guard:
     @property
     def cookie(self) -> str:
         """The name of the cookie that stores the token."""
-        return self._keys[0].cookie
+        assert self._key is not None
+        return self._key.cookie
 
     # --- Who asks ---------------------------------------------------------------------------------------
 
@@ -250,7 +245,7 @@ class Guard:
             return _Refusal(421, f"this server is not called {name}: add a name with vitkit serve --allow-host NAME")
         if _is_foreign(scope["method"], headers):
             return _Refusal(403, "requests from pages of other sites are refused")
-        if not self._has_token(scope["path"], headers):
+        if not self._has_token(headers):
             return _Refusal(401, "a token is needed: in the header Authorization: Bearer TOKEN")
         return None
 
@@ -262,15 +257,12 @@ class Guard:
             return self.rules.any_address and ipaddress.ip_address(name) is not None
         return False
 
-    def _has_token(self, path: str, headers: dict[str, str]) -> bool:
-        if self.rules.token is None:
+    def _has_token(self, headers: dict[str, str]) -> bool:
+        if self._key is None:
             return True
         kind, _, token = headers.get("authorization", "").partition(" ")
         bearer = token.strip() if kind.lower() == "bearer" else ""
-        cookies = headers.get("cookie", "")
-        return any(
-            key.opens(path) and (key.matches(bearer) or key.matches(_cookie(cookies, key.cookie))) for key in self._keys
-        )
+        return self._key.matches(bearer) or self._key.matches(_cookie(headers.get("cookie", ""), self._key.cookie))
 
     def _admitted_to(
         self, scope: MutableMapping[str, Any], headers: dict[str, str]
@@ -279,16 +271,15 @@ class Guard:
 
         The redirection sets the cookie and removes the token from the URL.
         """
-        if self.rules.token is None or scope["method"] not in _SAFE or b"token=" not in scope["query_string"]:
+        if self._key is None or scope["method"] not in _SAFE or b"token=" not in scope["query_string"]:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in query if name == "token"]
-        key = next((key for key in self._keys if key.opens(scope["path"]) and any(map(key.matches, tokens))), None)
-        if key is None or not self._is_ours(headers.get("host")):
+        if not any(map(self._key.matches, tokens)) or not self._is_ours(headers.get("host")):
             return None
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         path = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/\\")  # //x is a host
-        kept = f"{key.cookie}={key.token}; Path=/; HttpOnly; SameSite=Lax"
+        kept = f"{self._key.cookie}={self._key.token}; Path=/; HttpOnly; SameSite=Lax"
         return [(b"location", f"{path}{'?' if rest else ''}{rest}".encode("latin-1")), (b"set-cookie", kept.encode())]
 
     # --- How much ---------------------------------------------------------------------------------------
@@ -332,22 +323,15 @@ class Guard:
 
 
 class _Key:
-    """A token that gives access to some paths or to all.
-
-    Args:
-        token: the token.
-        paths: a regular expression that matches the whole of each permitted path; None permits all paths.
+    """A token.
 
     Attributes:
         cookie: the name of the cookie that stores the token.
     """
 
-    def __init__(self, token: str, paths: str | None = None) -> None:
-        self.token, self._secret, self._paths = token, token.encode(), paths
+    def __init__(self, token: str) -> None:
+        self.token, self._secret = token, token.encode()
         self.cookie = f"vitkit-{hashlib.sha256(self._secret).hexdigest()[:8]}"  # all ports of a host share cookies
-
-    def opens(self, path: str) -> bool:
-        return self._paths is None or re.fullmatch(self._paths, path) is not None
 
     def matches(self, token: str) -> bool:
         return hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self._secret)

@@ -3,16 +3,10 @@
 `Studio` is the application that is served (`webapp.studio`). If a workspace is open, it passes requests to the
 application of this workspace, which `create_app` creates. Otherwise, it passes them to the chooser, which is the page
 for choosing a workspace. The chooser offers folders, runs and named data sets, and receives photographs.
-
-The link to the page for phones is shown as a QR code and contains a separate token. With this token, the guard of the
-server allows access only to that page and its routes (`OPEN_TO_PHONES`). A phone that creates a folder receives a
-random key, and can send photographs only to folders whose keys it has. Answers to phones contain no paths.
 """
 
 from __future__ import annotations
 
-import io
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -194,13 +188,10 @@ def _fail(request: Request, error: Exception) -> Response:  # noqa: ARG001
     return _line(500, f"something went wrong in the studio ({type(error).__name__}: {first_line(error)})")
 
 
-# --- The choice of a workspace, and photographs from phones ---------------------------------------------------
+# --- The choice of a workspace --------------------------------------------------------------------------------
 
 _CHOOSER_TABS = (Tab("choose", "Open", "Choose photographs, a run, or a data set."),)
-_ROUTES, _PHONE = "/api/chooser", "/api/phone"
-SENDING_PAGE = "/send"
-OPEN_TO_PHONES = r"/send|/send/new|/send/[0-9a-f]{32}/files|/static/[\w./-]+"
-_QUIET_ZONE = 4  # modules around a QR code, as ISO/IEC 18004 requires
+_ROUTES = "/api/chooser"
 
 
 class _Choice(BaseModel):
@@ -217,31 +208,21 @@ class Studio:
         workspace: the workspace to begin with; None to let the user choose.
         runs: the folder of runs.
         opened: a function that opens the workspace of a folder, a run or a named data set.
-        phone_link: the link to the page on which phones send photographs; None if phones cannot reach the studio.
     """
 
-    def __init__(
-        self,
-        workspace: Workspace | None,
-        runs: Path,
-        opened: Callable[[str | Path], Workspace],
-        phone_link: str | None = None,
-    ) -> None:
+    def __init__(self, workspace: Workspace | None, runs: Path, opened: Callable[[str | Path], Workspace]) -> None:
         self._runs, self._opened = runs, opened
         self._chooser = _create_page(_CHOOSER_TABS, {"name": "", "choosing": True}, is_chooser=True)
         self._chooser.include_router(folders.router(runs))
-        self._chooser.include_router(_phone_router(phone_link))
-        self._chooser.include_router(self._sending_router())
         self._chooser.include_router(self._router())
         self._show(workspace)
 
     def _show(self, workspace: Workspace | None) -> None:
-        self._photographs = None if workspace is None else workspace.photographs
         self._studio: FastAPI | None = None if workspace is None else create_app(workspace, can_choose=True)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request to the chooser or to the application of the workspace."""
-        is_of_chooser = str(scope.get("path", "")).startswith((_ROUTES, _PHONE, SENDING_PAGE))
+        is_of_chooser = str(scope.get("path", "")).startswith(_ROUTES)
         app = self._chooser if self._studio is None or is_of_chooser else self._studio
         await app(scope, receive, send)
 
@@ -267,30 +248,6 @@ class Studio:
 
         return routes
 
-    def _sending_router(self) -> APIRouter:
-        """Return the routes with which phones send photographs. They stay valid when another workspace is opened."""
-        routes = APIRouter(prefix=SENDING_PAGE)
-        made: dict[str, Path] = {}  # folders by key; only the phone that created the folder has the key
-
-        @routes.post("/new")
-        def make(new: folders.NewFolder) -> dict[str, Any]:
-            try:
-                path = folders.new_folder(self._runs, new.name, self._photographs)
-            except (VitkitError, OSError) as error:
-                raise VitkitError("the studio cannot receive photographs: ask the person who started it") from error
-            made[key := secrets.token_hex(16)] = path
-            return {"id": key, "title": path.name}
-
-        @routes.post("/{key}/files")
-        async def add(key: str, name: str, request: Request, offset: int = 0, last: bool = True) -> dict[str, Any]:
-            if key not in made:
-                raise VitkitError("the studio was started again, or this is not your folder: scan the code again")
-            target = folders.target_in(made[key], name)
-            size = await folders.receive(target, request.stream(), offset, is_last=last)
-            return {"name": target.name, "bytes": size}
-
-        return routes
-
     def _source(self, choice: _Choice) -> str | Path:
         if choice.kind == "folder":
             return folders.chosen(choice.name, self._runs).path
@@ -309,31 +266,3 @@ def _named() -> list[dict[str, Any]]:
         if is_here or offline() is None:
             rows.append({"name": entry.name, "megabytes": 0 if is_here else entry.megabytes})
     return sorted(rows, key=lambda row: (row["megabytes"], row["name"]))
-
-
-def _phone_router(link: str | None) -> APIRouter:
-    """Return the routes of the page for phones and of the QR code with its link.
-
-    Args:
-        link: the link to the page with the token; None if phones cannot reach the studio.
-    """
-    routes = APIRouter()
-
-    @routes.get(_PHONE)
-    def show_code() -> dict[str, Any]:
-        return {} if link is None else {"link": link, "svg": _qr_code(link)}
-
-    @routes.get(SENDING_PAGE)
-    def sending_page() -> Response:
-        return HTMLResponse((_STATIC / "send.html").read_text(encoding="utf-8"), headers=_PAGE_HEADERS)
-
-    return routes
-
-
-def _qr_code(text: str) -> str:
-    """Return a QR code as SVG."""
-    import segno
-
-    code, svg = segno.make(text, error="m", micro=False), io.BytesIO()
-    code.save(svg, kind="svg", xmldecl=False, scale=4, border=_QUIET_ZONE, dark="#000", light="#fff")
-    return svg.getvalue().decode()

@@ -193,7 +193,7 @@ async def receive(
 
     Raises:
         VitkitError: the file is empty or too large, exists already or cannot be written, or a part is missing. The
-            message contains no path, because it is sent to phones.
+            message contains no path.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _TRIED = 20  # number of ports to try
 EVERY_ADDRESS = "0.0.0.0"  # noqa: S104  # only if the user requests it
-_NEEDED = ("fastapi", "uvicorn", "multipart", "segno")
+_NEEDED = ("fastapi", "uvicorn", "multipart")
 
 
 @check_arguments
@@ -36,7 +36,6 @@ def studio(
     weights: Sequence[str] | None = None,
     host: str = "127.0.0.1",
     port: Annotated[int | None, Between(0, 65535)] = None,
-    phone: bool = False,
     show: bool = True,
     say: Say = print,
 ) -> None:
@@ -60,8 +59,6 @@ def studio(
         weights: a further model or file of weights to start trainings from; there may be several.
         host: the address to listen on. With any other address than 127.0.0.1, requests need the token in the link.
         port: the port; by default 8420, or the next free one.
-        phone: listen on the network, and show a QR code with which phones in the same network can send photographs to
-            the studio. The code contains a random token, which allows nothing else.
         show: open the page in the browser.
         say: called with each line about the studio.
 
@@ -72,7 +69,7 @@ def studio(
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise VitkitError("the studio needs a web server: pip install 'vitkit[studio]'")
     from vitkit.serving.guard import is_loopback, new_token, rules_of
-    from vitkit.webapp.app import OPEN_TO_PHONES, SENDING_PAGE, Studio
+    from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import open_workspace
 
     def opened(chosen: str | Path) -> Workspace:
@@ -81,24 +78,17 @@ def studio(
 
     workspace = None if source is None else opened(source)
     place = workspace.runs if workspace is not None else Path("runs" if runs is None else runs).absolute()
-    if phone and is_loopback(host):
-        host = EVERY_ADDRESS
     token = None if is_loopback(host) else new_token()
-    guest = new_token() if phone else None
     with _listen(host, port) as listener:
         number = listener.getsockname()[1]
         link = f"http://{_called(host)}:{number}/{f'?token={token}' if token else ''}"
-        phone_link = None if guest is None else f"http://{_reached(host)}:{number}{SENDING_PAGE}?token={guest}"
         if workspace is None:
             say(f"studio: {link}")
             say(f"choose a folder in the page; runs: {place}; Ctrl-C ends the studio, but not trainings")
         else:
             say(f"studio of {workspace.photographs}: {link}")
             say(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
-        if phone_link is not None:
-            say(f"phones in this network send photographs at {phone_link} (a QR code in the page leads there)")
-        rules = rules_of(host, token, guest_token=guest, guest_paths=OPEN_TO_PHONES)
-        _serve(Studio(workspace, place, opened, phone_link), listener, rules, link if show else None)
+        _serve(Studio(workspace, place, opened), listener, rules_of(host, token), link if show else None)
 
 
 def _has_screen() -> bool:
@@ -112,21 +102,6 @@ def _called(host: str) -> str:
     if host in (EVERY_ADDRESS, "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
-
-
-def _reached(host: str) -> str:
-    """Return the host that other machines can use to reach this machine.
-
-    If the studio listens at all addresses, this is the IP address, because phones do not resolve machine names.
-    """
-    if host not in (EVERY_ADDRESS, "::"):
-        return _called(host)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # an address that no machine has (RFC 5737); nothing is sent
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

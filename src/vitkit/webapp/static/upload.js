@@ -1,22 +1,20 @@
 // Sends photographs, or a folder or archive of them, to the studio, which writes them into a new folder.
 
-import { fail, get, post, postBytes, say } from "./api.js";
+import { fail, post, postBytes, say } from "./api.js";
 import { count, el, fill } from "./dom.js";
 import { timeLeft } from "./progress.js";
 
 const PART = 16 * 2 ** 20; // bytes that are sent at a time
-const AGAIN = 2000; // milliseconds until the studio is asked again what phones have sent
 const FOLDERS = "/api/folders"; // the routes that make folders and receive their files
 const KINDS = "image/*,.heic,.heif,.avif,.zip,.tar,.tgz";
 
-/** A place to drop photographs, folders and archives, or to send them from a phone; `done(folder)` gets the new folder. */
-export function uploadPlace(done, isPhone = false) {
-  const routes = isPhone ? "/send" : FOLDERS;
+/** A place to drop photographs, folders and archives; `done(folder)` gets the new folder. */
+export function uploadPlace(done) {
   const told = el("div", { role: "status" });
   const send = async (files) => {
     if (!files.length) return;
     try {
-      const folder = await upload(routes, files, (text, part) => fill(told, el("p", {}, text), el("progress", { value: part, max: 1, "aria-label": "Sending" })));
+      const folder = await upload(files, (text, part) => fill(told, el("p", {}, text), el("progress", { value: part, max: 1, "aria-label": "Sending" })));
       fill(told);
       if (folder) await done(folder);
     } catch (error) {
@@ -31,12 +29,10 @@ export function uploadPlace(done, isPhone = false) {
     } });
     return made;
   };
-  const words = isPhone ? ["Choose photographs, or take some now.", "Choose photographs", "They are copied to the machine of the studio. The originals stay on this phone."]
-    : ["Drop photographs, a folder or a zip file here, or", "Choose files", "They are copied into a new folder on the studio's machine, beside the runs. The originals stay as they are."];
-  const place = el("div", { class: "drop" }, el("p", {}, words[0]),
-    el("div", { class: "row" }, input("upload-files", { accept: KINDS }), el("label", { for: "upload-files", class: "button" }, words[1]),
-      !isPhone && [input("upload-folder", { webkitdirectory: true }), el("label", { for: "upload-folder", class: "button" }, "Choose a folder")]),
-    el("p", { class: "small soft" }, words[2]), told, !isPhone && fromPhone(done));
+  const place = el("div", { class: "drop" }, el("p", {}, "Drop photographs, a folder or a zip file here, or"),
+    el("div", { class: "row" }, input("upload-files", { accept: KINDS }), el("label", { for: "upload-files", class: "button" }, "Choose files"),
+      input("upload-folder", { webkitdirectory: true }), el("label", { for: "upload-folder", class: "button" }, "Choose a folder")),
+    el("p", { class: "small soft" }, "They are copied into a new folder on the studio's machine, beside the runs. The originals stay as they are."), told);
   for (const kind of ["dragover", "dragenter"]) place.addEventListener(kind, (event) => { event.preventDefault(); place.classList.add("over"); });
   for (const kind of ["dragleave", "drop"]) place.addEventListener(kind, () => place.classList.remove("over"));
   place.addEventListener("drop", async (event) => {
@@ -49,43 +45,6 @@ export function uploadPlace(done, isPhone = false) {
     }
   });
   return place;
-}
-
-/** The QR code with which a phone sends photographs, and the folders that arrive while it is shown. */
-function fromPhone(done) {
-  const place = el("div");
-  const arrived = el("ul", { class: "plain", "aria-live": "polite", "aria-label": "Sent from a phone" });
-  let [known, timer] = [null, null];
-  const look = async () => {
-    clearTimeout(timer);
-    if (!details.open || !details.isConnected) return;
-    try {
-      const { folders } = await get("/api/folders/sent");
-      known ??= new Map(folders.map((folder) => [folder.id, folder.images]));
-      const fresh = folders.filter((folder) => folder.images && folder.images !== known.get(folder.id));
-      fill(arrived, fresh.map((folder) => el("li", {}, `${count(folder.images, "photograph", "photographs")} in ${folder.title} `,
-        el("button", { type: "button", onclick: () => done(folder) }, "Use them"))));
-    } catch (error) {
-      fail(error);
-      return;
-    }
-    timer = setTimeout(look, AGAIN);
-  };
-  const show = async () => {
-    if (!details.open) return;
-    try {
-      const { link, svg } = await get("/api/phone");
-      fill(place, link ? [el("p", {}, "Point the camera of a phone in the same network at the code, and send photographs:"),
-        el("img", { class: "qr", alt: "QR code of the page for phones", src: `data:image/svg+xml,${encodeURIComponent(svg)}` }),
-        el("p", { class: "small soft wrap" }, link), arrived]
-        : el("p", {}, "Phones cannot reach this studio. Start it with ", el("code", {}, "vitkit studio --phone"), "."));
-      if (link) await look();
-    } catch (error) {
-      fail(error);
-    }
-  };
-  const details = el("details", { ontoggle: show }, el("summary", {}, "From a phone"), place);
-  return details;
 }
 
 /** All files in a dropped entry, as [path, file]. */
@@ -102,20 +61,20 @@ async function walk(entry, above = "") {
   return (await Promise.all(inside.map((own) => walk(own, path)))).flat();
 }
 
-async function upload(routes, files, tell) {
+async function upload(files, tell) {
   const pictures = files.filter(([path]) => !path.split("/").some((part) => part.startsWith(".")));
   const [first] = pictures;
   if (!first) throw new Error("There are no photographs among these files.");
   const top = first[0].split("/")[0];
   const isFolder = pictures.every(([path]) => path.startsWith(`${top}/`));
-  const folder = await post(`${routes}/new`, { name: isFolder ? top : pictures.length === 1 ? first[0].replace(/\.[^.]*$/, "") : "photographs" });
+  const folder = await post(`${FOLDERS}/new`, { name: isFolder ? top : pictures.length === 1 ? first[0].replace(/\.[^.]*$/, "") : "photographs" });
   const total = pictures.reduce((sum, [, file]) => sum + file.size, 0);
   const begun = performance.now();
   let [sent, kept, refused] = [0, 0, null];
   for (const [path, file] of pictures) {
     const name = isFolder ? path.slice(top.length + 1) : path;
     try {
-      await sendFile(folder.id, name, file, routes, (bytes) => {
+      await sendFile(folder.id, name, file, FOLDERS, (bytes) => {
         sent += bytes;
         const left = (performance.now() - begun) / 1000 * (total - sent) / Math.max(1, sent);
         tell(`Sending: ${(kept + 1).toLocaleString("en")} of ${pictures.length.toLocaleString("en")}, ${timeLeft(left)}`, sent / Math.max(1, total));
