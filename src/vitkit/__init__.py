@@ -105,7 +105,6 @@ __all__ = [
     "list_models",
     "load",
     "models",
-    "pack",
     "plan",
     "predict",
     "pretrain",
