@@ -10,13 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from vitkit.serving.guard import keep_others_off
-from vitkit.system import exclusive, files, is_held, processes, python, windows
+from vitkit.system import environment, exclusive, files, is_held, processes, python
 from vitkit.system.files import common_folder, holder, path_below, replacing
 from vitkit.webapp.folders import target_in
 
@@ -26,8 +26,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
 @pytest.fixture
 def on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows' ways of locks, signals and sockets, with processes as this system knows them."""
-    monkeypatch.setattr(windows, "IS_WINDOWS", True)
-    monkeypatch.setattr(windows, "exists", lambda process: Path(f"/proc/{process}").is_dir())
+    monkeypatch.setattr(environment, "IS_WINDOWS", True)
+    monkeypatch.setattr(psutil, "pid_exists", lambda process: Path(f"/proc/{process}").is_dir())
 
 
 # --- Locks and files ----------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_on_windows_a_process_is_asked_by_the_file_and_elsewhere_by_a_signal(
     monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
     processes.request_stop(123, tmp_path / "1.stop")
     assert (sent, (tmp_path / "1.stop").exists()) == ([(123, signal.SIGTERM)], False)
-    monkeypatch.setattr(windows, "IS_WINDOWS", True)
+    monkeypatch.setattr(environment, "IS_WINDOWS", True)
     processes.request_stop(123, tmp_path / "1.stop")
     assert (len(sent), (tmp_path / "1.stop").exists()) == (1, True)
 
@@ -191,21 +191,16 @@ def test_two_servers_never_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None
             options.append(option)
 
     keep_others_off(Listener())  # type: ignore[arg-type]
-    monkeypatch.setattr(windows, "IS_WINDOWS", True)
+    monkeypatch.setattr(environment, "IS_WINDOWS", True)
     monkeypatch.setattr(socket, "SO_EXCLUSIVEADDRUSE", -5, raising=False)
     keep_others_off(Listener())  # type: ignore[arg-type]
     assert options == [socket.SO_REUSEADDR, -5]
 
 
-@pytest.mark.skipif(sys.platform != "win32", reason="asks Windows")
-def test_windows_knows_its_processes() -> None:
+def test_processes_are_known_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert windows.exists(child.pid)
-    birth = windows.birth(child.pid)
-    assert birth == windows.birth(child.pid) != ""
+    birth = processes.birth_of(child.pid)
+    assert birth == processes.birth_of(child.pid) != ""
     child.communicate(b"\n")
-    end = time.monotonic() + 10
-    while windows.exists(child.pid) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not windows.exists(child.pid)
-    assert windows.available_memory() > 2**20
+    assert processes.birth_of(child.pid) == ""

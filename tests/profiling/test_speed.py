@@ -103,12 +103,5 @@ def test_an_backend_that_falls_back_to_a_precision_is_there_once() -> None:
     assert set(opened.memory) == {"vitkit onnx float32"}
 
 
-def test_memory_is_known_or_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = speed.resident()
-    assert held is None or held > 10_000_000
-
-    def gone(*_: Any, **__: Any) -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr("pathlib.Path.read_text", gone)
-    assert speed.resident() is None
+def test_memory_is_known() -> None:
+    assert speed.resident() > 10_000_000

@@ -24,7 +24,6 @@ from vitkit.data.picture import Picture, open_picture, picture_in, why_unreadabl
 from vitkit.data.storage import Place, Stored, stored_at
 from vitkit.data.storage import UnreadableImageError as UnreadableImageError
 from vitkit.errors import ShortageError, are_files_short, is_memory_short
-from vitkit.system import windows
 from vitkit.text.cells import visible
 
 _RULES = 2  # increase it if `picture.py` makes other pixels of a file
@@ -272,15 +271,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def available_memory() -> int:
-    """Return the bytes of main memory that are currently available; 0 if the system does not report them."""
-    if windows.IS_WINDOWS:
-        return windows.available_memory()
-    free = 0
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4  # a lower bound if nothing else is known
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    """Return the bytes of main memory that are currently available."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):  # in a container
         group = Path("/sys/fs/cgroup")
         limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))

@@ -11,14 +11,11 @@ last block, only products that affect the head's input count. See Williams, Wate
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -227,12 +224,12 @@ class Opened:
     Attributes:
         contenders: the working backends, in the requested order.
         memory: for the `Contender.key` of each working backend, the bytes by which the memory of the process grew when
-            the backend was opened and first used; None if unknown.
+            the backend was opened and first used.
         missing: for each other backend and its precision, such as `onnx float32`, the reason why it does not work.
     """
 
     contenders: list[Contender]
-    memory: Mapping[str, int | None]
+    memory: Mapping[str, int]
     missing: Mapping[str, str]
 
 
@@ -248,7 +245,7 @@ def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tenso
     from vitkit.inference.backends import open_runner
 
     contenders: list[Contender] = []
-    memory: dict[str, int | None] = {}
+    memory: dict[str, int] = {}
     missing: dict[str, str] = {}
     for done, (backend, precision) in enumerate(wanted):
         progress(f"preparing {backend} {precision}", done, len(wanted))
@@ -264,15 +261,15 @@ def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tenso
         after, contender = resident(), Contender(f"vitkit {runner.backend}", runner.precision, runner)
         if contender.key not in memory:
             contenders.append(contender)
-            memory[contender.key] = None if before is None or after is None else max(after - before, 0)
+            memory[contender.key] = max(after - before, 0)
     return Opened(contenders, memory, missing)
 
 
-def resident() -> int | None:
-    """Return the resident memory of this process in bytes; None if the system does not report it."""
-    with suppress(OSError):
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE")
-    return None
+def resident() -> int:
+    """Return the resident memory of this process in bytes."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
 
 
 def on_cpu(work: Work) -> float:

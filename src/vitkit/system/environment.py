@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 
+IS_WINDOWS = sys.platform == "win32"
 STUDIO_PORT = 8420  # of `vitkit studio`; if it is taken, the next free one is used
 _PROCESSOR = Path("/proc/cpuinfo")  # on Linux, lists the processor's instruction sets without importing PyTorch
 

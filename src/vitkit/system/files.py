@@ -26,7 +26,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.system import windows
+from vitkit.system import environment
 from vitkit.system.environment import cache_folder
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def _replace(temporary: Path, path: Path) -> None:
     """Rename a temporary file to `path`. On Windows, retry for a short time while another program has `path` open."""
-    end = time.monotonic() + (_REPLACED_WITHIN if windows.IS_WINDOWS else 0.0)
+    end = time.monotonic() + (_REPLACED_WITHIN if environment.IS_WINDOWS else 0.0)
     while True:
         try:
             temporary.replace(path)
@@ -304,8 +304,10 @@ def is_held(path: Path, place: Path | None = None) -> bool:
 
 def _exists(process: int) -> bool:
     """Return whether a process with this id is running. It may belong to another user."""
-    if windows.IS_WINDOWS:
-        return windows.exists(process)
+    if environment.IS_WINDOWS:  # there, `os.kill` sends Ctrl-C for signal 0
+        import psutil
+
+        return psutil.pid_exists(process)
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):  # OverflowError: no process has such a large number
@@ -326,7 +328,7 @@ def holder(folder: Path) -> int | None:
 
 def _is_locked(place: Path) -> bool:
     """Return whether a process of this machine has locked the lock file `place`. A missing file is not created."""
-    if windows.IS_WINDOWS:
+    if environment.IS_WINDOWS:
         return _is_locked_on_windows(place)
     import fcntl
 
@@ -379,7 +381,7 @@ def _holder_file(place: Path) -> Path:
 
     This is the lock file itself, except on Windows, where other processes cannot read a locked file.
     """
-    return place.with_name(place.name + _HOLDER_SUFFIX) if windows.IS_WINDOWS else place
+    return place.with_name(place.name + _HOLDER_SUFFIX) if environment.IS_WINDOWS else place
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -24,7 +24,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from vitkit.errors import Interrupted
-from vitkit.system import windows
+from vitkit.system import environment
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 _TERMINALS = tuple(
@@ -166,7 +166,7 @@ def _send_again(number: int) -> None:
 
 def send_here(number: int) -> None:
     """Send a signal to this process. Any thread may call this; the main thread handles the signal."""
-    if windows.IS_WINDOWS:  # on Windows, `os.kill` ends a process without running its handlers
+    if environment.IS_WINDOWS:  # on Windows, `os.kill` ends a process without running its handlers
         signal.raise_signal(number)
     else:
         os.kill(os.getpid(), number)
@@ -181,7 +181,7 @@ def request_stop(process: int, file: Path) -> None:
 
     The process receives SIGTERM. On Windows, `file` is created instead, for which the process looks (`heed_stop_file`).
     """
-    if windows.IS_WINDOWS:
+    if environment.IS_WINDOWS:
         file.touch()
     else:
         with suppress(ProcessLookupError):
@@ -295,12 +295,11 @@ def birth_of(process: int) -> str:
             boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
             return "" if fields[0] in ("Z", "X") else f"{fields[19]} of {boot}"  # proc(5): state, starttime
         return ""
-    if windows.IS_WINDOWS:
-        return windows.birth(process)
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["ps", "-o", "lstart=", "-p", str(process)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603
-        return done.stdout.strip()
+    import psutil
+
+    with suppress(psutil.Error):
+        seen = psutil.Process(process)
+        return "" if seen.status() == psutil.STATUS_ZOMBIE else str(seen.create_time())
     return ""
 
 

@@ -251,8 +251,7 @@ def _measure(model: Model, opened: Opened, batch: int, rounds: int, device: str)
     speeds = compare(model, opened.contenders, _images(model, batch), batch, rounds, target)
     eager = next(speed for speed in speeds if (speed.name, speed.precision) == ("vitkit eager", "float32"))
     for contender, speed in zip(opened.contenders, speeds, strict=True):
-        taken = opened.memory[contender.key]
-        yield row(speed, {_RATIO: eager}) | {"memory_mib": None if taken is None else round(taken / 2**20)}
+        yield row(speed, {_RATIO: eager}) | {"memory_mib": round(opened.memory[contender.key] / 2**20)}
 
 
 def _open(
