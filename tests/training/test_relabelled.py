@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import random
 import shutil
 from collections.abc import Iterable
@@ -314,17 +313,11 @@ def test_what_a_run_keeps_is_found_where_its_photographs_are_now(work: Work) -> 
     assert item.before == "red" and (moved / item.path).is_file()
 
 
-def test_the_file_of_earlier_versions_is_read(work: Work) -> None:
+def test_a_run_with_the_file_of_earlier_versions_is_refused(work: Work) -> None:
     work.begin("first")
-    one, *_ = work.of_split("first", "test")
-    add_edits(work.labels, [Edit(one, "blue")])
-    second = work.begin("second", split_from="first")
-    folder = work.root / "runs" / "second"
-    (folder / "earlier_labels.json").unlink()
-    (item,) = second.earlier.changed
-    (folder / "proposals.json").write_text(json.dumps([{**item._asdict(), "split": None}]))
-    assert read_labels_before(folder).changed == (item,)
-    assert before(work.begin("third", split_from="second")) == {one: "red"}
+    (work.root / "runs" / "first" / "proposals.json").write_text("[]")
+    with pytest.raises(VitkitError, match=r"proposals\.json is of an earlier version of vitkit"):
+        work.begin("second", split_from="first")
 
 
 @pytest.mark.parametrize("content", ['[{"path": 1}]', '{"changed": []}', '{"changed": [], "missing": [{"a": 1}]}'])

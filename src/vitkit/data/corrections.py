@@ -11,8 +11,8 @@ the label before (`ImageTable.earlier`), because a test with the new one would f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -88,105 +88,81 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
             of suspected label errors that nobody has edited.
     """
     before = [table.cell_of(i) for i in range(len(table))]
-    after, tally, finder = list(before), _EditTally(), PathFinder(table.root, table.paths)
-    added: dict[str, str] = {}
+    after, finder = list(before), PathFinder(table.root, table.paths)
     spelt, task = {look(name): name for name in table.classes}, _task_with(table, labels)
+    added, lost = dict[str, str](), dict[str, None]()
+    names_of: dict[int, set[str]] = {}  # of each image: the first previous label, and all labels
+    last = dict[int, str]()  # of each image: the label before it was left out
+    proposed = dict[str, EarlierLabel]()  # by path: the label before the first proposal of a model
     for edit, label, rows in _settled_edits(table, labels, finder, spelt, task):
         for i in rows:
-            tally.take(i, edit, after[i], label, table)
+            names_of.setdefault(i, {edit.previous}).add(label)
+            if edit.proposed_by:
+                old = edit.previous if edit.previous in table.classes else after[i]
+                proposed.setdefault(table.paths[i], EarlierLabel(table.paths[i], old, edit.proposed_by))
+            if after[i] != EXCLUDED:
+                last[i] = after[i]
             after[i] = label
-        if not rows:
-            path = finder.beside(edit.path) if may_add else None
-            if path is not None:
-                added[path] = label
-                if edit.proposed_by:
-                    tally.proposed_of_added.setdefault(path, edit.proposed_by)
-            elif may_add or label != EXCLUDED:  # a run's table does not contain the pictures that it left out
-                tally.lost[edit.path] = None
-    added, homeless = _with_splits(
-        table, {path: split_name for path, split_name in added.items() if split_name != EXCLUDED}
-    )
+        if rows:
+            continue
+        if may_add and (path := finder.beside(edit.path)) is not None:
+            added[path] = label
+            if edit.proposed_by:
+                proposed.setdefault(path, EarlierLabel(path, UNLABELLED, edit.proposed_by))
+        elif may_add or label != EXCLUDED:  # a run's table does not contain the pictures that it left out
+            lost[edit.path] = None
+    homes = _split_of_folder(table)
+    added = {path: label for path, label in added.items() if label != EXCLUDED}
+    homeless = [path for path in added if any(table.splits) and path.split("/")[0] not in homes]
+    added = {path: label for path, label in added.items() if path not in homeless}
     if labels.has_suspects and not added and after == before:
         raise VitkitError(
             f"{labels.name} lists suspected label errors, but changes none: write the right labels into the "
             f"column label (an empty one leaves the picture out), or inspect them first: vitkit doctor {labels.name}"
         )
-    changed = _built(table, after, added, task)
-    changed = replace(changed, left_out=(*table.left_out, *tally.left_out(table, after)))
-    changed = replace(changed, earlier=_earlier(table, changed, (before, after), added, tally))
-    notes, unmatched = _in_words(table, changed, labels, (before, after), added, tally, homeless)
-    return replace(changed, corrections=(*table.corrections, *notes), unmatched=(*table.unmatched, *unmatched))
-
-
-@dataclass
-class _EditTally:
-    """The effects of the rows of a label file, collected while the rows are applied.
-
-    Attributes:
-        lost: the paths in the label file that match no picture, as the keys of a dictionary.
-        known: for each image that the file names, the previous label in its first row, and the labels in all of its
-            rows.
-        proposed: for each image whose label a model proposed, the label before the first proposal, and the run whose
-            model proposed it.
-        proposed_of_added: for each added picture whose label a model proposed, the run of this model, by path.
-        last: for each image, its last label before it was left out.
-    """
-
-    lost: dict[str, None] = field(default_factory=dict)
-    known: dict[int, set[str]] = field(default_factory=dict)
-    proposed: dict[int, tuple[str, str]] = field(default_factory=dict)
-    proposed_of_added: dict[str, str] = field(default_factory=dict)
-    last: dict[int, str] = field(default_factory=dict)
-
-    def take(self, image: int, edit: Edit, now: str, label: str, table: ImageTable) -> None:
-        """Record an edit that changes the label of an image from `now` to `label`.
-
-        `label` is the label in `edit`, in the spelling of the table.
-        """
-        self.known.setdefault(image, {edit.previous}).add(label)
-        if edit.proposed_by:
-            before = edit.previous if edit.previous in table.classes else now
-            self.proposed.setdefault(image, (before, edit.proposed_by))
-        if now != EXCLUDED:
-            self.last[image] = now
-
-    def stale(self, before: Sequence[str]) -> list[int]:
-        """Return the images whose label in the data occurs nowhere in their rows of the label file.
-
-        The label in the data was probably changed after these rows were written.
-        """
-        return [i for i, names in self.known.items() if not names & {"", UNLABELLED, before[i]}]
-
-    def left_out(self, table: ImageTable, after: Sequence[str]) -> list[Row]:
-        """Return the rows of the images that the label file leaves out, with their last labels."""
-        return [(table.paths[i], label, table.splits[i]) for i, label in self.last.items() if after[i] == EXCLUDED]
+    kept = [(table.paths[i], label, table.splits[i]) for i, label in enumerate(after)]
+    kept += [(path, label, homes.get(path.split("/")[0])) for path, label in added.items()]
+    changed = _built(table, [row for row in kept if row[1] not in (EXCLUDED, UNLABELLED)], task)
+    earlier = _earlier(table, changed, before, after, added, proposed)
+    name = without_place(labels.name)
+    stale = [
+        table.paths[i] for i, labels_in_file in names_of.items() if not labels_in_file & {"", UNLABELLED, before[i]}
+    ]
+    notes = [
+        *_of_changes(name, before, after, added, len(earlier.keys() - {item.path for item in table.earlier})),
+        *_of_classes(name, table, changed),
+        *_of_labels(name, after, stale),
+    ]
+    return replace(
+        changed,
+        left_out=(
+            *table.left_out,
+            *((table.paths[i], label, table.splits[i]) for i, label in last.items() if after[i] == EXCLUDED),
+        ),
+        earlier=tuple(earlier.values()),
+        corrections=(*table.corrections, *notes),
+        unmatched=(*table.unmatched, *_of_lost(name, table, lost), *_of_homeless(name, homeless)),
+    )
 
 
 def _earlier(
     table: ImageTable,
     changed: ImageTable,
-    texts: tuple[Sequence[str], Sequence[str]],
-    added: dict[str, str],
-    tally: _EditTally,
-) -> tuple[EarlierLabel, ...]:
-    """Return the label before the first proposal of a model, for each image that has another label now or is left out.
+    before: Sequence[str],
+    after: Sequence[str],
+    added: Mapping[str, str],
+    proposed: Mapping[str, EarlierLabel],
+) -> dict[str, EarlierLabel]:
+    """Return the label before the first proposal of a model, for each image that has another one now or is left out.
 
     Proposals in earlier label files are included. Classes that were renamed since have their current names.
     """
-    before, after = texts
-    label_of = dict(zip(table.paths, after, strict=True)) | added
-    names = new_names(
-        ((old, new) for i, (old, new) in enumerate(zip(before, after, strict=True)) if i not in tally.proposed), changed
-    )
-    earlier = {
-        **{path: EarlierLabel(path, UNLABELLED, by) for path, by in tally.proposed_of_added.items()},
-        **{
-            table.paths[i]: EarlierLabel(table.paths[i], names.get(label, label), by)
-            for i, (label, by) in tally.proposed.items()
-        },
-        **{item.path: item for item in table.earlier},
-    }
-    return tuple(item for path, item in earlier.items() if label_of.get(path) != item.before)
+    pairs = zip(table.paths, before, after, strict=True)
+    names = new_names(((old, new) for path, old, new in pairs if path not in proposed), changed)
+    earlier = {path: item._replace(before=names.get(item.before, item.before)) for path, item in proposed.items()}
+    earlier |= {item.path: item for item in table.earlier}
+    label_of = dict(zip(table.paths, after, strict=True)) | dict(added)
+    return {path: item for path, item in earlier.items() if label_of.get(path) != item.before}
 
 
 def _task_with(table: ImageTable, labels: LabelFile) -> Task:
@@ -224,18 +200,6 @@ def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[st
     return task.label_of(spelt.setdefault(look(part), part) for part in task.names_in(label))
 
 
-def _with_splits(table: ImageTable, added: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return the labels, by path, of the added pictures whose split is known, and the paths of the other pictures.
-
-    If the table has no splits, the labels of all pictures are returned.
-    """
-    if not any(table.splits):
-        return added, []
-    homes = _split_of_folder(table)
-    homeless = [path for path in added if path.split("/")[0] not in homes]
-    return {path: label for path, label in added.items() if path not in homeless}, homeless
-
-
 def _split_of_folder(table: ImageTable) -> dict[str, str]:
     """Return the split of each top-level folder whose images all belong to one split."""
     splits_of: dict[str, set[str | None]] = {}
@@ -249,24 +213,19 @@ def _split_of_folder(table: ImageTable) -> dict[str, str]:
     }
 
 
-def _built(table: ImageTable, after: Sequence[str], added: dict[str, str], task: Task) -> ImageTable:
-    """Build the corrected table from the remaining and the added rows."""
-    kept = [i for i, label in enumerate(after) if label not in (EXCLUDED, UNLABELLED)]
-    labels = [*(after[i] for i in kept), *added.values()]
-    if not labels:
+def _built(table: ImageTable, rows: Sequence[Row], task: Task) -> ImageTable:
+    if not rows:
         raise VitkitError(f"{table.name}: the label file leaves out every picture, or gives none of them a class")
-    homes = _split_of_folder(table) if any(table.splits) else {}
-    names_of_labels = [task.names_in(label) for label in labels]
+    names_of_labels = [task.names_in(label) for _, label, _ in rows]
     classes = tuple(sorted({name for names in names_of_labels for name in names}))
     number = {name: i for i, name in enumerate(classes)}
-    indices = [tuple(sorted(number[name] for name in names)) for names in names_of_labels]
-    sets, numbers = task.encode(indices)
+    sets, numbers = task.encode([tuple(sorted(number[name] for name in names)) for names in names_of_labels])
     return replace(
         table,
         classes=classes,
-        paths=(*(table.paths[i] for i in kept), *added),
+        paths=tuple(path for path, _, _ in rows),
         labels=numbers,
-        splits=(*(table.splits[i] for i in kept), *(homes.get(path.split("/")[0]) for path in added)),
+        splits=tuple(split for _, _, split in rows),
         sets=sets,
         empty=tuple(name for name in table.empty if name not in classes),
     )
@@ -275,45 +234,31 @@ def _built(table: ImageTable, after: Sequence[str], added: dict[str, str], task:
 # --- Corrections in words ------------------------------------------------------------------------------------
 
 
-def _in_words(
-    table: ImageTable,
-    changed: ImageTable,
-    labels: LabelFile,
-    texts: tuple[Sequence[str], Sequence[str]],
-    added: dict[str, str],
-    tally: _EditTally,
-    homeless: Sequence[str],
-) -> tuple[list[str], list[str]]:
-    """Return two lists of lines: descriptions of the changes, and of the rows that had no effect."""
-    name, (before, after) = without_place(labels.name), texts
-    proposed = len({item.path for item in changed.earlier} - {item.path for item in table.earlier})
-    by = f" ({proposed} proposed by a model)" if proposed else ""
-    notes = [f"{name}: {', '.join(_counts(before, after, added))}{by}", *_of_classes(name, table, changed)]
-    if unlabelled := sum(proposal == UNLABELLED for proposal in after):
-        pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
-        notes.append(f"{pictures} left out")
-    if stale := tally.stale(before):
-        paths = listed([table.paths[i] for i in stale])
-        pictures = plural(len(stale), "picture is", "pictures are")
-        notes.append(
-            f"{pictures} in another class of the data than when {name} was written; "
-            f"the labels of {name} are used: {paths}"
-        )
-    return notes, [*_of_lost(name, table, tally), *_of_homeless(name, homeless)]
-
-
-def _counts(before: Sequence[str], after: Sequence[str], added: dict[str, str]) -> Iterator[str]:
-    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+def _of_changes(
+    name: str, before: Sequence[str], after: Sequence[str], added: dict[str, str], proposed: int
+) -> Iterator[str]:
     ways = Counter(
         "left out" if new == EXCLUDED else "labelled" if old == UNLABELLED else "with another label"
-        for old, new in pairs
+        for old, new in zip(before, after, strict=True)
+        if old != new
     )
     if added:
         ways["added"] = len(added)
-    if not ways:
-        yield "changes no label"
-    for way, count in ways.items():
-        yield f"{plural(count, 'picture', 'pictures')} {way}"
+    counts = ", ".join(f"{plural(count, 'picture', 'pictures')} {way}" for way, count in ways.items())
+    yield f"{name}: {counts or 'changes no label'}{f' ({proposed} proposed by a model)' if proposed else ''}"
+
+
+def _of_labels(name: str, after: Sequence[str], stale: Sequence[str]) -> Iterator[str]:
+    """Yield lines about images without a label, and images whose label in the data the label file does not mention."""
+    if unlabelled := sum(label == UNLABELLED for label in after):
+        pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
+        yield f"{pictures} left out"
+    if stale:
+        pictures = plural(len(stale), "picture is", "pictures are")
+        yield (
+            f"{pictures} in another class of the data than when {name} was written; "
+            f"the labels of {name} are used: {listed(stale)}"
+        )
 
 
 def _of_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[str]:
@@ -324,12 +269,12 @@ def _of_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[s
         yield f"{name} leaves no picture in the {'class' if len(gone) == 1 else 'classes'} {listed(gone, 10)}"
 
 
-def _of_lost(name: str, table: ImageTable, tally: _EditTally) -> Iterator[str]:
-    if tally.lost:
-        path, match, change = ("path", "matches", "changes") if len(tally.lost) == 1 else ("paths", "match", "change")
+def _of_lost(name: str, table: ImageTable, lost: Collection[str]) -> Iterator[str]:
+    if lost:
+        path, match, change = ("path", "matches", "changes") if len(lost) == 1 else ("paths", "match", "change")
         yield (
-            f"{len(tally.lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing: "
-            f"{listed(list(tally.lost))}; paths must be relative to the data's folder, or absolute"
+            f"{len(lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing: "
+            f"{listed(list(lost))}; paths must be relative to the data's folder, or absolute"
         )
 
 
@@ -343,7 +288,7 @@ def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
 # --- Corrections one by one ----------------------------------------------------------------------------------
 
 
-class Followed:
+class CurrentLabels:
     """The current labels of a table's images, updated while rows are added to a label file.
 
     Attributes:
@@ -386,4 +331,4 @@ class Followed:
 
     def lines(self, name: str) -> list[str]:
         """Describe the rows of the label file that match no picture."""
-        return list(_of_lost(name, self._table, _EditTally(lost=self.lost)))
+        return list(_of_lost(name, self._table, self.lost))

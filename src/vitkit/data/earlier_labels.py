@@ -81,18 +81,20 @@ def runs_of(sources: Iterable[str | Path]) -> list[Path]:
 def read_labels_before(run: Path) -> LabelsBefore:
     """Read the earlier labels that a run stored; they are empty if there is no such file.
 
-    The file of earlier versions of vitkit (proposals.json) is read, too.
-
     Raises:
-        VitkitError: the file is damaged.
+        VitkitError: the file is damaged, or an earlier version of vitkit wrote it in another form (proposals.json).
     """
-    file = next((run / name for name in (EARLIER_LABELS, PROPOSALS) if (run / name).is_file()), None)
-    if file is None:
-        return LabelsBefore()
+    file = run / EARLIER_LABELS
+    if (run / PROPOSALS).is_file():
+        raise VitkitError(f"{run / PROPOSALS} is of an earlier version of vitkit, and not understood: train again")
+    if not file.is_file():
+        return UNCHANGED
     try:
         stored = from_json(read_text(file))
-        rows, missing = (stored, []) if isinstance(stored, list) else (stored["changed"], stored["missing"])
-        found = LabelsBefore(tuple(map(EarlierLabel.from_dict, rows)), tuple(MissingTest(**row) for row in missing))
+        found = LabelsBefore(
+            tuple(EarlierLabel(**row) for row in stored["changed"]),
+            tuple(MissingTest(**row) for row in stored["missing"]),
+        )
         if not all(isinstance(text, str) for row in (*found.changed, *found.missing) for text in row):
             raise TypeError("a row contains something other than text")
     except (ValueError, TypeError, KeyError, AttributeError) as error:

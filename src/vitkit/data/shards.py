@@ -166,7 +166,7 @@ class ShardIndex:
                 lengths,
                 checks,
                 tuple(LeftOut(**image) for image in stored["left_out"]),
-                tuple(map(EarlierLabel.from_dict, stored["proposals"])),
+                tuple(EarlierLabel(**item) for item in stored["proposals"]),
                 dict(stored.get("groups", {})),
             )
             index._check()

@@ -182,11 +182,6 @@ class EarlierLabel(NamedTuple):
     by: str
     digest: str = ""
 
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> EarlierLabel:
-        """Read a row of a JSON file. Files of earlier versions have further entries, which are ignored."""
-        return cls(row["path"], row["before"], row["by"], row.get("digest", ""))
-
 
 def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None = None) -> ImageTable:
     """Build a single-label table from rows; the classes are the sorted labels."""

@@ -9,14 +9,14 @@ three rounds. The figures with the current labels are reported in addition.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vitkit.classifier import Classifier
-from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore
+from vitkit.data.earlier_labels import LabelsBefore
 from vitkit.data.table import ImageTable
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.evaluation.figures import figures, unseen_part
@@ -151,25 +151,6 @@ def align(rows: ImageTable, classifier: Classifier) -> dict[int, int]:
     return {i: number[name] for name, i in present.items()}
 
 
-@dataclass(frozen=True)
-class EarlierEvaluation:
-    """An evaluation with the labels of earlier runs, and one with the current labels.
-
-    Attributes:
-        before: evaluation with the labels that the images had in earlier runs.
-        now: evaluation with the current labels; None if no label has changed.
-        earlier: the earlier labels of the evaluated images, and the test images that are missing.
-    """
-
-    before: Evaluation
-    now: Evaluation | None = None
-    earlier: LabelsBefore = UNCHANGED
-
-    def map(self, change: Callable[[Evaluation], Evaluation]) -> EarlierEvaluation:
-        """Apply a function to both evaluations."""
-        return replace(self, before=change(self.before), now=None if self.now is None else change(self.now))
-
-
 def evaluate_before(
     classifier: Classifier,
     table: ImageTable,
@@ -177,8 +158,8 @@ def evaluate_before(
     earlier: LabelsBefore,
     progress: Callable[[int, int], None] | None = None,
     outcomes: Outcomes | None = None,
-) -> EarlierEvaluation:
-    """Evaluate with the labels that the images had in earlier runs, and with the current labels.
+) -> Evaluation:
+    """Evaluate with the labels that the images had in earlier runs. The current labels are in `Evaluation.since`.
 
     Args:
         classifier: classifier to evaluate.
@@ -192,14 +173,9 @@ def evaluate_before(
         VitkitError: see `evaluate`; or no image has a label that a person gave.
     """
     now = evaluate(classifier, tested_images(table, split, earlier), split, progress, outcomes)
-    there = set(now.paths)
-    changed = tuple(item for item in earlier.changed if item.path in there)
-    if not changed:
-        return EarlierEvaluation(now, None, replace(earlier, changed=()))
     number = {path: i for i, path in enumerate(now.paths)}
-    since = {item.path: now.label_of(number[item.path]) for item in changed}
-    before = _relabelled(now, {item.path: item.before for item in changed})
-    return EarlierEvaluation(replace(before, since=since), now, replace(earlier, changed=changed))
+    before = {item.path: item.before for item in earlier.changed if item.path in number}
+    return replace(with_labels(now, before), since={path: now.label_of(number[path]) for path in before})
 
 
 def tested_images(table: ImageTable, split: str, earlier: LabelsBefore) -> ImageTable:
@@ -219,9 +195,11 @@ def tested_images(table: ImageTable, split: str, earlier: LabelsBefore) -> Image
     return rows if len(kept) == len(rows) else rows.take(kept)
 
 
-def _relabelled(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluation:
+def with_labels(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluation:
     """Replace the labels of the images with paths in `label_of`. Classes that the model does not know are added."""
     names = {path: evaluation.task.names_in(label_of[path]) for path in evaluation.paths if path in label_of}
+    if not names:
+        return evaluation
     evaluation = evaluation.with_classes(
         sorted({name for each in names.values() for name in each} - set(evaluation.classes))
     )
@@ -236,11 +214,12 @@ def _relabelled(evaluation: Evaluation, label_of: Mapping[str, str]) -> Evaluati
 # --- Figures -------------------------------------------------------------------------------------------------
 
 
-def earlier_figures(evaluated: EarlierEvaluation, seen: Mapping[str, str] | None) -> dict[str, Any]:
+def earlier_figures(evaluation: Evaluation, earlier: LabelsBefore, seen: Mapping[str, str] | None) -> dict[str, Any]:
     """Summarise the labels that have changed since earlier runs, and the test images that are missing.
 
     Args:
-        evaluated: evaluations with both sets of labels.
+        evaluation: result of `evaluate_before`.
+        earlier: the labels that the images had in earlier runs, and the test images that are missing.
         seen: the images that the weights had seen, as a mapping from path to role (train or val). They are excluded.
             None if this is unknown.
 
@@ -249,15 +228,14 @@ def earlier_figures(evaluated: EarlierEvaluation, seen: Mapping[str, str] | None
         `missing_tests` if test images are missing.
     """
     about: dict[str, Any] = {}
-    earlier = evaluated.earlier
-    if evaluated.now is not None:
-        counted = unseen_part(evaluated.now, seen)
-        every = {} if counted is None else figures(counted)
-        shown = () if counted is None else (*counted.summary(), "intervals_95")
-        runs = sorted({item.by for item in earlier.changed})
-        about["relabelled"] = {"runs": runs, "paths": [item.path for item in earlier.changed]}
+    counted = unseen_part(evaluation, seen)
+    if changed := [item for item in earlier.changed if item.path in evaluation.since]:
+        now = None if counted is None else with_labels(counted, counted.since)
+        every = {} if now is None else figures(now)
+        shown = () if now is None else (*now.summary(), "intervals_95")
+        runs = sorted({item.by for item in changed})
+        about["relabelled"] = {"runs": runs, "paths": [item.path for item in changed]}
         about["with_labels_now"] = {name: every[name] for name in shown if name in every}
-    counted = unseen_part(evaluated.before, seen)
     if earlier.missing and counted is not None:
         rights = np.array([item.label == item.predicted for item in earlier.missing], dtype=np.float64)
         hits = (counted.labels == counted.predicted).reshape(len(counted.labels), -1).all(axis=1)

@@ -282,11 +282,11 @@ def _joined(folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _of_labels(numbers: Mapping[str, Any]) -> Iterator[Caveat]:
     """Yield the caveats about labels that have changed since earlier runs, and about their missing test images."""
-    if relabelled := numbers.get("relabelled") or numbers.get("proposed"):  # the latter in files of earlier versions
-        now = numbers.get("with_labels_now") or numbers.get("with_proposals") or {}
+    if relabelled := numbers.get("relabelled"):
+        now = numbers["with_labels_now"]
         labels = plural(len(relabelled["paths"]), "label has", "labels have")
         figure = f"; with today's labels {now['accuracy']:.4f}" if "accuracy" in now else ""
-        runs = listed(relabelled.get("runs") or relabelled["by"])
+        runs = listed(relabelled["runs"])
         yield Caveat("relabelled", f"{labels} changed since {runs}, and the earlier ones count{figure}")
     if missing := numbers.get("missing_tests"):
         images = plural(missing["images"], "test image", "test images")

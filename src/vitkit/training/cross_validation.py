@@ -187,9 +187,9 @@ def _evaluated_again(folder: Path, numbers: Mapping[str, Any], recipe: Recipe) -
     split = held_out_split(images)
     classifier = load(folder).use(images=len(images.of_split(split)), device=choose_device(recipe))
     earlier = labels_before_run(folder, images)
-    judged = evaluate_before(classifier, images, split, earlier, partial(progress, "evaluating"))
+    evaluation = evaluate_before(classifier, images, split, earlier, partial(progress, "evaluating"))
     seen = (numbers.get("seen") or {"paths": ()})["paths"]
-    return unseen_part(grouped(judged.before, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
+    return unseen_part(grouped(evaluation, groups_from_file(folder / GROUPS)), dict.fromkeys(seen))
 
 
 def _unseen(folder: Path) -> str:

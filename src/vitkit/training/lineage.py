@@ -174,7 +174,10 @@ def divide(
         findings.append(Finding("note", f"{plural(len(dropped), 'image', 'images')} {text}"))
     if conflicting or dropped:
         rest = sorted(set(range(len(kept))) - {*conflicting, *dropped})
-        images, kept = _regroup(images.take(rest), recipe), [kept[i] for i in rest]
+        images, kept = images.take(rest), [kept[i] for i in rest]
+        # A removed image may have linked two others, so the groups are sought again.
+        twins = find_twins(images.table, images.facts)
+        images = replace(images, groups=tuple(scenes(images.table, recipe.group_by, twins)))
         overlap = overlap.take(rest)
     table = split(images.table, recipe.split, recipe.seed_of_split, images.groups, kept)
     if kept_of is not None:
@@ -207,14 +210,6 @@ def only_trained(
     return ["train" if name is None and group in trained else name for group, name in rows], [
         i for i in chosen if images.groups[i] in held_out
     ]
-
-
-def _regroup(images: RunImages, recipe: Recipe) -> RunImages:
-    """Group the images again after some were removed, because a removed image may have linked two others."""
-    twins = find_twins(images.table, images.facts)
-    is_grouped = recipe.group_by is not None or images.table.groups
-    groups = tuple(scenes(images.table, recipe.group_by, twins)) if is_grouped else twins
-    return replace(images, groups=groups)
 
 
 def refuse_seen(images: RunImages, recipe: Recipe, before: PictureRecord, what: str) -> Overlap:

@@ -33,11 +33,11 @@ from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.evaluator import (
-    EarlierEvaluation,
     align,
     earlier_figures,
     evaluate_before,
     tested_images,
+    with_labels,
 )
 from vitkit.evaluation.figures import (
     SHARES,
@@ -371,13 +371,12 @@ def report(
     predictions = OutOfFold.read(folder) if split == "all" else None
     tests, earlier = None if predictions is None else predictions.tests(), labels_before_run(folder, table)
     if tests is None:
-        judged = evaluate_before(classifier, table, split, earlier, partial(progress, "evaluating"))
+        evaluation = evaluate_before(classifier, table, split, earlier, partial(progress, "evaluating"))
     else:
-        judged = _test_by_folds(tests, classifier, table, earlier)
-    judged = judged.map(lambda item: replace(grouped(item, groups), chosen=chosen))
-    evaluation = judged.before
+        evaluation = _test_by_folds(tests, classifier, table, earlier)
+    evaluation = replace(grouped(evaluation, groups), chosen=chosen)
     seen_before = None if roles is None else seen_of(roles, evaluation.split)
-    about = classifier.computation | changes.to_dict() | earlier_figures(judged, seen_before)
+    about = classifier.computation | changes.to_dict() | earlier_figures(evaluation, earlier, seen_before)
     about |= trust_figures(classifier, evaluation, seen_before, is_of_run=True)
     about |= {"problems": problems} if (problems := caveats_of(findings)) else {}
     numbers = all_figures(evaluation, seen_before, classifier.provenance, about, doubt_of(record))
@@ -398,7 +397,9 @@ def report(
     for line in trust_lines(numbers):
         say(line)
     if doubts is None:
-        doubts = label_errors.from_predictions(item for item in _held_out(judged.now or evaluation, seen))
+        current = with_labels(evaluation, evaluation.since)  # it has the classes of earlier labels, too
+        of_val = seen and seen.with_classes(current.classes[len(seen.classes) :])
+        doubts = label_errors.from_predictions(_held_out(current, of_val))
         if doubts:
             say(f"{label_errors.in_words(doubts)} (among held-out images, according to the model itself)")
     numbers["label_errors"] = label_errors.summary(doubts)
@@ -432,9 +433,7 @@ def report(
     return Reported(numbers, counted)
 
 
-def _test_by_folds(
-    tests: Evaluation, classifier: Classifier, table: ImageTable, earlier: LabelsBefore
-) -> EarlierEvaluation:
+def _test_by_folds(tests: Evaluation, classifier: Classifier, table: ImageTable, earlier: LabelsBefore) -> Evaluation:
     """Evaluate the predictions for the training images, each by a head that was fitted without the image's fold.
 
     An image whose earlier class no longer exists has no fold. It counts as a mistake, whatever the final head predicts.
@@ -452,8 +451,8 @@ def _test_by_folds(
     others = [path for path in rows.paths if path not in outcomes]
     files = (rows.file(place[path]) for path in others)
     outcomes |= zip(others, (outcome for _, outcome in plain.assessments(files)), strict=True)
-    judged = evaluate_before(plain, table, "all", earlier, outcomes=outcomes)
-    return judged.map(lambda item: replace(item, split=BY_FOLDS, temperature=1.0))
+    evaluation = evaluate_before(plain, table, "all", earlier, outcomes=outcomes)
+    return replace(evaluation, split=BY_FOLDS, temperature=1.0)
 
 
 def _figures_by_folds(

@@ -566,9 +566,7 @@ def resolve(
     if diagnosis.table.classes != table.classes:  # a class has no readable image
         blueprint, of_head = resolve_model(recipe, request.fields, diagnosis.table)
         recipe = blueprint.recipe
-    groups = list(diagnosis.twins)
-    if recipe.group_by is not None or table.groups:
-        groups = scenes(diagnosis.table, recipe.group_by, groups)
+    groups = scenes(diagnosis.table, recipe.group_by, diagnosis.twins)
     torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
     seen = blueprint.pictures
     images = RunImages.of(diagnosis, groups)

@@ -385,7 +385,7 @@ def _review_labels(
     Raises:
         VitkitError: there is no run next to the list, the run's images are missing, or `out` cannot be written.
     """
-    from vitkit.data.corrections import Followed
+    from vitkit.data.corrections import CurrentLabels
     from vitkit.data.labels import PathFinder, decisions_since, read_labels, read_suspects
     from vitkit.data.split_file import split_from_file
     from vitkit.data.splits import held_out_split
@@ -402,9 +402,9 @@ def _review_labels(
     if labels is not None:
         label_file = read_labels(labels)
         decided = {i for path in decisions_since(label_file, run) for i in finder.find(path)}
-        followed = Followed(table)
-        followed.take(label_file)
-        notes += followed.lines(without_place(label_file.name))
+        current = CurrentLabels(table)
+        current.take(label_file)
+        notes += current.lines(without_place(label_file.name))
     suspects = read_suspects(file)
     left = [suspect for suspect in suspects if not _is_decided(suspect, finder.find(suspect.path), table, decided)]
     judged = held_out_split(table)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from vitkit.data.earlier_labels import LabelsBefore
     from vitkit.data.split_file import Changes
     from vitkit.data.table import ImageTable
-    from vitkit.evaluation.evaluator import EarlierEvaluation, Outcomes
+    from vitkit.evaluation.evaluator import Outcomes
     from vitkit.evaluation.metrics import Evaluation
     from vitkit.weights.preprocessing import PreprocessLike
 
@@ -469,11 +469,11 @@ class _EvaluationRequest:
                 run_table=run_table,
                 outcomes=outcomes,
             )
-            judged, seconds = evaluate_by(classifier)
+            outcome, seconds = evaluate_by(classifier)
             seen, caveat = _seen(classifier, folder or "the model", table, name, is_of_run=is_of_run)
             if tta is None:
                 about = trust_figures(
-                    *(classifier, judged.before, seen),
+                    *(classifier, outcome, seen),
                     is_of_run=is_of_run,
                     set_score=self.set_score,
                     by_class=self.set_by_class,
@@ -483,12 +483,11 @@ class _EvaluationRequest:
             else:
                 classifier = classifier.with_views(tta)
                 assert classifier.views is not None
-                views, plain = (str(classifier.views), classifier.views.count), judged.before
-                judged, seconds_of_views = evaluate_by(classifier)
-                about = tta_figures(plain, judged.before, seen, views, (seconds, seconds_of_views))
-            outcome = judged.before
-            about |= {"problems": problems} if (problems := self._problems(judged.before, table)) else {}
-            numbers = _figures(classifier, judged, seen, caveat, changes, about)
+                views, plain = (str(classifier.views), classifier.views.count), outcome
+                outcome, seconds_of_views = evaluate_by(classifier)
+                about = tta_figures(plain, outcome, seen, views, (seconds, seconds_of_views))
+            about |= {"problems": problems} if (problems := self._problems(outcome, table)) else {}
+            numbers = _figures(classifier, outcome, earlier, seen, caveat, changes, about)
             findings = _findings(outcome, numbers)
             for finding in findings:
                 notes(finding)
@@ -604,28 +603,30 @@ def _evaluated(
     run: Path | None,
     run_table: ImageTable | None,
     outcomes: Outcomes | None,
-) -> tuple[EarlierEvaluation, float]:
+) -> tuple[Evaluation, float]:
     """Evaluate the classifier, and return the evaluation and its duration in seconds.
 
     If the images are those of a run, the evaluation includes what the run has recorded about them. Of other images, the
     evaluation only knows the groups of the table, and which ones are exact copies.
     """
-    from vitkit.data.split_file import exact_copies
+    from vitkit.data.split_file import exact_copies, groups_of_run
     from vitkit.data.splits import scenes
+    from vitkit.data.table import task_of
     from vitkit.evaluation.evaluator import evaluate_before
+    from vitkit.evaluation.figures import chosen_on
     from vitkit.evaluation.metrics import grouped
 
     began = time.monotonic()
-    judged = evaluate_before(classifier, table, split, earlier, partial(progress, "evaluating"), outcomes)
+    outcome = evaluate_before(classifier, table, split, earlier, partial(progress, "evaluating"), outcomes)
     seconds = time.monotonic() - began
-    if run_table is None or run is None:
-        paths, row_of = judged.before.paths, {path: row for row, path in enumerate(table.paths)}
-        copies, first = exact_copies(table, paths), dict[int | str, int]()
-        same = [first.setdefault(copies.get(path, path), i) for i, path in enumerate(paths)]
-        numbers = scenes(table.take([row_of[path] for path in paths]), None, same)
-        groups = dict(zip(paths, numbers, strict=True))
-        return judged.map(lambda evaluation: grouped(evaluation, groups)), seconds
-    return _with_run_facts(judged, classifier, run, run_table), seconds
+    if run_table is not None and run is not None:
+        chosen = chosen_on(outcome.split, classifier.provenance.get("recipe", {}), task_of(classifier.thresholds))
+        return replace(grouped(outcome, groups_of_run(run, run_table)), chosen=chosen), seconds
+    paths, row_of = outcome.paths, {path: row for row, path in enumerate(table.paths)}
+    copies, first = exact_copies(table, paths), dict[int | str, int]()
+    same = [first.setdefault(copies.get(path, path), i) for i, path in enumerate(paths)]
+    numbers = scenes(table.take([row_of[path] for path in paths]), None, same)
+    return grouped(outcome, dict(zip(paths, numbers, strict=True))), seconds
 
 
 def _labels_before(
@@ -648,21 +649,6 @@ def _labels_before(
     return compare_with_runs(table, digests, runs, rows.paths)
 
 
-def _with_run_facts(
-    judged: EarlierEvaluation, classifier: Classifier, run: Path, table: ImageTable
-) -> EarlierEvaluation:
-    """Add what a run has recorded: the groups of its images, and the settings that were chosen on these images."""
-    from vitkit.data.split_file import groups_of_run
-    from vitkit.data.table import task_of
-    from vitkit.evaluation.figures import chosen_on
-    from vitkit.evaluation.metrics import grouped
-
-    recipe, task = classifier.provenance.get("recipe", {}), task_of(classifier.thresholds)
-    chosen = chosen_on(judged.before.split, recipe, task)
-    groups = groups_of_run(run, table)
-    return judged.map(lambda evaluation: replace(grouped(evaluation, groups), chosen=chosen))
-
-
 def _seen(
     classifier: Classifier, source: object, table: ImageTable, split: str, *, is_of_run: bool
 ) -> tuple[dict[str, str] | None, str]:
@@ -683,7 +669,8 @@ def _seen(
 
 def _figures(
     classifier: Classifier,
-    judged: EarlierEvaluation,
+    outcome: Evaluation,
+    earlier: LabelsBefore,
     seen: dict[str, str] | None,
     caveat: str,
     changes: Changes | None,
@@ -693,8 +680,8 @@ def _figures(
     from vitkit.evaluation.figures import all_figures
 
     about = classifier.computation | ({} if changes is None else changes.to_dict())
-    about |= earlier_figures(judged, seen) | further
-    return all_figures(judged.before, seen, classifier.provenance, about, caveat)
+    about |= earlier_figures(outcome, earlier, seen) | further
+    return all_figures(outcome, seen, classifier.provenance, about, caveat)
 
 
 def _look_over(

@@ -21,7 +21,7 @@ from typing import Any
 
 from PIL import Image
 
-from vitkit.data.corrections import Followed
+from vitkit.data.corrections import CurrentLabels
 from vitkit.data.decode import UnreadableImageError, picture_of
 from vitkit.data.labels import EXCLUDED, Edit, LabelFile, Suspect, renaming
 from vitkit.data.sources import has_no_folders, read_table, read_unlabelled
@@ -110,7 +110,7 @@ class Photographs:
         self._lock = threading.RLock()
         self._table: ImageTable | None = None
         self._version = ""
-        self._followed: Followed | None = None
+        self._labels: CurrentLabels | None = None
         self._state: tuple[LabelFile, State] | None = None
         self._by_label: set[str] = set()  # classes that were created by a label, not by themselves
 
@@ -138,13 +138,13 @@ class Photographs:
             if self._table is None or relist:
                 self._table = photographs_in(self.workspace.photographs)
                 self._version, self._state = _version_of(self._table), None
-                self._followed = Followed(self._table)
+                self._labels = CurrentLabels(self._table)
             file = self.workspace.said.read()
             if self._state is None or self._state[0] is not file:
-                assert self._followed is not None
-                self._followed.take(file)
-                unmatched = tuple(self._followed.lines(self.workspace.labels.name))
-                state = State(self._version, self._table, tuple(self._followed.labels), unmatched)
+                assert self._labels is not None
+                self._labels.take(file)
+                unmatched = tuple(self._labels.lines(self.workspace.labels.name))
+                state = State(self._version, self._table, tuple(self._labels.labels), unmatched)
                 self._state = file, state
             return self._state[1]
 

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from vitkit.data.corrections import Followed
+from vitkit.data.corrections import CurrentLabels
 from vitkit.data.labels import EXCLUDED
 from vitkit.data.named import DATASETS
 from vitkit.data.table import UNLABELLED
@@ -238,7 +238,7 @@ def _arguments(workspace: Workspace, request: TrainingRequest) -> tuple[list[str
     Raises:
         VitkitError: there are too few labels, or the request names something that was not offered.
     """
-    labels = Followed(photographs_in(workspace.photographs))
+    labels = CurrentLabels(photographs_in(workspace.photographs))
     labels.take(workspace.said.read())
     if len(set(labels.labels) - {EXCLUDED, UNLABELLED}) < 2:
         raise VitkitError("a classifier requires at least two classes: label photographs of two classes first (Data)")
