@@ -178,7 +178,6 @@ def head_of(how: str, x: torch.Tensor, y: torch.Tensor, seed: int) -> tuple[Fit,
 
 def measure_head(how: str, x: torch.Tensor, y: torch.Tensor, tested: tuple[torch.Tensor, np.ndarray], seed: int) -> Any:
     fitted, held_out, temperature, reported = head_of(how, x, y, seed)
-    names = tuple(map(str, range(len(fitted.bias))))
     logits = (tested[0] @ fitted.weight.T + fitted.bias) / temperature
     p, true = logits.double().softmax(dim=1).numpy(), tested[1]
     is_right = p.argmax(axis=1) == true
@@ -186,7 +185,7 @@ def measure_head(how: str, x: torch.Tensor, y: torch.Tensor, tested: tuple[torch
     for coverage in (0.9, 0.95):
         name = f"covered_{round(100 * coverage)}"
         with suppress(VitkitError):
-            row[name] = class_sets(held_out, names, coverage).of(p)[np.arange(len(true)), true].mean()
+            row[name] = class_sets(held_out, coverage).of(p)[np.arange(len(true)), true].mean()
     with suppress(VitkitError):
         answers = sure_threshold(held_out, 0.9).answers(p)
         row |= {"answered": answers.mean(), "right": is_right[answers].mean() if answers.any() else 1.0}

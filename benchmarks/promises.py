@@ -3,8 +3,8 @@
 Photographs of flowers and the digits of scikit-learn become features of a frozen DeiT-Ti, computed once by each
 backend and kept in a cache. Every split then is a run of its own, as `vitkit train --method probe` makes one: a head is
 fitted to the training part (40 %), validation images (30 %) choose its penalty by log loss, its temperature and the
-promises, and the test part (30 %) measures them. Columns of the first table, one row for each data, precision, score
-and coverage:
+promises, and the test part (30 %) measures them. Columns of the first table, one row for each data, precision and
+coverage:
 
     covered        the mean over 200 splits of the part of test images whose set contains their class
     least, most    the 2.5 % and 97.5 % quantiles over splits
@@ -44,7 +44,7 @@ from vitkit.system.environment import cache_folder
 from vitkit.weights import load
 
 SPLITS, PENALTIES = 200, (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-COVERAGES, SCORES, ACCURACIES = (0.9, 0.95), ("lac", "aps", "raps"), (0.9, 0.95, 0.99)
+COVERAGES, ACCURACIES = (0.9, 0.95), (0.9, 0.95, 0.99)
 PARTS = (0.4, 0.3)  # training and validation; the rest is for the test
 Arrays = dict[str, np.ndarray]
 
@@ -139,21 +139,19 @@ def one_split(known: Arrays, labels: np.ndarray, seed: int) -> tuple[HeldOut, Ar
 
 def measure(name: str, known: Arrays, labels: np.ndarray, splits: int, kind: str) -> Iterator[dict[str, Any]]:
     """The rows of both tables."""
-    names = tuple(map(str, range(int(labels.max()) + 1)))
-    rows: dict[tuple[str, str, float], list[tuple[float, float, float]]] = {}
+    rows: dict[tuple[str, float], list[tuple[float, float, float]]] = {}
     sure: dict[float, list[tuple[int, int, int] | None]] = {accuracy: [] for accuracy in ACCURACIES}
     for seed in range(splits):
         held_out, test, truth = one_split(known, labels, seed)
         for way, p in test.items():
-            for score in SCORES if way == "float32" else SCORES[:1]:
-                for coverage in COVERAGES:
-                    try:
-                        sets = class_sets(held_out, names, coverage, score).of(p)  # type: ignore[arg-type]
-                    except VitkitError:
-                        continue
-                    sizes = sets.sum(axis=1)
-                    figures = sets[np.arange(len(truth)), truth].mean(), sizes.mean(), (sizes == 0).mean()
-                    rows.setdefault((way, score, coverage), []).append(figures)
+            for coverage in COVERAGES:
+                try:
+                    sets = class_sets(held_out, coverage).of(p)
+                except VitkitError:
+                    continue
+                sizes = sets.sum(axis=1)
+                figures = sets[np.arange(len(truth)), truth].mean(), sizes.mean(), (sizes == 0).mean()
+                rows.setdefault((way, coverage), []).append(figures)
         for accuracy, outcomes in sure.items() if seed < 100 else ():
             try:
                 answered = sure_threshold(held_out, accuracy).answers(test["float32"])
@@ -165,13 +163,12 @@ def measure(name: str, known: Arrays, labels: np.ndarray, splits: int, kind: str
         print(f"\r{name}, {kind} labels: {seed + 1} of {splits}", end="", file=sys.stderr)
     print(file=sys.stderr)
     about = {"data": name, "labels": kind, "validation_images": len(held_out), "test_images": len(truth)}
-    for (way, score, coverage), values in rows.items():
+    for (way, coverage), values in rows.items():
         covered, classes, empty = np.array(values).T
         least, most = np.quantile(covered, (0.025, 0.975))
         yield about | {
             "what": "sets",
             "precision": way,
-            "score": score,
             "requested": coverage,
             "splits": len(values),
             "measured": f"{covered.mean():.4f}",
@@ -197,7 +194,7 @@ def measure(name: str, known: Arrays, labels: np.ndarray, splits: int, kind: str
 
 
 COLUMNS = (
-    *("what", "data", "labels", "validation_images", "test_images", "splits", "precision", "score", "requested"),
+    *("what", "data", "labels", "validation_images", "test_images", "splits", "precision", "requested"),
     *("measured", "least", "most", "classes", "empty", "refused", "reached", "answered"),
 )
 

@@ -1,8 +1,8 @@
-"""False and true alarms of `vitkit watch`: `python benchmarks/watching.py DATA WEIGHTS --work FOLDER`.
+"""False and true alarms of `doctor --against`: `python benchmarks/watching.py DATA WEIGHTS --work FOLDER`.
 
-FOLDER is that of `strangers.py DATA WEIGHTS --work FOLDER`, which is to run first.
+FOLDER is that of `unknown.py DATA WEIGHTS --work FOLDER`, which is to run first.
 
-FOLDER has what the five models of `strangers.py` make of their photographs. For each of them, the validation and test
+FOLDER has what the five models of `unknown.py` make of their photographs. For each of them, the validation and test
 photographs of the four known classes are divided at random, 200 times, into 240 photographs of the past and the others,
 of today. Columns, as fractions of these divisions:
 
@@ -30,12 +30,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from strangers import classes_of, made_up, read_seen, see
 from tables import RESULTS, result_path, write_table
+from unknown import Seen, classes_of, made_up, read_seen, see
 
 import vitkit
-from vitkit.evaluation import DriftTest, Looks, compare_looks
-from vitkit.inference import HeldOut, Seen, Trust, Unknown
+from vitkit.evaluation import DriftTest, Sample, drift_tests
+from vitkit.inference import HeldOut, Trust, Unknown
 
 SPLITS, PAST, LEVEL = 200, 240, 0.05
 SEEDS, GIVEN, TODAY = 5, (250, 1_250), (400, 1_000)  # runs without flags, their photographs, and those of today
@@ -51,6 +51,12 @@ def probabilities(seen: Seen, temperature: float) -> npt.NDArray[np.float32]:
 def joined(parts: list[Seen]) -> Seen:
     """All images of several parts."""
     return Seen(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "logits", "labels")))
+
+
+def at(sample: Sample, rows: npt.NDArray[Any]) -> Sample:
+    """The values of some images."""
+    assert sample.distance is not None
+    return Sample(sample.predicted[rows], sample.doubt[rows], sample.distance[rows])
 
 
 def twice_as_frequent(now: npt.NDArray[np.int64], labels: npt.NDArray[Any], k: int) -> npt.NDArray[np.int64]:
@@ -76,26 +82,26 @@ def is_alarm(tests: tuple[DriftTest, ...]) -> bool:
 def measure(name: str, seen: dict[str, Seen], trust: Trust, temperature: float, splits: int) -> dict[str, Any]:
     """The row of a model."""
     known, strange = joined([seen["final|val"], seen["final|test"]]), seen["final|unseen class"]
-    looks, others = (Looks.of(trust, probabilities(each, temperature), each) for each in (known, strange))
+    looks, others = (Sample.of(trust, probabilities(each, temperature), each.features) for each in (known, strange))
     classes = tuple(map(str, range(known.logits.shape[1])))
     past, alarms = min(PAST, len(looks) // 2), dict.fromkeys(("same", "doubled", "unseen"), 0)
     alone, images = dict[str, int](), list[int]()
     for number in range(splits):
         rng = np.random.default_rng(number)
         order = rng.permutation(len(looks))
-        before, now = looks.at(order[:past]), order[past:]
-        tests = compare_looks(before, looks.at(now), classes)
+        before, now = at(looks, order[:past]), order[past:]
+        tests = drift_tests(before, at(looks, now), classes)
         alarms["same"] += is_alarm(tests)
         for test in tests:
             alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
         doubled = twice_as_frequent(now, known.labels, number % len(classes))
         images.append(len(doubled))
-        alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), classes))
+        alarms["doubled"] += is_alarm(drift_tests(before, at(looks, doubled), classes))
         tenth = rng.permutation(len(others))[: len(now) // 9]
-        mixed = Looks.joined([looks.at(now), others.at(tenth)])
-        alarms["unseen"] += is_alarm(compare_looks(before, mixed, classes))
-    test = looks.at(np.arange(len(looks)) >= len(seen["final|val"]))
-    stored = compare_looks(Looks.recorded(replace(trust, tests=None)), test, classes)
+        mixed = Sample.joined([at(looks, now), at(others, tenth)])
+        alarms["unseen"] += is_alarm(drift_tests(before, mixed, classes))
+    test = at(looks, np.arange(len(looks)) >= len(seen["final|val"]))
+    stored = drift_tests(Sample.recorded(replace(trust, tests=None)), test, classes)
     return {
         "left_out": name,
         "splits": splits,
@@ -108,7 +114,7 @@ def measure(name: str, seen: dict[str, Seen], trust: Trust, temperature: float, 
 
 def rows_of(work: Path) -> Iterator[dict[str, Any]]:
     """A row for each model in the folder."""
-    for folder in sorted(path for path in work.iterdir() if (path / "seen.npz").is_file()):  # those of strangers.py
+    for folder in sorted(path for path in work.iterdir() if (path / "seen.npz").is_file()):  # those of unknown.py
         classifier = vitkit.load(folder / "run")
         assert classifier.held_out is not None
         yield measure(folder.name, read_seen(folder / "seen.npz"), classifier.held_out, classifier.temperature, SPLITS)
@@ -130,21 +136,21 @@ def without_flags(data: Path, weights: Path, work: Path, given: int, seed: int) 
     labels = [model.classes.index(path.parent.name) for path in others]
     trust, seen = model.held_out, see(model, others, labels)
     assert trust is not None
-    before, looks = Looks.recorded(trust), Looks.of(trust, probabilities(seen, model.temperature), seen)
-    validation = Looks.recorded(replace(trust, tests=None))
+    before, looks = Sample.recorded(trust), Sample.of(trust, probabilities(seen, model.temperature), seen.features)
+    validation = Sample.recorded(replace(trust, tests=None))
     for today in TODAY:
         alarms, alone = dict.fromkeys(("same", "doubled", "doubled, validation"), 0), dict[str, int]()
         images = list[int]()
         for number in range(SPLITS):
             now = np.random.default_rng(number).permutation(len(looks))[:today]
-            tests = compare_looks(before, looks.at(now), model.classes)
+            tests = drift_tests(before, at(looks, now), model.classes)
             alarms["same"] += is_alarm(tests)
             for test in tests:
                 alone[test.name] = alone.get(test.name, 0) + (test.p <= LEVEL)
             doubled = twice_as_frequent(now, seen.labels, number % len(model.classes))
             images.append(len(doubled))
-            alarms["doubled"] += is_alarm(compare_looks(before, looks.at(doubled), model.classes))
-            alarms["doubled, validation"] += is_alarm(compare_looks(validation, looks.at(doubled), model.classes))
+            alarms["doubled"] += is_alarm(drift_tests(before, at(looks, doubled), model.classes))
+            alarms["doubled, validation"] += is_alarm(drift_tests(validation, at(looks, doubled), model.classes))
         figures = in_fractions(alarms, alone, images, SPLITS)
         yield {"left_out": name, "splits": SPLITS, "past": len(before), "today": today, **figures}
 
@@ -153,7 +159,7 @@ def smoke() -> dict[str, Any]:
     """A row of made-up features."""
     seen, _ = made_up(np.random.default_rng(0))
     val = seen["final|val"]
-    unknown = Unknown.fit("joint", seen["final|train"], val)
+    unknown = Unknown.fit(seen["final|train"].features, val.features)
     return measure("none", seen, Trust(HeldOut.of(probabilities(val, 1.0), val.labels), unknown), 1.0, 20)
 
 
@@ -162,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("weights", type=Path, nargs="?")
-    parser.add_argument("--work", type=Path, help="the folder of strangers.py")
+    parser.add_argument("--work", type=Path, help="the folder of unknown.py")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--smoke", action="store_true", help="made-up features, to see that the script works")
     options = parser.parse_args()

@@ -34,7 +34,7 @@ PLAN: dict[str, set[str]] = {
     "inference": {"data", "errors", "model", "system", "text"},
     "explanation": {"data", "errors", "model", "system", "text"},
     "classifier": {"data", "errors", "explanation", "inference", "model", "model_folder", "system", "text"},
-    "weights": {"classifier", "data", "errors", "model", "model_folder", "system", "text"},
+    "weights": {"classifier", "data", "errors", "inference", "model", "model_folder", "system", "text"},
     "language": {"classifier", "data", "errors", "model", "model_folder", "system", "text", "weights"},
     "evaluation": {"classifier", "data", "errors", "inference", "system", "text"},
     "reporting": {"classifier", "data", "errors", "evaluation", "inference", "system", "text"},

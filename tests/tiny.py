@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from vitkit.classifier import Classifier
 from vitkit.inference import HeldOut, Trust, Unknown
-from vitkit.inference.unknown import Method
 from vitkit.model import VisionTransformer, ViTConfig
 
 M = TypeVar("M", bound=nn.Module)
@@ -252,13 +250,12 @@ def configs(draw: st.DrawFn) -> ViTConfig:
     )
 
 
-def with_score(classifier: Classifier, folder: Path, method: Method = "joint") -> Classifier:
+def with_score(classifier: Classifier, folder: Path) -> Classifier:
     """A classifier with a score for unknown images that was fitted to the pictures of a folder."""
     pixels = np.stack([np.asarray(classifier.read(path)) for path in sorted(folder.iterdir())])
-    seen = classifier.seeing()(pixels)
-    seen = replace(seen, labels=seen.logits.argmax(axis=1))
+    logits, features = classifier.seeing()(pixels)
     half = np.arange(len(pixels)) < len(pixels) // 2
-    unknown = Unknown.fit(method, seen.at(half), seen.at(~half))
-    held_out = HeldOut.of(classifier.calibrated(seen.logits), seen.labels)
+    unknown = Unknown.fit(features[half], features[~half])
+    held_out = HeldOut.of(classifier.calibrated(logits), logits.argmax(axis=1))
     classifier.trust = Trust(held_out, unknown).to_bytes()
     return classifier

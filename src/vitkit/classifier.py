@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,8 @@ from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Among, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
-from vitkit.inference.trust import NOT_MERGED, PredictionRules, SetScore, Trust, parsed, rules_for
-from vitkit.inference.unknown import Seen, Unknown
+from vitkit.inference.trust import NOT_MERGED, PredictionRules, Trust, parsed, rules_for
+from vitkit.inference.unknown import Unknown
 from vitkit.system.environment import check_precision, choose_device
 from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, is_number, type_of
@@ -44,6 +44,13 @@ if TYPE_CHECKING:
     Sources = str | Path | InMemory | Iterable[str | Path | InMemory | Held | Stored]
 
 _LARGEST_BATCH = 10**6
+
+
+class Outputs(NamedTuple):
+    """The outputs of a model for images: the logits (B, K), and the features that the head reads (B, D)."""
+
+    logits: npt.NDArray[np.float32]
+    features: npt.NDArray[np.float32]
 
 
 def computed_in_words(computation: Mapping[str, Any]) -> str:
@@ -369,18 +376,19 @@ class Classifier:
         see = self.seeing()
 
         def assess(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-            seen = see(pixels)
-            return np.concatenate([self.calibrated(seen.logits), unknown.of(seen)[:, None]], axis=1, dtype=np.float32)
+            logits, features = see(pixels)
+            familiar = unknown.of(features)[:, None]
+            return np.concatenate([self.calibrated(logits), familiar], axis=1, dtype=np.float32)
 
         return assess
 
-    def seeing(self) -> Callable[[npt.NDArray[np.float32]], Seen]:
+    def seeing(self) -> Callable[[npt.NDArray[np.float32]], Outputs]:
         """Return a function that computes logits and features from preprocessed images (B, C, height, width)."""
         import torch
 
         from vitkit.model.build import with_features
 
-        K, none = len(self.classes), np.empty(0, np.int64)
+        K = len(self.classes)
         compute: Callable[[Tensor], Tensor]
         if self.runner is not None and self.runner_has_features:
             compute = self.runner
@@ -388,10 +396,10 @@ class Classifier:
             wide, device = with_features(self.model), self.device
             compute = lambda images: wide(images.to(device)).cpu()  # noqa: E731
 
-        def see(pixels: npt.NDArray[np.float32]) -> Seen:
+        def see(pixels: npt.NDArray[np.float32]) -> Outputs:
             with torch.inference_mode():
                 rows = np.asarray(compute(torch.from_numpy(pixels)))
-            return Seen(rows[:, K:], rows[:, :K], none)
+            return Outputs(rows[:, :K], rows[:, K:])
 
         return see
 
@@ -504,8 +512,7 @@ class Classifier:
         see = self.seeing()
 
         def compute(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-            seen = see(pixels)
-            return np.concatenate([seen.logits, seen.features], axis=1)
+            return np.concatenate(see(pixels), axis=1)
 
         return self._map(self.pixels, compute, images, batch_size)
 
@@ -582,8 +589,6 @@ class Classifier:
         self,
         *,
         coverage: float | None = None,
-        set_score: SetScore = "lac",
-        by_class: bool = False,
         accuracy: float | None = None,
         unknown: float | None = None,
     ) -> PredictionRules:
@@ -605,10 +610,7 @@ class Classifier:
             raise VitkitError(NOT_MERGED)
         return rules_for(
             self.held_out if requested else None,
-            self.classes,
             coverage=coverage,
-            set_score=set_score,
-            by_class=by_class,
             accuracy=accuracy,
             unknown=unknown,
         )

@@ -30,7 +30,6 @@ from vitkit.data.picture import picture_in
 from vitkit.errors import VitkitError
 from vitkit.exporting import load_exported, packages
 from vitkit.exporting.packages import columns_first
-from vitkit.inference.unknown import METHODS
 from vitkit.verbs.export import export
 from vitkit.weights import download, load
 
@@ -315,14 +314,13 @@ def test_the_answers_are_those_of_predict(
 
 
 @pytest.mark.skipif(RUNTIME is None, reason="ONNX Runtime Web is neither in VITKIT_TEST_DATA nor in the cache")
-@pytest.mark.parametrize("method", METHODS)
 def test_unknown_images_are_marked_as_predict_does(
-    browser: Browser, tmp_path: Path, method: Any, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert RUNTIME is not None
     monkeypatch.setattr(download, "fetch_url", lambda url, sha256: RUNTIME)
     known = [photos.save(photos.noise(30, 40, seed), tmp_path / "known" / f"{seed}.png") for seed in range(60)]
-    own = tiny.with_score(classifier(), known[0].parent, method)
+    own = tiny.with_score(classifier(), known[0].parent)
     made = export(own, out=tmp_path / "model.html")
     flat = [photos.save(Image.new("RGB", (30, 20), colour), tmp_path / f"{colour}.png") for colour in ("red", "white")]
     files = [*(photos.save(photos.noise(30, 40, seed), tmp_path / f"{seed}.png") for seed in range(90, 100)), *flat]
@@ -436,16 +434,13 @@ def test_an_archive_has_everything_that_its_instructions_name(archive: Path, mod
     assert (archive / "MODEL_CARD.md").read_text(encoding="utf-8").startswith("# own\n")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_script_says_how_unfamiliar_pictures_are_as_predict_does(
-    vitkit: Any, model: Path, tmp_path: Path, method: Any
-) -> None:
+def test_the_script_says_how_unfamiliar_pictures_are_as_predict_does(vitkit: Any, model: Path, tmp_path: Path) -> None:
     data = tmp_path / "photos"
     for seed in range(60):
         photos.save(photos.noise(30, 40, seed), tmp_path / "known" / f"{seed}.png")
         photos.save(photos.noise(30, 40, 100 + seed), data / f"{seed}.png")
     photos.save(Image.new("RGB", (30, 20), "red"), data / "red.png")
-    tiny.with_score(load(model), tmp_path / "known", method).save(tmp_path / "scored")
+    tiny.with_score(load(model), tmp_path / "known").save(tmp_path / "scored")
     assert vitkit("export", tmp_path / "scored", "-o", tmp_path / "own.zip").code == 0
     with zipfile.ZipFile(tmp_path / "own.zip") as packed:
         packed.extractall(tmp_path)

@@ -16,7 +16,7 @@ from vitkit.inference import HeldOut, answers_needed, binomial_tail, sure_thresh
 
 def held_out(doubt: np.ndarray, is_wrong: np.ndarray) -> HeldOut:
     label = np.zeros(len(doubt), np.int64)
-    return HeldOut(label, is_wrong.astype(np.int64), doubt, doubt, label, doubt)
+    return HeldOut(label, is_wrong.astype(np.int64), doubt, doubt)
 
 
 @given(st.integers(1, 400), st.floats(0.001, 0.999), st.data())

@@ -204,15 +204,15 @@ def test_label_choice_compares_what_is_chosen_with_what_is_drawn(smoke_here: Any
     assert max(float(row["chosen"]) for row in dealt) < 0.5  # of four classes
 
 
-def test_strangers_compares_ways_to_notice_them(smoke_here: Any, tmp_path: Path) -> None:
-    smoke_here("strangers.py", "--out", tmp_path)
-    rows = {(row["left_out"], row["features"], row["pictures"]): row for row in tables_in(tmp_path)["strangers"]}
+def test_unknown_compares_ways_to_notice_unknown_images(smoke_here: Any, tmp_path: Path) -> None:
+    smoke_here("unknown.py", "--out", tmp_path)
+    rows = {(row["left_out"], row["features"], row["pictures"]): row for row in tables_in(tmp_path)["unknown"]}
     for where in ("final", "initial"):
         known, strange = rows["none", where, "test"], rows["none", where, "unseen class"]
-        assert float(known["joint"]) > 0.85 > float(strange["mahalanobis"])
+        assert float(known["neighbours"]) > 0.85 > float(strange["neighbours"])
     limit = rows["none", "final", "report: noise"]
     assert float(limit["low"]) <= float(limit["vitkit"]) <= float(limit["high"])
-    assert rows["mean", "final", "test"]["joint"] == rows["none", "final", "test"]["joint"]
+    assert rows["mean", "final", "test"]["neighbours"] == rows["none", "final", "test"]["neighbours"]
 
 
 def test_watching_counts_alarms(smoke_here: Any, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def promises_and_unknown(names: tuple[str, ...]) -> dict[str, Any]:
             "accuracy": [{"requested": 0.95, "above_confidence": 0.71, "answered": 80, **interval}],
         },
         "unknown": {
-            "method": "joint", "validation_images": 66, "folds": 5, "accepted": 0.95,
+            "validation_images": 66, "folds": 5, "accepted": 0.95,
             "limits": [
                 {"kind": "shuffled patches", "share": 0.5, "bounds": [0.4, 0.6], "images": 33, "classes": classes}
                 for classes in (0, 3)

@@ -201,7 +201,7 @@ def test_its_promises_rest_on_predictions_out_of_fold(finished: tuple[Path, str]
     assert set(predictions.paths) == set(table.of_split("train").paths)
     assert (held_out.predicted == predictions.logits.argmax(axis=1)).all()
     unknown = classifier.unknown
-    assert unknown is not None and unknown.known.shape[1] == 36
+    assert unknown is not None and len(unknown.known) == 36
     rows = vitkit.predict(folder, data, coverage=0.9, unknown=0.1).rows()
     assert all({"set", "familiar"} <= row.keys() for row in rows)
     page = (folder / "report.html").read_text()

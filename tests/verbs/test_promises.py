@@ -79,8 +79,8 @@ def test_validation_images_do_not_measure_the_promises_that_they_made(run: Path)
 
 
 def test_a_requested_promise_is_measured_or_refused(run: Path) -> None:
-    row = package.evaluate(run, coverage=0.8, set_score="aps").figures["promises"]["coverage"]
-    assert [each["requested"] for each in row] == [0.8] and row[0]["score"] == "aps"
+    row = package.evaluate(run, coverage=0.8).figures["promises"]["coverage"]
+    assert [each["requested"] for each in row] == [0.8] and "measured" in row[0]
     with pytest.raises(VitkitError, match=r"--coverage 0\.99 requires at least 99 validation images"):
         package.evaluate(run, coverage=0.99)
 
@@ -116,7 +116,7 @@ def test_a_record_with_wrong_values_is_refused(run: Path, change: str) -> None:
 
     classifier = load(run)
     assert classifier.trust is not None
-    tensors, header = tensors_of(classifier.trust), {"format_version": 1, "chosen": list[str]()}
+    tensors, header = tensors_of(classifier.trust), {"format_version": 2, "chosen": list[str]()}
     if change == "shape":
         tensors["held_out.rest"] = tensors["held_out.rest"][:-1]
     elif change == "class":
@@ -124,7 +124,7 @@ def test_a_record_with_wrong_values_is_refused(run: Path, change: str) -> None:
     elif change == "version":
         header["format_version"] = 9
     else:
-        tensors["held_out.above"] = np.full_like(tensors["held_out.above"], 7 if change == "probability" else np.nan)
+        tensors["held_out.rest"] = np.full_like(tensors["held_out.rest"], 7 if change == "probability" else np.nan)
     classifier.trust = save(tensors, {"trust": json.dumps(header)})
     with pytest.raises(
         VitkitError, match=r"held-out images \(trust.safetensors\) (are damaged|were written by a newer version)"
@@ -142,7 +142,7 @@ def test_sets_agree_between_memory_files_json_and_python(vitkit: Any, made: tupl
         in_memory, load(model).predict(str(p) for p in sorted(photographs.iterdir())), strict=True
     ):
         p = np.array([dict(prediction.ranking)[name] for name in "abcdefg"], np.float32)
-        by_hand = [name for name, _ in prediction.ranking if 1 - dict(prediction.ranking)[name] <= rules.sets.limits[0]]
+        by_hand = [name for name, _ in prediction.ranking if 1 - dict(prediction.ranking)[name] <= rules.sets.limit]
         assert list(row.set or ()) == by_hand, p
     assert {len(row.set or ()) for row in in_memory} - {1}
     for name in ("rows.csv", "rows.jsonl"):
@@ -212,10 +212,9 @@ def test_models_without_held_out_predictions_are_refused(made: tuple[Path, Path]
     for asked, message in (
         ({"coverage": 0.9}, "--coverage requires a model that knows"),
         ({"accuracy": 0.9}, "--accuracy requires a model that knows"),
-        ({"set_by_class": True}, "only to prediction sets: add --coverage"),
     ):
         with pytest.raises(VitkitError, match=message):
-            package.predict(classifier, photographs, **asked)  # type: ignore[arg-type]
+            package.predict(classifier, photographs, **asked)
 
 
 def test_another_preprocessing_ends_the_promise(made: tuple[Path, Path]) -> None:

@@ -37,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     for seed in range(40):
         pictures.save(pictures.noise(30, 40, seed), tmp_path / "known" / f"{seed}.png")
     classifier = Classifier(build(), tuple("abcdefg"), Preprocess(size=(12, 16)))
-    tiny.with_score(classifier, tmp_path / "known", "neighbours").save(run)
+    tiny.with_score(classifier, tmp_path / "known").save(run)
     (run / "recipe.toml").write_text("", encoding="utf-8")
     return open_workspace(data, runs=tmp_path / "runs")
 

@@ -30,7 +30,7 @@ __all__, __getattr__ = public(
             "Evaluation MultiEvaluation average_precisions best_thresholds class_rankings cross_fitted grouped "
             "mean_average_precision pooled"
         ),
-        "drift": "DetectableRise DriftTest Looks compare_looks detectable_rise shares_of",
+        "drift": "DetectableRise DriftTest Sample detectable_rise drift_tests shares_of",
         "promises": "trust_figures trust_lines",
     },
 )

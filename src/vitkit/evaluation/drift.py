@@ -1,13 +1,14 @@
 """Test whether new images differ from the validation and test images of a model (data drift).
 
-A model folder records predicted classes and confidences for these images, and for the validation images also scores for
-unfamiliar images (`inference.trust`). A two-sample test compares each kind of value with the values of the new images.
+A model folder records predicted classes and confidences for these images, and for the validation images also the scores
+for unfamiliar images (`inference.trust`). A two-sample test compares each kind of value with the values of the new
+images: Pearson's chi-squared test, with p-values by random permutations, for the predicted classes, and the
+Kolmogorov-Smirnov test for the others.
 
 If both sets of images come from the same distribution, the p-value of one test is at most a with a probability of at
-most a. The p-values of several tests are adjusted by the method of Holm (1979). Then the probability that at least one
-adjusted p-value is at most a is at most a, no matter how the tests depend on each other. The test of predicted classes
-has the same weight as all other tests together, because the others are strongly correlated: each of them measures how
-unfamiliar images are.
+most a. The p-values of several tests are adjusted by the method of Benjamini & Hochberg (1995). If nothing differs, the
+probability that at least one adjusted p-value is at most a is then at most a, for tests that are independent or
+positively dependent (Simes 1986), as measures of how unfamiliar images are.
 
 These probabilities apply to one comparison of independent images. Many pictures of one scene, or a comparison every
 day, cause more false alarms.
@@ -23,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from vitkit.inference.trust import Trust, doubt_of
-from vitkit.inference.unknown import Seen
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,65 +35,57 @@ _PRECISE = 0.005  # the precision of the share
 _FEW_CLASSES = 20  # with more, one permutation test stands for those of all simulated comparisons
 _SIMULATED, _MOST_SIMULATED = 300, 2_000  # comparisons of a share, at least and at most
 _FEW_DRAWS, _LOW = 999, 0.01  # permutations in simulated comparisons, unless the level is as low as this
+_FEW_ROWS = 50  # different outcomes of simulated comparisons; so few afford all permutations
 _TITLES = {
     "classes": "predicted classes",
     "confidence": "confidence",
-    "neighbours": "distance to the nearest training images",
-    "mahalanobis": "distance to the nearest class",
-    "energy": "energy of the logits",
+    "distance": "distance to the nearest training images",
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Looks:
-    """A model's predictions and scores for n images, which are the values that drift tests compare.
+class Sample:
+    """A model's predictions and scores for images, which are the values that drift tests compare.
 
     Attributes:
         predicted: the most probable class of each image, (n,).
         doubt: 1 minus the probability of this class, (n,).
-        scores: scores (n,) for unfamiliar images by name; a higher score means a less familiar image. Scores that were
-            recorded with a model exist only for the validation images. Empty if the model has no such scores.
+        distance: the scores for unfamiliar images, (m,); higher means less familiar. They are recorded only for the
+            validation images, so that m may be smaller than n. None if the model has no such score.
     """
 
     predicted: Ints
     doubt: Floats
-    scores: dict[str, Floats]
+    distance: Floats | None = None
 
     @classmethod
-    def recorded(cls, trust: Trust) -> Looks:
+    def recorded(cls, trust: Trust) -> Sample:
         """Return the values of the validation and test images that are recorded in a model folder."""
-        unknown = trust.unknown
-        scores = {} if unknown is None else dict(zip(_names(trust), unknown.known, strict=True))
-        parts = [trust.held_out, *([] if trust.tests is None else [trust.tests])]
-        predicted, doubt = (np.concatenate([getattr(part, name) for part in parts]) for name in ("predicted", "doubt"))
-        return cls(predicted, doubt, scores)
+        distance = None if trust.unknown is None else trust.unknown.known
+        validation = cls(trust.held_out.predicted, trust.held_out.doubt, distance)
+        return (
+            validation
+            if trust.tests is None
+            else cls.joined([validation, cls(trust.tests.predicted, trust.tests.doubt)])
+        )
 
     @classmethod
-    def of(cls, trust: Trust, probabilities: npt.NDArray[np.float32], seen: Seen) -> Looks:
-        """Compute the values of images from their probabilities (n, K), features and logits."""
-        unknown = trust.unknown
-        scores = {} if unknown is None else {str(score.method): score.of(seen) for score in unknown.scores}
-        return cls(probabilities.argmax(axis=1).astype(np.int64), doubt_of(probabilities), scores)
+    def of(
+        cls, trust: Trust, probabilities: npt.NDArray[np.float32], features: npt.NDArray[np.floating[Any]]
+    ) -> Sample:
+        """Compute the values of images from their probabilities (n, K) and features (n, D)."""
+        distance = None if trust.unknown is None else trust.unknown.neighbours.distances(features)
+        return cls(probabilities.argmax(axis=1).astype(np.int64), doubt_of(probabilities), distance)
 
     @classmethod
-    def joined(cls, parts: Sequence[Looks]) -> Looks:
-        """Concatenate the values of several sets of images."""
-        if not parts:
-            return cls(np.empty(0, np.int64), np.empty(0), {})
+    def joined(cls, parts: Sequence[Sample]) -> Sample:
+        """Concatenate the values of several sets of images, of which there is at least one."""
         predicted, doubt = (np.concatenate([getattr(part, name) for part in parts]) for name in ("predicted", "doubt"))
-        scores = {name: np.concatenate([part.scores[name] for part in parts]) for name in parts[0].scores}
-        return cls(predicted, doubt, scores)
-
-    def at(self, rows: npt.NDArray[Any]) -> Looks:
-        """Return the values of the images that these indices or this boolean mask select."""
-        return Looks(self.predicted[rows], self.doubt[rows], {name: s[rows] for name, s in self.scores.items()})
+        distances = [part.distance for part in parts if part.distance is not None]
+        return cls(predicted, doubt, np.concatenate(distances) if distances else None)
 
     def __len__(self) -> int:
         return len(self.predicted)
-
-
-def _names(trust: Trust) -> tuple[str, ...]:
-    return () if trust.unknown is None else tuple(score.method for score in trust.unknown.scores)
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ class DriftTest:
     """The result of one two-sample test between earlier and new images.
 
     Attributes:
-        name: `classes`, `confidence`, or the name of a score.
+        name: `classes`, `confidence` or `distance`.
         p: the p-value of this test alone.
         adjusted: the p-value adjusted for all tests of the comparison.
         before, now: a summary of the compared values in words, for the earlier and the new images.
@@ -119,22 +111,30 @@ class DriftTest:
         return _TITLES[self.name]
 
 
-def compare_looks(before: Looks, now: Looks, classes: Sequence[str], seed: int = 0) -> tuple[DriftTest, ...]:
-    """Test whether new images differ from earlier ones in predicted classes, confidence or scores.
+def drift_tests(before: Sample, now: Sample, classes: Sequence[str], seed: int = 0) -> tuple[DriftTest, ...]:
+    """Test whether new images differ from earlier ones in predicted classes, confidence or distance.
 
     Args:
         before: the values of the earlier images.
         now: the values of the new images.
         classes: the names of the classes.
-        seed: seed of the permutation test of class shares.
+        seed: seed of the permutations of the predicted classes.
     """
-    first, second = (np.bincount(looks.predicted, minlength=len(classes)) for looks in (before, now))
-    rows = [("classes", _p_of_shares(first, second, seed=seed), _shares_in_words(first, second, classes))]
-    values = {"confidence": (before.doubt, now.doubt)}
-    values |= {name: (before.scores[name], now.scores[name]) for name in before.scores if name in now.scores}
-    for name, both in values.items():
-        rows.append((name, _p_of_values(*both), _values_in_words(name, *both)))
-    adjusted = _holm(np.array([p for _, p, _ in rows]), _weights(len(rows)))
+    from scipy.stats import false_discovery_control, ks_2samp
+
+    counts = [np.bincount(sample.predicted, minlength=len(classes)) for sample in (before, now)]
+    shares = [each / max(int(each.sum()), 1) for each in counts]
+    k = int(np.lexsort((shares[1], np.abs(shares[1] - shares[0])))[-1])  # the class whose share changed most
+    medians = [f"median {1 - float(np.median(sample.doubt)):.3f}" for sample in (before, now)]
+    rows = [
+        ("classes", _p_of_shares(*counts, seed=seed), [f"{classes[k]} {share[k]:.1%}" for share in shares]),
+        ("confidence", float(ks_2samp(before.doubt, now.doubt).pvalue), medians),
+    ]
+    if before.distance is not None and now.distance is not None:
+        limit = float(np.quantile(before.distance, 0.95, method="higher"))
+        far = [f"{(each > limit).mean():.1%} above {limit:.3g}" for each in (before.distance, now.distance)]
+        rows.append(("distance", float(ks_2samp(before.distance, now.distance).pvalue), far))
+    adjusted = false_discovery_control([p for _, p, _ in rows])
     return tuple(DriftTest(name, p, float(a), *words) for (name, p, words), a in zip(rows, adjusted, strict=True))
 
 
@@ -147,28 +147,6 @@ def _p_of_shares(before: Ints, now: Ints, *, seed: int, draws: int = _DRAWS) -> 
         drawn = rng.multivariate_hypergeometric(both, images, size=min(block, draws - start))
         extreme += int((_chi_squared(drawn, both, images) >= least).sum())
     return (1 + extreme) / (draws + 1)
-
-
-def _p_of_values(first: Floats, second: Floats) -> float:
-    from scipy.stats import ks_2samp
-
-    return float(ks_2samp(first, second).pvalue)
-
-
-def _weights(tests: int) -> Floats:
-    """Return the weights of the tests, beginning with the test of predicted classes. Their sum is 1."""
-    others = max(tests - 1, 1)
-    return np.array([others, *[1] * (tests - 1)]) / (others + tests - 1)
-
-
-def _holm(p: Floats, weights: Floats) -> Floats:
-    """Adjust p-values by the weighted step-down method of Holm (1979)."""
-    order = np.argsort(p / weights, kind="stable")
-    in_order = weights[order]
-    left = np.cumsum(in_order[::-1])[::-1]  # total weight of each test and those that follow
-    adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * left / in_order), 1)
-    return adjusted
 
 
 @dataclass(frozen=True)
@@ -186,11 +164,12 @@ class DetectableRise:
     now: float
 
 
-def detectable_rise(before: Looks, images: int, classes: Sequence[str], level: float) -> DetectableRise | None:
+def detectable_rise(before: Sample, images: int, classes: Sequence[str], level: float) -> DetectableRise | None:
     """Return the smallest rise of one class's share that a comparison with new images usually detects.
 
-    The rise is found by simulation, for the class with the median share. The shares of the other classes keep their
-    ratios. A comparison detects the rise if the adjusted p-value of the test of predicted classes is at most `level`.
+    The rise is that of the class with the median share. The shares of the other classes keep their ratios. A comparison
+    detects the rise if the p-value of the test of predicted classes is so low that its adjusted value is at most
+    `level` whatever the other tests say.
 
     Args:
         before: the values of the earlier images.
@@ -202,25 +181,25 @@ def detectable_rise(before: Looks, images: int, classes: Sequence[str], level: f
         The class and its shares; None if no share would be detected, because there are too few images or `level` is
         too low, or if there is only one class.
     """
-    counts = np.bincount(before.predicted, minlength=len(classes))
-    level *= _weights(2 + len(before.scores))[0]
+    level /= 2 + (before.distance is not None)
     if level < 1 / (_DRAWS + 1) or len(classes) < 2:
         return None
-    by_share = np.argsort(counts, kind="stable")
-    rising = by_share[(counts[by_share] > 0) & (counts[by_share] < len(before))]
-    k = int(rising[(len(rising) - 1) // 2] if len(rising) else by_share[0])
+    counts = np.bincount(before.predicted, minlength=len(classes))
     p = counts / len(before)
+    by_share = np.argsort(counts, kind="stable")
+    rising = by_share[(p[by_share] > 0) & (p[by_share] < 1)]
+    k = int(rising[(len(rising) - 1) // 2] if len(rising) else by_share[0])
     others = np.delete(p, k) / (1 - p[k])
 
-    def power(q: float) -> float:
-        return _power(counts, np.insert(others * (1 - q), k, q), images, level)
+    def is_detected(q: float) -> bool:
+        return _power(counts, np.insert(others * (1 - q), k, q), images, level) >= _POWER
 
     low, high = float(p[k]), 1.0
-    if power(high) < _POWER:
+    if not is_detected(high):
         return None
     while high - low > _PRECISE:
         middle = (low + high) / 2
-        low, high = (low, middle) if power(middle) >= _POWER else (middle, high)
+        low, high = (low, middle) if is_detected(middle) else (middle, high)
     return DetectableRise(classes[k], float(p[k]), high)
 
 
@@ -233,8 +212,8 @@ def _power(before: Ints, shares: Floats, images: int, level: float) -> float:
     """
     rng = np.random.default_rng(0)
     if len(before) <= _FEW_CLASSES:
-        draws = _DRAWS if level < _LOW else _FEW_DRAWS
         rows, times = np.unique(rng.multinomial(images, shares, size=_SIMULATED), axis=0, return_counts=True)
+        draws = _DRAWS if level < _LOW or len(rows) <= _FEW_ROWS else _FEW_DRAWS
         is_rejected = [_p_of_shares(before, row, seed=0, draws=draws) <= level for row in rows]
         return float(np.average(is_rejected, weights=times))
     simulated = int(np.clip(_AT_ONCE // len(before), _SIMULATED, _MOST_SIMULATED))
@@ -255,24 +234,7 @@ def _chi_squared(now: npt.NDArray[Any], both: npt.NDArray[Any], images: int) -> 
     return statistic
 
 
-def _shares_in_words(before: Ints, now: Ints, classes: Sequence[str]) -> tuple[str, str]:
-    """Describe the earlier and the new share of the class whose share changed most."""
-    shares = [counts / max(int(counts.sum()), 1) for counts in (before, now)]
-    k = int(np.lexsort((shares[1], np.abs(shares[1] - shares[0])))[-1])
-    return f"{classes[k]} {shares[0][k]:.1%}", f"{classes[k]} {shares[1][k]:.1%}"
-
-
-def _values_in_words(name: str, before: Floats, now: Floats) -> tuple[str, str]:
-    """Describe the median confidences, or the fractions of scores above the 95 % quantile of the earlier scores."""
-    if name == "confidence":
-        first, second = (f"median {1 - float(np.median(values)):.3f}" for values in (before, now))
-        return first, second
-    limit = float(np.quantile(before, 0.95, method="higher"))
-    first, second = (f"{(values > limit).mean():.1%} above {limit:.3g}" for values in (before, now))
-    return first, second
-
-
-def shares_of(looks: Looks, classes: Sequence[str]) -> dict[str, float]:
+def shares_of(sample: Sample, classes: Sequence[str]) -> dict[str, float]:
     """Return the fraction of images for which each class is predicted, by class name."""
-    counts = np.bincount(looks.predicted, minlength=len(classes))
-    return dict(zip(classes, (counts / max(len(looks), 1)).tolist(), strict=True))
+    counts = np.bincount(sample.predicted, minlength=len(classes))
+    return dict(zip(classes, (counts / max(len(sample), 1)).tolist(), strict=True))

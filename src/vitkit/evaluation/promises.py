@@ -20,7 +20,7 @@ from vitkit.evaluation.calibration import blocks
 from vitkit.evaluation.figures import unseen_part
 from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
-from vitkit.inference.trust import ClassSets, SetScore, SureThreshold
+from vitkit.inference.trust import ClassSets, SureThreshold
 from vitkit.inference.unknown import Unknown, images_needed
 from vitkit.text.cells import interval_text, plural
 
@@ -35,8 +35,6 @@ def trust_figures(
     *,
     is_of_run: bool,
     coverage: float | None = None,
-    set_score: SetScore = "lac",
-    by_class: bool = False,
     accuracy: float | None = None,
 ) -> dict[str, Any]:
     """Return the entries `promises` and `unknown` of evaluation.json, as far as they can be measured.
@@ -51,8 +49,6 @@ def trust_figures(
             None if this is unknown.
         is_of_run: whether the images belong to the run that trained the model. Only test images of a run are measured.
         coverage: the requested coverage of class sets; None for `COVERAGES`.
-        set_score: the score that determines which classes are in a set; see `trust.ClassSets`.
-        by_class: whether the coverage must hold for each class separately.
         accuracy: the requested accuracy of confident predictions; None for `ACCURACIES`.
 
     Raises:
@@ -67,7 +63,7 @@ def trust_figures(
                 "--coverage and --accuracy require images that the weights have not seen, each with exactly one of the "
                 "model's classes: leave out these flags, or choose other images"
             )
-        classifier.rules(coverage=coverage, set_score=set_score, by_class=by_class, accuracy=accuracy)  # may refuse
+        classifier.rules(coverage=coverage, accuracy=accuracy)  # may refuse
     # The validation images made the promises, and the score for unknown images was fitted to them.
     measured = None if is_of_run and evaluation.split != "test" else counted
     figures: dict[str, Any] = {}
@@ -76,7 +72,7 @@ def trust_figures(
         sets, sure = list[dict[str, Any]](), list[dict[str, Any]]()
         for value in COVERAGES if coverage is None else (coverage,):
             with _refusals(sets, value):
-                rules = classifier.rules(coverage=value, set_score=set_score, by_class=by_class)
+                rules = classifier.rules(coverage=value)
                 sets.append({"requested": value, **_coverage(rules.sets, measured, units)})
         for value in ACCURACIES if accuracy is None else (accuracy,):
             with _refusals(sure, value):
@@ -130,7 +126,6 @@ def _coverage(sets: ClassSets | None, evaluation: Evaluation, units: Units) -> d
                 "images": int(of_class.sum()),
             }
     return {
-        "score": sets.kind,
         "measured": float(covers.mean()),
         "interval_95": list(mean_interval(covers.astype(np.float64), 1.0, units)),
         "images": len(covers),
@@ -192,18 +187,16 @@ def _unknown_figures(unknown: Unknown, classifier: Classifier, measured: Evaluat
     """
     called = []
     if measured is not None and measured.familiar is not None:
-        units, images = _units(measured), unknown.known.shape[1]
-        for level in (level for level in LEVELS if images >= images_needed(unknown.method, level)):
+        units, images = _units(measured), len(unknown.known)
+        for level in (level for level in LEVELS if images >= images_needed(level)):
             is_called = (measured.familiar <= level + 1e-6).astype(np.float64)
             figures = {"measured": float(is_called.mean()), "interval_95": list(mean_interval(is_called, 1.0, units))}
             called.append({"level": level, **figures, "images": len(is_called)})
     folds = classifier.held_out.held_out.folds if classifier.held_out else 0
     return {
-        "method": unknown.method,
-        "validation_images": unknown.known.shape[1],
+        "validation_images": len(unknown.known),
         **({"folds": folds} if folds else {}),
         "accepted": unknown.accepted,
-        "passing": dict(unknown.passing),
         "limits": [{**asdict(limit), "bounds": list(limit.bounds)} for limit in unknown.limits],
         "called": called,
     }

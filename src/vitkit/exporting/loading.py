@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.classifier import Classifier
+from vitkit.classifier import Classifier, Outputs
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.exporting.formats import format_of
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
-from vitkit.inference.unknown import Seen
 from vitkit.system.progress import Say
 
 if TYPE_CHECKING:
@@ -83,13 +82,13 @@ class Exported(Classifier):
         logits = self.runner.answer(pixels)
         return self.calibrated(logits[:, : len(self.classes)] if self.runner_has_features else logits)
 
-    def seeing(self) -> Callable[[Array], Seen]:
+    def seeing(self) -> Callable[[Array], Outputs]:
         """Return a function that takes preprocessed images (B, C, height, width), and computes logits and features."""
-        K, none = len(self.classes), np.empty(0, np.int64)
+        K = len(self.classes)
 
-        def see(pixels: Array) -> Seen:
+        def see(pixels: Array) -> Outputs:
             rows = self.runner.answer(pixels)
-            return Seen(rows[:, K:], rows[:, :K], none)
+            return Outputs(rows[:, :K], rows[:, K:])
 
         return see
 

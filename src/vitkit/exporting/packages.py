@@ -313,18 +313,8 @@ def _data(card: Card) -> dict[str, Any]:
 
 def _score(unknown: Unknown) -> dict[str, Any]:
     """Return the parameters of the score for unknown images, in the format that `unknown.js` reads."""
-    from vitkit.inference.unknown import PARTS
-
-    parts = [
-        {
-            "name": score.method,
-            "weight": PARTS[unknown.method][score.method],
-            "nearest": score.nearest,
-            **{name: _bytes(array) for name in ("points", "whitening") if (array := getattr(score, name)).size},
-        }
-        for score in unknown.scores
-    ]
-    return {"parts": parts, "known": _bytes(unknown.known)}
+    points, nearest = unknown.neighbours.points, unknown.neighbours.nearest
+    return {"points": _bytes(points), "nearest": nearest, "known": _bytes(unknown.known)}
 
 
 def _bytes(array: npt.NDArray[Any]) -> dict[str, Any]:

@@ -27,9 +27,6 @@ __all__, __getattr__ = public(
             "Columns Csv ENCODING FORMATS JsonLines Prediction Ranking Row RowFormat Stock gathering partial_of "
             "read_rows take_stock"
         ),
-        "unknown": (
-            "ACCEPTED METHODS Limit Method Part Seen Strangeness Unknown check_level fit_score from_arrays p_values "
-            "to_arrays"
-        ),
+        "unknown": ("ACCEPTED Limit Neighbours Unknown check_level from_arrays p_values to_arrays"),
     },
 )

@@ -14,22 +14,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vitkit.errors import VitkitError
-from vitkit.inference.unknown import Unknown, check_level, from_arrays, to_arrays
-from vitkit.text.cells import listed, plural
+from vitkit.inference.unknown import METHOD, Unknown, check_level, from_arrays, to_arrays
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-SetScore = Literal["lac", "aps", "raps"]
 VALIDATION, CROSS_VALIDATED = "validation images", "cross-validated images"
-_PENALTY, _FREE = 0.1, 2  # RAPS: the penalty for each class beyond the first `_FREE`
 _EXACT = 1e-9  # rounding of (n + 1) c
 
 
@@ -41,8 +39,6 @@ class HeldOut:
         label: true class of each image, (n,).
         predicted: most probable class, (n,).
         rest: 1 minus the probability of the true class, (n,), computed without rounding it to 0.
-        above: total probability of the classes that are more probable than the true one, (n,).
-        rank: number of classes that are more probable than the true one, (n,).
         doubt: 1 minus the probability of the most probable class, (n,).
         chosen: the settings that were chosen on these images, such as `temperature`.
         folds: number of folds if the images were predicted by cross-validation, else 0. With folds, the model itself
@@ -53,8 +49,6 @@ class HeldOut:
     label: Ints
     predicted: Ints
     rest: Floats
-    above: Floats
-    rank: Ints
     doubt: Floats
     chosen: tuple[str, ...] = ()
     folds: int = 0
@@ -64,11 +58,9 @@ class HeldOut:
         cls, probabilities: npt.NDArray[np.float32], labels: Ints, chosen: tuple[str, ...] = (), folds: int = 0
     ) -> HeldOut:
         """Make the record from probabilities (n, K) and true classes (n,)."""
-        rest, above, rank = _against_others(probabilities)
-        each, label = np.arange(len(labels)), labels.astype(np.int64)
-        predicted = probabilities.argmax(axis=1).astype(np.int64)
-        of_true = rest[each, label], above[each, label], rank[each, label]
-        return cls(label, predicted, *of_true, doubt_of(probabilities), chosen, folds)
+        label, predicted = labels.astype(np.int64), probabilities.argmax(axis=1).astype(np.int64)
+        rest = _rest(probabilities)[np.arange(len(labels)), label]
+        return cls(label, predicted, rest, doubt_of(probabilities), chosen, folds)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -78,59 +70,44 @@ class HeldOut:
         """The name of these images in messages."""
         return CROSS_VALIDATED if self.folds else VALIDATION
 
-    def scores(self, kind: SetScore) -> Floats:
-        """Return the scores (n,) of the true classes; `kind` as in `ClassSets`."""
-        return _score(kind, self.rest, self.above, self.rank)
-
 
 # --- Prediction sets with a guaranteed coverage ---------------------------------------------------------------
 
-# The score of a class measures how poorly the class fits the predicted probabilities of an image. A set contains every
-# class whose score is at most a quantile of the scores of the held-out images' true classes. For n held-out images and
-# a coverage of c, the quantile is the ceil((n + 1) c)-th smallest of these scores. If scores are distinct, the set of a
-# new image from the same distribution contains its class with a probability from c to c + 1 / (n + 1), whatever the
-# model (Vovk et al. 2005; Angelopoulos & Bates 2021, arXiv 2107.07511, theorem 1). The probability is over the held-out
-# images and the new one. The sets are deterministic.
+# The score of a class is 1 minus its predicted probability (least ambiguous set-valued classifier, Sadinle et al. 2019,
+# arXiv 1609.00451), which gives the smallest sets; they can be empty. A set contains every class whose score is at most
+# a quantile of the scores of the held-out images' true classes. For n held-out images and a coverage of c, the quantile
+# is the ceil((n + 1) c)-th smallest of these scores. If scores are distinct, the set of a new image from the same
+# distribution contains its class with a probability from c to c + 1 / (n + 1), whatever the model (Vovk et al. 2005;
+# Angelopoulos & Bates 2021, arXiv 2107.07511, theorem 1). The probability is over the held-out images and the new one.
+# The sets are deterministic.
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class ClassSets:
     """A rule that assigns each image a set of classes.
 
     Attributes:
-        kind: the score of a class. `lac` is 1 minus the probability of the class (Sadinle et al. 2019, arXiv
-            1609.00451); it gives the smallest sets, which can be empty. `aps` is the total probability of all classes
-            that are more probable (Romano et al. 2020, arXiv 2006.02544, without its random part); its sets are never
-            empty, and contain the true class more often than requested if the model is accurate. `raps` is `aps` plus a
-            penalty for each class beyond the second (Angelopoulos et al. 2021, arXiv 2009.14193).
         coverage: the requested fraction of sets that contain the true class.
-        limits: for each class, the highest score with which the class is in a set, (K,).
-        images: number of held-out images that determine the limits. If each class has its own limit, the number of
-            images of the rarest class.
+        limit: the highest score with which a class is in a set.
+        images: number of held-out images that determine the limit.
     """
 
-    kind: SetScore
     coverage: float
-    limits: Floats
+    limit: float
     images: int
 
     def of(self, probabilities: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
         """Return whether each class is in the set of each image, (n, K), from probabilities (n, K)."""
-        contained: npt.NDArray[np.bool_] = _score(self.kind, *_against_others(probabilities)) <= self.limits
+        contained: npt.NDArray[np.bool_] = _rest(probabilities) <= self.limit
         return contained
 
 
-def class_sets(
-    held_out: HeldOut, classes: tuple[str, ...], coverage: float, kind: SetScore = "lac", *, by_class: bool = False
-) -> ClassSets:
+def class_sets(held_out: HeldOut, coverage: float) -> ClassSets:
     """Return a rule for sets that contain the true class with the requested probability.
 
     Args:
         held_out: the model's predictions of held-out images.
-        classes: the names of the model's classes.
         coverage: the fraction of images whose set contains their class, above 0 and below 1.
-        kind: the score of a class, see `ClassSets`.
-        by_class: whether the coverage must hold for the images of each class, instead of for all images together.
 
     Raises:
         VitkitError: there are too few images, so that every set would contain all classes; or the coverage is not
@@ -138,24 +115,13 @@ def class_sets(
     """
     if not 0 < coverage < 1:
         raise VitkitError(f"--coverage {coverage} must be above 0 and below 1")
-    needed = images_needed(coverage)
-    scores = held_out.scores(kind)
-    if not by_class:
-        if len(scores) < needed:
-            raise VitkitError(
-                f"--coverage {coverage} requires at least {needed} {held_out.kind}, and the run had {len(scores)}: "
-                f"every set would contain all classes; at most {_most_coverage(len(scores)):.3g} is possible"
-            )
-        return ClassSets(kind, coverage, np.full(len(classes), quantile(scores, coverage)), len(scores))
-    counts = np.bincount(held_out.label, minlength=len(classes))
-    few = [f"{name} {count}" for name, count in zip(classes, counts.tolist(), strict=True) if count < needed]
-    if few:
+    n, needed = len(held_out), images_needed(coverage)
+    if n < needed:
         raise VitkitError(
-            f"--coverage {coverage} by class requires at least {needed} {held_out.kind} of each class, and the run "
-            f"had fewer of {plural(len(few), 'class', 'classes')}: {listed(few)}; leave out --set-by-class"
+            f"--coverage {coverage} requires at least {needed} {held_out.kind}, and the run had {n}: "
+            f"every set would contain all classes; at most {n / (n + 1):.3g} is possible"
         )
-    limits = [quantile(scores[held_out.label == k], coverage) for k in range(len(classes))]
-    return ClassSets(kind, coverage, np.array(limits), int(counts.min()))
+    return ClassSets(coverage, quantile(held_out.rest, coverage), n)
 
 
 def quantile(scores: Floats, coverage: float) -> float:
@@ -169,11 +135,6 @@ def images_needed(coverage: float) -> int:
     return max(1, math.ceil(coverage / (1 - coverage) - _EXACT))
 
 
-def _most_coverage(images: int) -> float:
-    """Return the highest coverage for which `quantile` is finite with this number of images."""
-    return images / (images + 1)
-
-
 def doubt_of(probabilities: npt.NDArray[np.float32]) -> Floats:
     """Return 1 minus the probability (n,) of the most probable class, without rounding it to 0."""
     p = probabilities.astype(np.float64)
@@ -182,25 +143,12 @@ def doubt_of(probabilities: npt.NDArray[np.float32]) -> Floats:
     return doubt
 
 
-def _against_others(probabilities: npt.NDArray[Any]) -> tuple[Floats, Floats, Ints]:
-    """Return `rest`, `above` and `rank` of `HeldOut` for each class, as if it were the true class: (n, K) each.
-
-    Classes of equal probability are ranked by their index, so that all ranks of an image differ.
-    """
+def _rest(probabilities: npt.NDArray[np.float32]) -> Floats:
+    """Return 1 minus the probability of each class (n, K), without rounding it to 0."""
     p = probabilities.astype(np.float64)
     total = p.sum(axis=1, keepdims=True)  # float32 probabilities sum to 1 up to 1e-7
-    order = np.argsort(-p, axis=1, kind="stable")
-    rank = np.empty_like(order)
-    np.put_along_axis(rank, order, np.arange(p.shape[1])[None], axis=1)
-    in_order = np.take_along_axis(p, order, axis=1)
-    above = np.take_along_axis(np.cumsum(in_order, axis=1) - in_order, rank, axis=1) / total
-    return (total - p) / total, above, rank
-
-
-def _score(kind: SetScore, rest: Floats, above: Floats, rank: Ints) -> Floats:
-    if kind == "lac":
-        return rest
-    return above if kind == "aps" else above + _PENALTY * np.maximum(0, rank + 1 - _FREE)
+    rest: Floats = (total - p) / total
+    return rest
 
 
 # --- Thresholds with a guaranteed accuracy --------------------------------------------------------------------
@@ -345,10 +293,10 @@ def _sequence(images: int, accuracy: float, risk: float) -> tuple[int, ...]:
 
 # --- The record of a classifier, and the rules for its predictions --------------------------------------------
 
-_VERSION = 1
+_VERSION = 2  # version 1 also had the columns above and rank, for other kinds of sets
 _STORED = "the predictions of held-out images (trust.safetensors)"
 _HEADER = "trust"  # the key of the file's metadata
-_INTS, _FLOATS = ("label", "predicted", "rank"), ("rest", "above", "doubt")
+_INTS, _FLOATS = ("label", "predicted"), ("rest", "doubt")
 UNKNOWN = "?"  # the label of an image that is called unknown
 NOT_FITTED = (
     "one with one class per image that `vitkit train` fitted to validation images, or an export of it; models that "
@@ -392,11 +340,14 @@ class Trust:
         held_out: the predictions from which guarantees are derived (`rules_for`).
         unknown: the out-of-distribution detector with its scores of held-out images; None if none was fitted.
         tests: the predictions for the test images; None if there are none.
+        unused: the name of a score for unknown images that the record contains and that this version of vitkit does not
+            use; empty if there is none.
     """
 
     held_out: HeldOut
     unknown: Unknown | None = None
     tests: RecordedTests | None = None
+    unused: str = ""
 
     def to_bytes(self) -> bytes:
         """Return the record as the content of a .safetensors file."""
@@ -438,6 +389,8 @@ class Trust:
             tests = _tests(tensors, classes)
             if "unknown" not in about:
                 return cls(held_out, None, tests)
+            if (method := str(about["unknown"]["method"])) != METHOD:
+                return cls(held_out, None, tests, unused=method)
             arrays = {name.removeprefix("unknown."): array for name, array in tensors.items()}
             return cls(held_out, from_arrays(arrays, about["unknown"]), tests)
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
@@ -452,6 +405,20 @@ def parsed(data: bytes, classes: int) -> Trust:
         VitkitError: the content is damaged, or a later version of vitkit wrote it.
     """
     return Trust.from_bytes(data, classes)
+
+
+def unused_score(data: bytes | None, classes: int) -> tuple[str, ...]:
+    """Return a line about a score for unknown images that this version of vitkit does not use, if there is one.
+
+    A damaged record is reported when it is used.
+    """
+    if data is None:
+        return ()
+    with suppress(VitkitError):
+        if method := parsed(data, classes).unused:
+            line = f"the model's score for unknown images ({method}) is not used, because vitkit has another one now"
+            return (f"{line}: there is no column familiar and no --unknown until you train again",)
+    return ()
 
 
 def _header_of(data: bytes) -> Mapping[str, Any]:
@@ -540,11 +507,8 @@ NO_RULES = PredictionRules()
 
 def rules_for(
     trust: Trust | None,
-    classes: tuple[str, ...],
     *,
     coverage: float | None = None,
-    set_score: SetScore = "lac",
-    by_class: bool = False,
     accuracy: float | None = None,
     unknown: float | None = None,
 ) -> PredictionRules:
@@ -552,19 +516,14 @@ def rules_for(
 
     Args:
         trust: the classifier's record of held-out images; None if it has none.
-        classes: the names of the classifier's classes.
         coverage: the fraction of prediction sets that must contain the true class; None for no sets.
-        set_score: the score of a class, see `ClassSets`.
-        by_class: whether the coverage must hold for each class, instead of for all images together.
         accuracy: the accuracy that labels must have. Labels that are too uncertain are withheld. None for no such rule.
         unknown: the highest p-value of an image that is called unknown; None to call no image unknown.
 
     Raises:
         VitkitError: the held-out images are missing or too few, or do not show the accuracy; the model has no score for
-            unknown images; a value is not between 0 and 1; or `by_class` is set without `coverage`.
+            unknown images; or a value is not between 0 and 1.
     """
-    if coverage is None and by_class:
-        raise VitkitError("--set-by-class applies only to prediction sets: add --coverage, or leave it out")
     if coverage is None and accuracy is None and unknown is None:
         return NO_RULES
     if unknown is not None:
@@ -584,6 +543,6 @@ def rules_for(
             f"--{flag} requires a model that knows how it predicted held-out images: use one that `vitkit train` "
             "calibrated on validation images with one class each, or an export of it"
         )
-    sets = None if coverage is None else class_sets(trust.held_out, classes, coverage, set_score, by_class=by_class)
+    sets = None if coverage is None else class_sets(trust.held_out, coverage)
     sure = None if accuracy is None else sure_threshold(trust.held_out, accuracy)
     return PredictionRules(sets, sure, unknown, trust.held_out.chosen, trust.held_out.folds)

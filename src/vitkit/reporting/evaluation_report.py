@@ -34,7 +34,6 @@ from vitkit.evaluation.label_errors import LabelError
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
 from vitkit.evaluation.registry import METRICS
 from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
-from vitkit.inference.unknown import NAMES
 from vitkit.reporting import plots, report_data
 from vitkit.reporting.plots import gallery
 from vitkit.reporting.report_data import FIRST, Explained, LaidOut, ReportPhotographs, embed, threshold_data
@@ -428,7 +427,8 @@ def _unknown(numbers: Mapping[str, Any]) -> list[str]:
         return []
     text = (
         f"The column familiar of vitkit predict is the part of known images that look no more familiar to the model "
-        f"(low is strange), by {NAMES[entry['method']]}, compared with {entry['validation_images']} {_kind(entry)}."
+        f"(low is strange), by the distance to the nearest training images, compared with {entry['validation_images']} "
+        f"{_kind(entry)}."
     )
     body = ["<h2>Images of unknown things</h2>", f"<p>{escape(text)}</p>"]
     if entry["limits"]:

@@ -161,10 +161,10 @@ class ServedModel:
     @property
     def expected_shares(self) -> dict[str, float]:
         """The fraction of validation and test images for which each class was predicted; empty without a record."""
-        from vitkit.evaluation.drift import Looks, shares_of
+        from vitkit.evaluation.drift import Sample, shares_of
 
         trust = self.classifier.held_out
-        return {} if trust is None else shares_of(Looks.recorded(trust), self.classifier.classes)
+        return {} if trust is None else shares_of(Sample.recorded(trust), self.classifier.classes)
 
     @property
     def is_whole(self) -> bool:

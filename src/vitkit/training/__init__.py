@@ -52,7 +52,7 @@ __all__, __getattr__ = public(
             "StepIndex ValidationOutcome all_finite has_collapsed"
         ),
         "start": "augment_of blueprint_of choose_precision new_classifier resolve",
-        "strangers": "LEFT_OUT LabelledImages fit_to_images fit_unknown make_strangers",
         "teacher": "load_teacher",
+        "unknown": "LEFT_OUT LabelledFeatures LabelledImages fit_to_images fit_unknown make_pictures",
     },
 )

@@ -92,8 +92,8 @@ from vitkit.training.request import load_fields
 from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
 from vitkit.training.selection import Selection
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
-from vitkit.training.strangers import LabelledImages, fit_out_of_fold, fit_to_images
-from vitkit.training.strangers import in_words as in_words_of
+from vitkit.training.unknown import LabelledImages, fit_out_of_fold, fit_to_images
+from vitkit.training.unknown import in_words as in_words_of
 from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource, look
 
@@ -221,7 +221,6 @@ def _fit_unknown_by_folds(
     unknown = fit_out_of_fold(
         classifier,
         LabelledImages(lambda i: classifier.pixels(files[i]), labels),
-        predictions.logits[rows],
         predictions.fold[rows],
         seed=recipe.seed,
         progress=partial(progress, "unknown images"),

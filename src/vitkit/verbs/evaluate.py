@@ -19,7 +19,6 @@ from vitkit.data.layout import LayoutName
 from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
-from vitkit.inference.trust import SetScore
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import empty_array, from_json, place_text, to_json
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
@@ -205,8 +204,6 @@ def evaluate(
     classes: str | Sequence[str] | None = None,
     templates: Sequence[str] = (),
     coverage: float | None = None,
-    set_score: SetScore = "lac",
-    set_by_class: bool = False,
     accuracy: float | None = None,
     tta: str | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
@@ -252,8 +249,6 @@ def evaluate(
         coverage: measure how often the sets that `vitkit predict --coverage` makes for this value contain the true
             class; by default for 0.9 and 0.95. The sets are measured only on test images or other data, because they
             are based on the validation images.
-        set_score: how classes are chosen for a set, as for `vitkit predict`: `lac`, `aps` or `raps`.
-        set_by_class: make the coverage hold for each class, not only for all images together.
         accuracy: measure how often the labels that `vitkit predict --accuracy` gives for this value are right; by
             default for 0.95 and 0.99.
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
@@ -291,7 +286,6 @@ def evaluate(
     """
     check_choice("--layout", layout, LayoutName)
     check_choice("--device", device, DeviceName)
-    check_choice("--set-score", set_score, SetScore)
     out, data_root = path_of(out), path_of(data_root)
     request = _EvaluationRequest(
         model=model,
@@ -304,8 +298,6 @@ def evaluate(
         classes=classes if classes is None or isinstance(classes, str) else tuple(classes),
         templates=tuple(templates),
         coverage=coverage,
-        set_score=set_score,
-        set_by_class=set_by_class,
         accuracy=accuracy,
         tta=tta,
         preprocess=preprocess,
@@ -350,8 +342,6 @@ class _EvaluationRequest:
     classes: str | tuple[str, ...] | None
     templates: tuple[str, ...]
     coverage: float | None
-    set_score: SetScore
-    set_by_class: bool
     accuracy: float | None
     tta: str | None
     preprocess: str | PreprocessLike | None
@@ -475,8 +465,6 @@ class _EvaluationRequest:
                 about = trust_figures(
                     *(classifier, outcome, seen),
                     is_of_run=is_of_run,
-                    set_score=self.set_score,
-                    by_class=self.set_by_class,
                     coverage=self.coverage,
                     accuracy=self.accuracy,
                 )

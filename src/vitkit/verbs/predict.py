@@ -39,7 +39,6 @@ from vitkit.inference.prediction import (
     take_stock,
     write_rows,
 )
-from vitkit.inference.trust import SetScore
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import address_of, exclusive, place_text
 from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
@@ -214,8 +213,6 @@ def predict(
     one: bool | None = None,
     reject: float | None = None,
     coverage: float | None = None,
-    set_score: SetScore = "lac",
-    set_by_class: bool = False,
     accuracy: float | None = None,
     unknown: float | None = None,
     tta: str | None = None,
@@ -274,11 +271,8 @@ def predict(
         one: with `classes`, predict exactly one class for each image; the default follows the training of the model.
         reject: withhold labels whose confidence is below this value from 0 to 1.
         coverage: add a column `set` with a set of classes, which contains the true class for at least this fraction of
-            the images, such as 0.95. It requires enough validation images in the run.
-        set_score: the method that chooses the classes of a set: `lac` for the smallest sets, which may be empty, or
-            `aps` or `raps` for sets that are never empty. Some sets of `lac` are empty if the model is right more often
-            than requested. With `aps` and `raps`, more sets than requested contain the true class.
-        set_by_class: make the coverage hold for each class, not only for all images together.
+            the images, such as 0.95. It requires enough validation images in the run. Some sets are empty if the
+            model is right more often than requested.
         accuracy: withhold the labels of uncertain predictions, so that at least this fraction of the other labels is
             right, such as 0.99. The threshold is chosen on the validation images of the run. The fraction is reached
             with a probability of 95 %.
@@ -341,8 +335,6 @@ def predict(
         top=top,
         reject=reject,
         coverage=coverage,
-        set_score=set_score,
-        set_by_class=set_by_class,
         accuracy=accuracy,
         unknown=unknown,
         raw=raw,
@@ -477,8 +469,6 @@ class _PredictCommand:
     top: int
     reject: float | None
     coverage: float | None
-    set_score: SetScore
-    set_by_class: bool
     accuracy: float | None
     unknown: float | None
     raw: bool
@@ -509,7 +499,6 @@ class _PredictCommand:
         if self.reject is not None and not 0 <= self.reject <= 1:
             raise VitkitError(f"--reject {self.reject} must be from 0 to 1")
         check_choice("--device", self.device, DeviceName)
-        check_choice("--set-score", self.set_score, SetScore)
         if self.merge and not (self.coverage is None and self.accuracy is None and self.unknown is None):
             from vitkit.inference.trust import NOT_MERGED
 
@@ -541,8 +530,6 @@ class _PredictCommand:
         classifier = classifier if self.tta is None else classifier.with_views(self.tta)
         rules = classifier.rules(
             coverage=self.coverage,
-            set_score=self.set_score,
-            by_class=self.set_by_class,
             accuracy=self.accuracy,
             unknown=self.unknown,
         )
@@ -604,7 +591,7 @@ class _PredictCommand:
 
 
 _FLAGS = (  # flags that all parts must share, in addition to the model and the computation
-    *("tta", "top", "reject", "coverage", "set_score", "set_by_class", "accuracy", "unknown", "raw", "batch_size"),
+    *("tta", "top", "reject", "coverage", "accuracy", "unknown", "raw", "batch_size"),
 )
 
 
@@ -680,13 +667,13 @@ def _difference(classifier: Classifier, answered: Sequence[tuple[int, float]]) -
     """
     import numpy as np
 
-    from vitkit.evaluation.drift import LEVEL, Looks, compare_looks
+    from vitkit.evaluation.drift import LEVEL, Sample, drift_tests
 
     assert classifier.held_out is not None
-    before = Looks.recorded(classifier.held_out)
+    before = Sample.recorded(classifier.held_out)
     predicted, doubt = zip(*answered, strict=True)
-    now = Looks(np.array(predicted), np.array(doubt), {})
-    tests = [test for test in compare_looks(before, now, classifier.classes) if test.adjusted <= LEVEL]
+    now = Sample(np.array(predicted), np.array(doubt))
+    tests = [test for test in drift_tests(before, now, classifier.classes) if test.adjusted <= LEVEL]
     if not tests:
         return None
     images = plural(len(answered), "photograph differs", "photographs differ")

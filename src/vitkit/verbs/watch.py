@@ -31,7 +31,7 @@ from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.evaluation.drift import DetectableRise, DriftTest, Looks
+    from vitkit.evaluation.drift import DetectableRise, DriftTest, Sample
     from vitkit.inference.trust import Trust
 
 _BLOCK = 256  # images whose scores are computed at a time
@@ -256,8 +256,6 @@ def watch(
         trust = _trust_of(classifier, model, notes)
         classifier = classifier.use(backend, precision, len(paths), say=notes, device=device)
         looks, strangers, errors = _look(classifier, trust, paths, batch_size, top)
-        if not len(looks):
-            raise VitkitError(f"none of the {len(paths)} images can be read; the first: {next(iter(errors.values()))}")
         if len(looks) < _FEW:
             notes(f"with {plural(len(looks), 'photograph', 'photographs')}, only large differences are noticed")
         result = _compare(classifier, trust, looks, strangers, errors, level, notes, _name_of(model), out)
@@ -308,14 +306,13 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
 
 def _look(
     classifier: Classifier, trust: Trust, paths: Sequence[str], batch_size: int | None, top: int
-) -> tuple[Looks, tuple[Stranger, ...], dict[str, str]]:
+) -> tuple[Sample, tuple[Stranger, ...], dict[str, str]]:
     """Return the values for the tests, the photographs that differ most, and the errors of unreadable ones by path."""
     import numpy as np
 
-    from vitkit.evaluation.drift import Looks
-    from vitkit.inference.unknown import Seen
+    from vitkit.evaluation.drift import Sample
 
-    K, parts = len(classifier.classes), list[Looks]()
+    K, parts = len(classifier.classes), list[Sample]()
     errors, strangers, done = dict[str, str](), list[tuple[tuple[float, ...], Stranger]](), 0
     outcomes = classifier.logits_and_features(paths, batch_size)
     while block := list(islice(outcomes, _BLOCK)):
@@ -326,23 +323,23 @@ def _look(
         if not named:
             continue
         rows = np.stack([row for _, row in named])
-        seen = Seen(rows[:, K:], rows[:, :K], np.empty(0, np.int64))
-        probabilities = classifier.calibrated(seen.logits)
-        looks = Looks.of(trust, probabilities, seen)
-        familiar = None if trust.unknown is None else trust.unknown.of(seen)
+        looks = Sample.of(trust, classifier.calibrated(rows[:, :K]), rows[:, K:])
+        familiar = None if trust.unknown is None else trust.unknown.of(rows[:, K:])
         for i, (path, _) in enumerate(named):
             value, confidence = None if familiar is None else float(familiar[i]), 1 - float(looks.doubt[i])
             stranger = Stranger(path, classifier.classes[looks.predicted[i]], confidence, value)
             strangers.append(((1.0 if value is None else value, confidence), stranger))
         strangers = sorted(strangers, key=lambda pair: pair[0])[:top]
         parts.append(looks)
-    return Looks.joined(parts), tuple(stranger for _, stranger in strangers), errors
+    if not parts:
+        raise VitkitError(f"none of the {len(paths)} images can be read; the first: {next(iter(errors.values()))}")
+    return Sample.joined(parts), tuple(stranger for _, stranger in strangers), errors
 
 
 def _compare(
     classifier: Classifier,
     trust: Trust,
-    looks: Looks,
+    looks: Sample,
     strangers: tuple[Stranger, ...],
     errors: dict[str, str],
     level: float,
@@ -350,9 +347,9 @@ def _compare(
     name: str,
     out: Path | None,
 ) -> Watch:
-    from vitkit.evaluation.drift import Looks, compare_looks, detectable_rise, shares_of
+    from vitkit.evaluation.drift import Sample, detectable_rise, drift_tests, shares_of
 
-    before = Looks.recorded(trust)
+    before = Sample.recorded(trust)
     first, second = (shares_of(each, classifier.classes) for each in (before, looks))
     return Watch(
         model=name,
@@ -360,7 +357,7 @@ def _compare(
         validation_images=len(trust.held_out),
         test_images=0 if trust.tests is None else len(trust.tests),
         level=level,
-        tests=compare_looks(before, looks, classifier.classes),
+        tests=drift_tests(before, looks, classifier.classes),
         shares={name: (first[name], second[name]) for name in classifier.classes},
         detectable=detectable_rise(before, len(looks), classifier.classes, level),
         strangers=strangers,

@@ -86,7 +86,7 @@ def row(session: Any, card: Card, score: Any, path: Path) -> tuple[Path, str, fl
     pixels = normalise(resize(picture.image, preprocess), preprocess)
     outputs = session.run(["logits"] if score is None else ["logits", "features"], {"images": pixels[None]})
     label, confidence = decide(probabilities(outputs[0][0], card), card)
-    familiar = math.nan if score is None else familiarity(score, *(output[0].astype(np.float64) for output in outputs))
+    familiar = math.nan if score is None else familiarity(score, outputs[1][0].astype(np.float64))
     return path, label, confidence, familiar, ""
 
 
@@ -112,11 +112,9 @@ def probabilities(logits: Any, card: Card) -> Any:
 
 # The familiarity of a picture: the fraction of known pictures that look no more familiar (vitkit predict --unknown).
 
-WEIGHTS = {"joint": {"neighbours": 0.3, "energy": 0.7}}
-
 
 def unknown_score(card: Card) -> Any:
-    """Return the description and the arrays of the score for unknown images; None if the model has no such score.
+    """Return the points, the number of neighbours and the known scores of the score for unknown images, or None.
 
     The card contains them as a .safetensors file in base64.
     """
@@ -130,31 +128,17 @@ def unknown_score(card: Card) -> Any:
     for name, entry in header.items():
         first, last = (start + place for place in entry["data_offsets"])
         array = np.frombuffer(data[first:last], kinds[entry["dtype"]]).reshape(entry["shape"])
-        arrays[name.removeprefix("unknown.")] = array.astype(np.float64)
-    return about, arrays
+        arrays[name] = array.astype(np.float64)
+    points = arrays["unknown.neighbours.points"]
+    nearest = about["nearest"]["neighbours"] if "nearest" in about else max(1, min(10, len(points) // 10))
+    return points, nearest, arrays["unknown.known"].ravel()
 
 
-def familiarity(score: Any, logits: Any, features: Any) -> float:
+def familiarity(score: Any, features: Any) -> float:
     """Return the familiarity of one picture."""
-    about, arrays = score
-    parts = WEIGHTS.get(about["method"], {about["method"]: 1.0})
-    known, weights = arrays["known"], np.array([*parts.values()])[:, None]  # (parts, n), (parts, 1)
-    scores = np.array([[strangeness(part, about, arrays, logits, features)] for part in parts])
-    tails = known.shape[1] - np.stack([np.searchsorted(np.sort(values), values) for values in known])
-    least = ((tails + (scores >= known)) / weights).min(axis=0)
-    tail = ((1 + (known >= scores).sum(axis=1)) / weights[:, 0]).min()
-    return float((1 + (least <= tail).sum()) / (known.shape[1] + 1))
-
-
-def strangeness(part: str, about: Card, arrays: dict[str, Any], logits: Any, features: Any) -> float:
-    if part == "energy":
-        return float(-(logits.max() + np.log(np.exp(logits - logits.max()).sum())))
-    points = arrays[f"{part}.points"]
-    if part == "mahalanobis":
-        return float(((points - features @ arrays["mahalanobis.whitening"]) ** 2).sum(axis=1).min())
+    points, nearest, known = score
     distances = np.sort(((points - features / max(np.linalg.norm(features), 1e-12)) ** 2).sum(axis=1))
-    nearest = about["nearest"][part] if "nearest" in about else max(1, min(10, len(points) // 10))
-    return float(distances[nearest - 1])
+    return float((1 + (known >= distances[nearest - 1]).sum()) / (len(known) + 1))
 
 
 def before_crop(preprocess: Card) -> list[int]:

@@ -23,7 +23,7 @@ async function answer({ file, frame }) {
   const { logits, features } = await session.run({ images: new ort.Tensor("float32", input, [1, mean.length, size[0], size[1]]) });
   const probabilities = about.thresholds ? sigmoid(logits.data) : softmax(logits.data);
   if (!probabilities.every(Number.isFinite)) throw new Error("the model gives no finite number for this picture");
-  const familiar = score ? familiarity(score, Float64Array.from(logits.data), Float64Array.from(features.data)) : null;
+  const familiar = score ? familiarity(score, Float64Array.from(features.data)) : null;
   return { probabilities, familiar, milliseconds: performance.now() - began };
 }
 

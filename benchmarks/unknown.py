@@ -1,9 +1,10 @@
-"""Images of unknown things that pass as known: `python benchmarks/strangers.py DATA WEIGHTS --work FOLDER`.
+"""Images of unknown things that pass as known: `python benchmarks/unknown.py DATA WEIGHTS --work FOLDER`.
 
 DATA is a folder of photographs in class folders, WEIGHTS a checkpoint that was not trained on it. Each class is left
 out in turn, and WEIGHTS are fine-tuned on the others. Where 95 % of validation photographs pass as known, the fraction
-of unknown images that pass is compared between confidence, each method of `inference.unknown`, and `vitkit`, the score
-that the training chose and stored. None of the images that are counted was used by the training:
+of unknown images that pass is compared between confidence, `neighbours`, the score of `inference.unknown` fitted to the
+same photographs, and `vitkit`, the score that the training stored. None of the images that are counted was used by the
+training:
 
     test                 other photographs of the known classes: about 0.95 must pass
     unseen class         photographs of the class that was left out
@@ -13,8 +14,8 @@ that the training chose and stored. None of the images that are counted was used
     other photographs    parts of photographs of other things, by scikit-learn, matplotlib and scikit-image, whose files
                          are used if it is installed; it is not imported
 
-Rows `report: ...` are what the report of the run says, with its interval. Features `initial` are those of WEIGHTS, with
-a head that is fitted to them: they would need a second model to predict. `--shuffled` permutes the labels before
+Rows `report: ...` are what the report of the run says, with its interval. Features `initial` are those of WEIGHTS: they
+would need a second model to predict. `--shuffled` permutes the labels before
 training. What the models compute is kept in FOLDER, so that a second run only writes the table.
 """
 
@@ -25,7 +26,7 @@ import json
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,16 +34,15 @@ import torch
 from matplotlib.cbook import get_sample_data
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_image
-from sklearn.linear_model import LogisticRegression
 from tables import RESULTS, result_path, write_table
 
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.inference import ACCEPTED, METHODS, Seen, Unknown, p_values
-from vitkit.training import fit_unknown
+from vitkit.inference import ACCEPTED, Unknown, p_values
+from vitkit.training import LabelledFeatures, fit_unknown
 
 TRAIN, VAL, TEST = 120, 60, 100  # photographs of each class
-STRANGERS = 200  # pictures of each kind
+UNKNOWN = 200  # pictures of each kind
 SIZE = 224
 SEED = 20
 KINDS = ("test", "unseen class", "digits", "noise", "patterns", "surfaces", "other photographs")
@@ -55,8 +55,16 @@ _PHOTOGRAPHS = (
 Picture = npt.NDArray[np.uint8]
 
 
+class Seen(NamedTuple):
+    """What a model makes of images: features (n, D) and logits (n, K); and their classes (n,), if they have any."""
+
+    features: npt.NDArray[Any]
+    logits: npt.NDArray[Any]
+    labels: npt.NDArray[np.int64]
+
+
 def gratings(count: int, rng: np.random.Generator) -> Iterator[Picture]:
-    """Gratings and checks of random colours, sizes and angles: none of the kinds that the score is chosen by."""
+    """Gratings and checks of random colours, sizes and angles: none of the kinds that a training measures."""
     y, x = np.mgrid[:SIZE, :SIZE]
     for i in range(count):
         angle, period = rng.uniform(0, np.pi), rng.uniform(6, 60)
@@ -86,20 +94,20 @@ def of_scikit_image(names: Sequence[str]) -> list[Picture]:
     return [np.asarray(Image.open(folder / name).convert("RGB")) for name in names if (folder / name).is_file()]
 
 
-def strangers() -> dict[str, list[Picture]]:
+def of_no_class() -> dict[str, list[Picture]]:
     """Pictures by kind, none of which shows a flower."""
     rng = np.random.default_rng(SEED)
-    digits = rng.permutation(load_digits().images)[:STRANGERS] * (255 / 16)
+    digits = rng.permutation(load_digits().images)[:UNKNOWN] * (255 / 16)
     with get_sample_data("grace_hopper.jpg") as file, Image.open(file) as image:
         photographs = [load_sample_image("china.jpg"), np.asarray(image.convert("RGB")), *of_scikit_image(_PHOTOGRAPHS)]
     surfaces = of_scikit_image(_SURFACES)
-    patterns = list(gratings(STRANGERS // 2, rng))
+    patterns = list(gratings(UNKNOWN // 2, rng))
     return {
         "digits": [np.kron(image, np.ones((28, 28))).astype(np.uint8)[..., None].repeat(3, -1) for image in digits],
-        "noise": list(rng.integers(0, 256, (STRANGERS, SIZE, SIZE, 3), dtype=np.uint8)),
+        "noise": list(rng.integers(0, 256, (UNKNOWN, SIZE, SIZE, 3), dtype=np.uint8)),
         "patterns": patterns,
-        **({"surfaces": list(crops(surfaces, STRANGERS // 2, rng))} if surfaces else {}),
-        "other photographs": list(crops(photographs, STRANGERS, rng)),
+        **({"surfaces": list(crops(surfaces, UNKNOWN // 2, rng))} if surfaces else {}),
+        "other photographs": list(crops(photographs, UNKNOWN, rng)),
     }
 
 
@@ -107,7 +115,7 @@ def see(model: Classifier, images: Sequence[Any], labels: Any = ()) -> Seen:
     """What a model makes of images."""
     compute, blocks = model.seeing(), (images[start : start + 32] for start in range(0, len(images), 32))
     parts = [compute(np.stack([np.asarray(model.read(image)) for image in block])) for block in blocks]
-    features, logits = (np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "logits"))
+    logits, features = (np.concatenate(rows) for rows in zip(*parts, strict=True))
     return Seen(features, logits, np.array(labels, dtype=np.int64))
 
 
@@ -118,7 +126,7 @@ def split(data: Path, left_out: str) -> dict[str, list[tuple[Path, str]]]:
         files = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in (".jpg", ".png")]
         order = np.random.default_rng(SEED).permutation(len(files)).tolist()
         if folder.name == left_out:
-            parts["unseen class"] = [(files[i], folder.name) for i in order[:STRANGERS]]
+            parts["unseen class"] = [(files[i], folder.name) for i in order[:UNKNOWN]]
             continue
         for name, start, count in (("train", 0, TRAIN), ("val", TRAIN, VAL), ("test", TRAIN + VAL, TEST)):
             parts[name] += [(files[i], folder.name) for i in order[start : start + count]]
@@ -152,7 +160,7 @@ def measure(data: Path, weights: Path, left_out: str, work: Path, epochs: int, s
     work.mkdir(parents=True, exist_ok=True)
     parts = split(data, left_out)
     final = vitkit.load(fine_tune(parts, weights, work, epochs, shuffled)).use(images=10**4)
-    number, made = {name: i for i, name in enumerate(final.classes)}, strangers()
+    number, made = {name: i for i, name in enumerate(final.classes)}, of_no_class()
     initial = by_initial(data, weights, made, work.parent / "initial.npz")
     seen: dict[str, Seen] = {}
     for name, each in parts.items():
@@ -194,48 +202,38 @@ def classes_of(data: Path) -> list[str]:
     return sorted(path.name for path in data.iterdir() if path.is_dir())
 
 
-def with_head(seen: dict[str, Seen]) -> dict[str, Seen]:
-    """The features of the initial weights with the logits of a head that is fitted to them."""
-    train = seen["initial|train"]
-    mean, scale = train.features.mean(axis=0), train.features.std(axis=0) + 1e-6
-    head = LogisticRegression(C=0.1, max_iter=1000).fit((train.features - mean) / scale, train.labels)
-    return {
-        name: Seen(each.features, head.decision_function((each.features - mean) / scale), each.labels)
-        if name.startswith("initial|")
-        else each
-        for name, each in seen.items()
-    }
-
-
 def confidence(seen: Seen) -> npt.NDArray[np.float64]:
-    """One minus the highest probability (1, n), so that higher is less familiar."""
+    """One minus the highest probability (n,), so that higher is less familiar."""
     z = seen.logits.astype(np.float64)
     powers = np.exp(z - z.max(axis=1, keepdims=True))
     rest: npt.NDArray[np.float64] = 1 - 1 / powers.sum(axis=1)
-    return rest[None]
+    return rest
 
 
 def table(left_out: str, seen: dict[str, Seen], stored: Unknown | None) -> Iterator[dict[str, Any]]:
     """The fraction of each kind that passes, where 95 % of validation photographs do."""
     for where in ("final", "initial"):
         train, val = seen[f"{where}|train"], seen[f"{where}|val"]
-        ways: dict[str, Any] = {"confidence": lambda each, val=val: p_values(confidence(val), confidence(each))}
-        ways |= {method: Unknown.fit(method, train, val).of for method in METHODS}
+        ways: dict[str, Any] = {}
+        if where == "final":
+            ways["confidence"] = lambda each, val=val: p_values(confidence(val), confidence(each))
+        fitted = Unknown.fit(train.features, val.features)
+        ways["neighbours"] = lambda each, fitted=fitted: fitted.of(each.features)
         if stored is not None and where == "final":
-            ways["vitkit"] = stored.of
+            ways["vitkit"] = lambda each: stored.of(each.features)
         for kind in KINDS:
             if (each := seen.get(f"{where}|{kind}")) is not None:
                 passed = {way: round(float((of(each) > 1 - ACCEPTED).mean()), 4) for way, of in ways.items()}
                 row = {"left_out": left_out, "features": where, "pictures": kind, "images": len(each), **passed}
-                yield {"vitkit": "", **row, "score": "" if stored is None else stored.method, "low": "", "high": ""}
+                yield {**dict.fromkeys(COLUMNS, ""), **row}
     for limit in () if stored is None else stored.limits:
         row = {"left_out": left_out, "features": "final", "pictures": f"report: {limit.kind}", "images": limit.images}
-        row |= dict.fromkeys(("confidence", *METHODS), "") | {"vitkit": round(limit.share, 4)}
-        low, high = limit.bounds
-        yield {**row, "score": stored.method, "low": round(low, 4), "high": round(high, 4)}  # type: ignore[union-attr]
+        low, high = (round(bound, 4) for bound in limit.bounds)
+        yield {**dict.fromkeys(COLUMNS, ""), **row, "vitkit": round(limit.share, 4), "low": low, "high": high}
 
 
-COLUMNS = ("left_out", "features", "pictures", "images", "confidence", *METHODS, "vitkit", "score", "low", "high")
+WAYS = ("confidence", "neighbours", "vitkit")
+COLUMNS = ("left_out", "features", "pictures", "images", *WAYS, "low", "high")
 
 
 def save(rows: Sequence[dict[str, Any]], what: str, folder: Path) -> None:
@@ -245,7 +243,7 @@ def save(rows: Sequence[dict[str, Any]], what: str, folder: Path) -> None:
         those = [row for row in rows if (row["features"], row["pictures"]) == (where, kind)]
         mean = {
             way: round(float(np.mean([row[way] for row in those])), 4)
-            for way in ("confidence", *METHODS, "vitkit")
+            for way in WAYS
             if all(row[way] != "" for row in those)
         }
         means.append({"left_out": "mean", "features": where, "pictures": kind, **mean})
@@ -262,8 +260,11 @@ def made_up(rng: np.random.Generator) -> tuple[dict[str, Seen], Unknown]:
             shift = 0 if name in ("train", "val", "test") else 5 * np.eye(1, 6, 5)
             x = centres[labels] + rng.standard_normal((120, 6)) + shift
             seen[f"{where}|{name}"] = Seen(x, x @ centres.T, labels)
-    before = seen["initial|train"], seen["initial|val"]
-    return seen, fit_unknown(seen["final|train"], seen["final|val"], {"noise": seen["final|noise"]}, before)
+    train, val = (
+        LabelledFeatures(seen[f"initial|{name}"].features, seen[f"initial|{name}"].labels) for name in ("train", "val")
+    )
+    made = {"noise": seen["final|noise"].features}
+    return seen, fit_unknown(seen["final|train"].features, seen["final|val"].features, made, (train, val))
 
 
 def main() -> None:
@@ -281,16 +282,16 @@ def main() -> None:
     if options.smoke:
         rows = list(table("none", *made_up(np.random.default_rng(0))))
         print(json.dumps(rows[0]))
-        save(rows, "strangers", options.out)
+        save(rows, "unknown", options.out)
         return
     if not (options.data and options.weights and options.work):
         parser.error("DATA, WEIGHTS and --work are required")
     rows = []
-    what = "strangers-shuffled" if options.shuffled else "strangers"
+    what = "unknown-shuffled" if options.shuffled else "unknown"
     for left_out in classes_of(options.data):
         work = options.work / (f"{left_out}-shuffled" if options.shuffled else left_out)
         seen = measure(options.data, options.weights, left_out, work, options.epochs, options.shuffled)
-        rows += table(left_out, with_head(seen), vitkit.load(work / "run").unknown)
+        rows += table(left_out, seen, vitkit.load(work / "run").unknown)
         save(rows, what, options.out)
         print(f"{left_out}: done", flush=True)
 

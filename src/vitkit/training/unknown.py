@@ -1,0 +1,412 @@
+"""Fit the score that recognises unknown images at the end of a training, and measure which images it misses.
+
+An image is unknown if it belongs to none of the classes. A data set contains no unknown images, so two substitutes are
+used:
+
+- *Made pictures* are made from the validation images (`make_pictures`): noise, clouds, patterns, shuffled patches.
+  There are several sorts of patterns, and the reported interval is for a sort that was not tried.
+- *Left-out classes* are classes of the data set that are treated as unknown, one class at a time. The trained weights
+  have learned to distinguish these classes, which would make the task too easy. The features are therefore computed
+  with the initial weights of the training. If these features are not available, no figure for left-out classes is
+  reported.
+
+An unknown image *passes* if the score (`inference.unknown`) accepts it as known. The fraction that passes is measured
+with a threshold that accepts 95 % of the known images (fewer if there are few known images).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from vitkit.classifier import Classifier
+from vitkit.errors import VitkitError
+from vitkit.inference.pipeline import BATCH, BATCH_ALONE, flow, try_read
+from vitkit.inference.unknown import MOST, Floats, Limit, Unknown
+from vitkit.text.cells import plural
+
+LEFT_OUT = "unseen classes"
+_MADE = 100  # made pictures of each kind
+_CLASSES = 10  # classes that are left out in turn
+_FEWEST = 3  # classes that are left out, for an interval
+_TILES = 4  # rows and columns of tiles in a shuffled picture
+_CYCLES = 2, 40  # cycles of a pattern along the longer side, at least and at most
+
+Ints = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Images, each of which has one class.
+
+    Attributes:
+        read: a function that reads an image by its index, (C, height, width).
+        labels: the classes, (n,).
+        rows: for each image, the index of its row in the features that were computed with the initial weights, (n,);
+            -1 for an image without a row. None if there are no such features.
+    """
+
+    read: Callable[[int], Pixels]
+    labels: Ints
+    rows: Ints | None = None
+
+    def some(self, count: int, seed: int) -> LabelledImages:
+        """Return at most `count` of the images, randomly chosen."""
+        chosen = np.sort(np.random.default_rng(seed).permutation(len(self.labels))[:count])
+        numbers, read = chosen.tolist(), self.read
+        rows = None if self.rows is None else self.rows[chosen]
+        return LabelledImages(lambda i: read(numbers[i]), self.labels[chosen], rows)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledFeatures:
+    """The features (n, D) and the classes (n,) of images."""
+
+    features: Floats
+    labels: Ints
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def at(self, is_kept: npt.NDArray[np.bool_]) -> LabelledFeatures:
+        """Return the images that this mask selects."""
+        return LabelledFeatures(self.features[is_kept], self.labels[is_kept])
+
+
+# The held-out images; for a cross-validation, a pair for each fold: the images of all other folds, and of the fold.
+HeldOutFeatures = LabelledFeatures | Sequence[tuple[LabelledFeatures, LabelledFeatures]]
+
+
+def fit_to_images(
+    classifier: Classifier,
+    train: LabelledImages,
+    held_out: LabelledImages,
+    frozen: Floats | None,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Unknown | None:
+    """Fit the score that recognises unknown images to the training and validation images of a run.
+
+    Args:
+        classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
+        train: the training images without augmentation.
+        held_out: the validation images that are independent and that the weights had not seen.
+        frozen: the features of m images, computed with initial weights that had not seen the images, (m, D); None if
+            there are none.
+        seed: the seed for sampling from many images, and for the made pictures.
+        progress: called with the number of computed images and their total; None for no reports.
+
+    Returns:
+        The fitted score; None if no training image or no held-out image can be read.
+    """
+    train, held_out = train.some(MOST, seed), held_out.some(MOST, seed)
+    n, m = len(train.labels), len(held_out.labels)
+
+    def report(done: int) -> None:
+        if progress is not None:
+            progress(done, n + m)
+
+    of_train, kept = _features(classifier, train, report)
+    of_held_out, known = _features(classifier, held_out, lambda done: report(n + done))
+    if not len(of_train) or not len(of_held_out):
+        return None
+    before = None
+    if frozen is not None and train.rows is not None and held_out.rows is not None:
+        before = (
+            _of_frozen(frozen, train.rows[kept], train.labels[kept]),
+            _of_frozen(frozen, held_out.rows[known], held_out.labels[known]),
+        )
+    made = _features_of_made(classifier, held_out.some(_MADE, seed), seed)
+    return fit_unknown(of_train, of_held_out, made, before, seed=seed)
+
+
+def fit_out_of_fold(
+    classifier: Classifier,
+    images: LabelledImages,
+    fold: Ints,
+    *,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Unknown | None:
+    """Fit the score that recognises unknown images to the training images of a head on frozen features.
+
+    Each image is compared with the images of the other folds.
+
+    Args:
+        classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
+        images: n training images without augmentation.
+        fold: the fold of each image, (n,).
+        seed: the seed for sampling from many images, and for the made pictures.
+        progress: called with the number of computed images and their total; None for no reports.
+
+    Returns:
+        The fitted score; None if no image can be read.
+    """
+    made_from = images.some(_MADE, seed)
+    images = replace(images, rows=np.arange(len(images.labels))).some(MOST, seed)
+    n, chosen = len(images.labels), images.rows
+    assert chosen is not None
+    features, kept = _features(classifier, images, None if progress is None else lambda done: progress(done, n))
+    if not len(features):
+        return None
+    train, fold = LabelledFeatures(features, images.labels[kept]), fold[chosen[kept]]
+    pairs = [(train.at(fold != k), train.at(fold == k)) for k in np.unique(fold).tolist()]
+    made = _features_of_made(classifier, made_from, seed)
+    held_out = [(rest.features, of_fold.features) for rest, of_fold in pairs]
+    return fit_unknown(features, held_out, made, (train, pairs), seed=seed)
+
+
+def _of_frozen(frozen: Floats, rows: Ints, labels: Ints) -> LabelledFeatures:
+    there = rows >= 0
+    return LabelledFeatures(frozen[rows[there]], labels[there])
+
+
+def _features(
+    classifier: Classifier, images: LabelledImages, report: Callable[[int], None] | None = None
+) -> tuple[Floats, Ints]:
+    """Return the features (m, D) of the readable images, and the indices (m,) of these images.
+
+    `report` is called with the number of finished images.
+    """
+    see = classifier.seeing()
+    is_concurrent = classifier.runner is not None and classifier.runner.is_concurrent
+    batch = BATCH if is_concurrent else BATCH_ALONE
+    outcomes = flow(
+        range(len(images.labels)),
+        partial(try_read, images.read),
+        lambda pixels: see(pixels).features,
+        batch,
+        is_concurrent=is_concurrent,
+    )
+    rows, kept = list[Pixels](), list[int]()
+    for done, (i, row) in enumerate(outcomes, start=1):
+        if report is not None:
+            report(done)
+        if not isinstance(row, str):
+            rows.append(row)
+            kept.append(i)
+    return np.stack(rows) if rows else np.empty((0, 0), np.float32), np.array(kept, np.int64)
+
+
+def _features_of_made(classifier: Classifier, images: LabelledImages, seed: int) -> dict[str, Floats]:
+    """Make pictures from some images (see `make_pictures`), and return their features by kind."""
+    outcomes = (try_read(images.read, i) for i in range(len(images.labels)))
+    pixels = np.stack([image for image in outcomes if not isinstance(image, str)])
+    return {
+        kind: _features(classifier, LabelledImages(pictures.__getitem__, np.zeros(len(pictures), np.int64)))[0]
+        for kind, pictures in make_pictures(pixels, seed).items()
+    }
+
+
+def fit_unknown(
+    train: Floats,
+    held_out: Floats | Sequence[tuple[Floats, Floats]],
+    made: Mapping[str, Floats],
+    before: tuple[LabelledFeatures, HeldOutFeatures] | None = None,
+    seed: int = 0,
+) -> Unknown:
+    """Fit the score, and measure the fraction of unknown images that it accepts as known.
+
+    Args:
+        train: the trained model's features of the training images without augmentation, (m, D).
+        held_out: the model's features of images that it was not trained on, (n, D). For a cross-validated head on
+            frozen features, it is a list with a pair for each fold: the features of the images of the other folds, and
+            of the images of the fold.
+        made: the model's features of pictures that belong to no class, by kind (see `make_pictures`). If a kind has
+            several sorts, each has a key of its own, such as `patterns: rings`.
+        before: the same as `train` and `held_out`, with labels, but with features from the initial weights, for the
+            left-out classes. If it is None, no figure for left-out classes is reported.
+        seed: the seed for sampling the training images that are stored, and the classes that are left out.
+
+    Raises:
+        VitkitError: there are no held-out images.
+    """
+    if not len(held_out):
+        raise VitkitError("no held-out images: they are required to determine how unfamiliar an image is")
+    unknown = Unknown.fit(train, held_out, seed)
+    passed: dict[str, list[npt.NDArray[np.bool_]]] = {}
+    for name, features in made.items():
+        if len(features):
+            passed.setdefault(name.partition(":")[0], []).append(unknown.passes(features))
+    if before is not None:
+        passed[LEFT_OUT] = [
+            Unknown.fit(rest, known, seed).passes(of_class)
+            for rest, known, of_class in _without_each_class(*before, seed)
+        ]
+    return replace(unknown, limits=tuple(_limits(passed)))
+
+
+def _without_each_class(
+    train: LabelledFeatures, held_out: HeldOutFeatures, seed: int
+) -> Iterator[tuple[Floats, Floats | list[tuple[Floats, Floats]], Floats]]:
+    """Leave out some classes, one at a time.
+
+    For each left-out class, yield the features of the training images of the other classes, of the held-out images of
+    the other classes, and of images of the left-out class. `seed` determines the classes if there are more than
+    `_CLASSES`.
+    """
+    labels = np.concatenate(
+        [held_out.labels] if isinstance(held_out, LabelledFeatures) else [fold.labels for _, fold in held_out]
+    )
+    for k in np.sort(np.random.default_rng(seed).permutation(np.unique(labels))[:_CLASSES]).tolist():
+        if not (labels != k).any() or not (train.labels != k).any():
+            continue
+        rest = train.at(train.labels != k).features
+        if isinstance(held_out, LabelledFeatures):
+            is_known = held_out.labels != k
+            yield rest, held_out.at(is_known).features, held_out.at(~is_known).features
+            continue
+        pairs = [(others.at(others.labels != k), fold.at(fold.labels != k)) for others, fold in held_out]
+        known = [(others.features, fold.features) for others, fold in pairs if len(others) and len(fold)]
+        if known:  # otherwise a single image is left, which has no other one to be compared with
+            yield rest, known, train.at(train.labels == k).features
+
+
+def _limits(passed: Mapping[str, list[npt.NDArray[np.bool_]]]) -> Iterator[Limit]:
+    """Yield the fraction that passes for each kind, given which images of each of its sorts or classes pass."""
+    from scipy.stats import binomtest
+
+    for kind, parts in passed.items():
+        sizes = np.array([len(part) for part in parts], np.float64)
+        shares, images = np.array([part.mean() for part in parts], np.float64), int(sizes.sum())
+        if kind == LEFT_OUT:
+            if len(parts) >= _FEWEST:
+                yield Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, classes=len(parts))
+        elif len(parts) > 1:
+            yield Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, sorts=len(parts))
+        else:
+            exact = binomtest(int(parts[0].sum()), images).proportion_ci(0.95, "exact")
+            yield Limit(kind, float(shares[0]), (float(exact.low), float(exact.high)), images)
+
+
+def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return the 95 % prediction interval for the fraction that passes in a class or sort that was not measured.
+
+    arcsin sqrt(fraction) is assumed to be normally distributed over classes or sorts. Its variance is taken to be at
+    least the sampling variance, which is 1 / 4n for a fraction of n images.
+
+    Args:
+        shares: the fraction that passes, for each class or sort that was measured.
+        sizes: the number of images of each class or sort that was measured.
+    """
+    from scipy.special import stdtrit
+
+    n, angles = len(shares), np.arcsin(np.sqrt(shares))
+    spread = max(float(angles.var(ddof=1)), float((1 / (4 * sizes)).mean()))
+    reach = float(stdtrit(n - 1, 0.975)) * (spread * (1 + 1 / n)) ** 0.5
+    low, high = np.clip([angles.mean() - reach, angles.mean() + reach], 0, np.pi / 2)
+    return float(np.sin(low) ** 2), float(np.sin(high) ** 2)
+
+
+def in_words(unknown: Unknown, kind: str = "validation images") -> str:
+    """Describe in a line the fractions of unknown images that pass.
+
+    `kind` is the term, in the plural, for the images that the score was fitted to.
+    """
+    exact, wide = ([limit for limit in unknown.limits if limit.is_for_another == is_wide] for is_wide in (False, True))
+    shares = [f"{limit.kind} {limit.share:.0%}" for limit in exact]
+    shares += [
+        f"{limit.kind} {limit.share:.0%} (95 %: {limit.bounds[0]:.0%} to {limit.bounds[1]:.0%})" for limit in wide
+    ]
+    misses = f"; where {unknown.accepted:.0%} of known images pass, so do of {', '.join(shares)}" if shares else ""
+    images = len(unknown.known)
+    by = plural(images, kind.removesuffix("s"), kind)
+    return f"unknown images are recognised by the distance to the nearest training images, with {by}{misses}"
+
+
+# --- Made pictures --------------------------------------------------------------------------------------------
+
+
+def make_pictures(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
+    """Make pictures that belong to no class from preprocessed images of known classes.
+
+    Args:
+        images: preprocessed images, (n, C, height, width).
+        seed: seed of the pictures.
+
+    Returns:
+        Pictures (m, C, height, width) by kind; m is n, except for patterns. `noise` has the mean and spread of the
+        images' channels. `clouds` are smooth random fields with the same mean and spread. Their amplitudes fall with
+        frequency, as in photographs. `shuffled patches` are images with their 4 x 4 tiles in random order. Patterns are
+        in several sorts of n / 4 pictures each. The sorts such as `patterns: rings` are in two colours of an image, and
+        the sorts such as `patterns: rings in any colours` in two random colours.
+    """
+    rng = np.random.default_rng(seed)
+    mean, spread = images.mean(axis=(0, 2, 3), keepdims=True), images.std(axis=(0, 2, 3), keepdims=True)
+    made = {
+        "noise": mean + spread * rng.standard_normal(images.shape).astype(np.float32),
+        "clouds": mean + spread * _smooth(rng.standard_normal(images.shape)),
+        "shuffled patches": np.stack([_shuffled(image, rng) for image in images]),
+    }
+    low, high = images.min(axis=(0, 2, 3)), images.max(axis=(0, 2, 3))
+    for i, (name, wave) in enumerate(_WAVES.items()):
+        if len(part := images[i :: len(_WAVES)]):
+            pixels = np.stack([_two_pixels(image, rng) for image in part])
+            free = rng.uniform(low, high, pixels.shape)
+            for sort, colours in ((name, pixels), (f"{name} in any colours", free)):
+                made[f"patterns: {sort}"] = np.stack([_pattern(wave, two, images.shape[2:], rng) for two in colours])
+    return {kind: pictures.astype(np.float32) for kind, pictures in made.items()}
+
+
+Plane = npt.NDArray[np.float64]  # (height, width)
+_WAVES: dict[str, Callable[[Plane, Plane], Plane]] = {  # of rotated and scaled coordinates; from -1 to 1
+    "stripes": lambda x, _: np.sin(x),
+    "checks": lambda x, y: np.sin(x) * np.sin(y),
+    "rings": lambda x, y: np.sin(np.hypot(x, y)),
+    "dots": lambda x, y: (np.cos(x) + np.cos(y)) / 2,
+}
+
+
+def _two_pixels(image: Pixels, rng: np.random.Generator) -> Pixels:
+    """Return two randomly chosen pixels of an image, (2, C)."""
+    rows, columns = (rng.integers(size, size=2) for size in image.shape[1:])
+    pixels: Pixels = image[:, rows, columns].T
+    return pixels
+
+
+def _pattern(
+    wave: Callable[[Plane, Plane], Plane], colours: Floats, size: tuple[int, ...], rng: np.random.Generator
+) -> Floats:
+    """Draw a wave at a random angle and scale, with sharp or soft edges, in two colours (2, C).
+
+    Return the picture, (C, height, width).
+    """
+    y, x = (np.mgrid[: size[0], : size[1]] - np.array(size)[:, None, None] / 2) / max(size)
+    angle = rng.uniform(0, np.pi)
+    a, b = 2 * np.pi * _CYCLES[0] * (_CYCLES[1] / _CYCLES[0]) ** rng.random(2)
+    values = wave(a * (x * np.cos(angle) + y * np.sin(angle)), b * (y * np.cos(angle) - x * np.sin(angle)))
+    mix = (values + 1) / 2 if rng.random() < 0.5 else values > 0
+    first, second = colours[..., None, None]
+    pattern: Floats = first + (second - first) * mix
+    return pattern
+
+
+def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Filter white noise (n, C, height, width) so that its amplitudes fall with frequency, as in photographs."""
+    height, width = noise.shape[-2:]
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    filtered = np.fft.irfft2(np.fft.rfft2(noise) / np.maximum(frequency, 1 / max(height, width)), (height, width))
+    centred = filtered - filtered.mean(axis=(2, 3), keepdims=True)
+    fields: npt.NDArray[np.float64] = centred / np.maximum(centred.std(axis=(2, 3), keepdims=True), 1e-12)
+    return fields
+
+
+def _shuffled(image: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Return the image (C, height, width) with its tiles in another order.
+
+    Pixels at the edges that do not fill a whole tile stay in place.
+    """
+    height, width = (size // _TILES for size in image.shape[1:])
+    out, order = image.copy(), rng.permutation(_TILES**2)
+    for place, source in enumerate(order.tolist()):
+        (i, j), (k, m) = divmod(place, _TILES), divmod(source, _TILES)
+        out[:, i * height : (i + 1) * height, j * width : (j + 1) * width] = image[
+            :, k * height : (k + 1) * height, m * width : (m + 1) * width
+        ]
+    return out
