@@ -141,7 +141,7 @@ def test_a_checkpoint_that_is_no_file_is_not_read(tmp_path: Path, name: str, kin
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])
-@pytest.mark.parametrize("ending", [".onnx", ".xml", ".pt2", ".pth", ".npz"])
+@pytest.mark.parametrize("ending", [".onnx", ".xml", ".pth", ".npz"])
 def test_an_exported_file_that_is_none_is_not_read(tmp_path: Path, ending: str, kind: str) -> None:
     replaced(tmp_path / f"model{ending}", kind)
     (tmp_path / "photo.png").write_bytes(b"")

@@ -35,7 +35,8 @@ class Format:
         backend: the name of the backend that computes such files, one of `inference.backends.registry.BACKENDS`.
         module: the module with the functions `write` and `open_file`, which the methods of this class call.
         beside: suffixes of further files that belong to the exported file.
-        has_fixed_precision: whether a file is always computed in the dtype of its weights.
+        is_input: whether files of users are opened as models. Otherwise, only files that were just written are opened,
+            for comparing them with the model, and are computed in the dtype of their weights.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Format:
     backend: str
     module: str
     beside: tuple[str, ...] = ()
-    has_fixed_precision: bool = False
+    is_input: bool = True
 
     def files(self, path: Path) -> list[Path]:
         """Return the paths of all files of an exported model; `path` itself is the last one."""
@@ -75,7 +76,7 @@ class Format:
 
         Raises:
             VitkitError: the file contains anything that `write` does not write. In this case, the runtime never reads
-                the file.
+                the file. This does not apply to formats for which `is_input` is False.
         """
         opens: Callable[[Path, str], tuple[GraphRunner, str]] = import_module(self.module).open_file
         return opens(path, precision)
@@ -131,6 +132,6 @@ _HOME = "vitkit.exporting"
 for _row in (
     Format("onnx", "ONNX Runtime", ".onnx", "onnx", f"{_HOME}.onnx_format"),
     Format("openvino", "OpenVINO", ".xml", "openvino", f"{_HOME}.openvino_format", beside=(".bin",)),
-    Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", has_fixed_precision=True),
+    Format("torch", "torch.export", ".pt2", "eager", f"{_HOME}.program", is_input=False),
 ):
     register(_row)

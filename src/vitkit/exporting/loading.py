@@ -13,9 +13,10 @@ import numpy.typing as npt
 from vitkit.classifier import Classifier, Outputs
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
-from vitkit.exporting.formats import format_of
+from vitkit.exporting.formats import FORMATS, format_of, is_exported, wrong_suffix
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
 from vitkit.system.progress import Say
+from vitkit.text.cells import one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +32,8 @@ class Exported(Classifier):
         card: the card of the file.
     """
 
-    def __init__(self, path: Path, precision: str) -> None:
+    def __init__(self, path: Path, runner: GraphRunner, card: str) -> None:
         self.path, self._form = path, format_of(path)
-        runner, card = self._form.open(path, precision)
         self.card = Card.from_json(card, path)
         K, D = len(self.card.classes), self.card.features
         if runner.outputs != K + D:
@@ -133,7 +133,7 @@ class Exported(Classifier):
             )
         if precision in ("auto", self.runner.precision):
             return self
-        other = Exported(self.path, precision)
+        other = load_exported(self.path, precision)
         other.preprocess, other.views = self.preprocess, self.views
         return other
 
@@ -145,15 +145,24 @@ def load_exported(path: str | Path, precision: str = "auto") -> Exported:
     """Load a classifier from a file that `vitkit export` wrote.
 
     Args:
-        path: a file in one of the `FORMATS`; for an .xml file, the .bin file must be in the same folder.
+        path: an .onnx or .xml file; for an .xml file, the .bin file must be in the same folder.
         precision: `float32` or `bfloat16`, if the runtime supports both; `auto` is the one that is faster on this
             machine.
 
     Raises:
-        VitkitError: the file does not exist, is damaged or was not written by vitkit, or its runtime is not installed.
+        VitkitError: the file does not exist, is damaged or was not written by vitkit, its format is not one that is
+            opened, or its runtime is not installed.
     """
     path = Path(path)
-    format_of(path)
+    inputs = tuple(form.suffix for form in FORMATS.values() if form.is_input)
+    if not is_exported(path):
+        raise VitkitError(wrong_suffix(path, inputs))
+    form = format_of(path)
+    if not form.is_input:
+        raise VitkitError(
+            f"{path} is a file for {form.runtime}, which vitkit writes but does not open: name the model folder that "
+            f"it was made from, or export that to {one_of(inputs)}"
+        )
     if not path.is_file():
         raise VitkitError(f"no such file: {path}")
-    return Exported(path, precision)
+    return Exported(path, *form.open(path, precision))

@@ -25,7 +25,7 @@ from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.exporting.formats import Format, format_of
-from vitkit.exporting.loading import load_exported
+from vitkit.exporting.loading import Exported, load_exported
 from vitkit.model.build import with_features
 from vitkit.system.files import exclusive, staged
 from vitkit.system.progress import progress
@@ -90,24 +90,17 @@ def export(
     return Outcome(comparison, computed, in_bfloat16, size, seconds)
 
 
-@contextmanager
-def reading_back(suffix: str) -> Iterator[None]:
-    """Raise `Refused` with the reason if vitkit's reader does not accept a file that was just written."""
+def _verify(
+    classifier: Classifier, path: Path, form: Format, card: Card, pictures: Pictures
+) -> tuple[LogitComparison, LogitComparison | None, str]:
+    precision = "float32" if form.is_input else card.dtype
     try:
-        yield
+        exported = Exported(path, *form.open(path, precision))
     except VitkitError as error:
         reason = error.__cause__
         if not isinstance(reason, VitkitError):
             raise Refused(f"the written file cannot be read back: {error}") from error
-        raise Refused(f"the model cannot be exported to {suffix}: {reason}; try another format") from error
-
-
-def _verify(
-    classifier: Classifier, path: Path, form: Format, card: Card, pictures: Pictures
-) -> tuple[LogitComparison, LogitComparison | None, str]:
-    precision = card.dtype if form.has_fixed_precision else "float32"
-    with reading_back(path.suffix):
-        exported = load_exported(path, precision)
+        raise Refused(f"the model cannot be exported to {path.suffix}: {reason}; try another format") from error
     _check_card(card, exported.card)
     plain = _answers(classifier, _read_pictures(classifier, pictures), "asking the model")
     images = _read_pictures(exported, pictures)
@@ -118,7 +111,7 @@ def _verify(
     if card.features:
         _check_features(classifier, exported, images)
     in_bfloat16 = None
-    quick = exported if form.has_fixed_precision else load_exported(path)
+    quick = load_exported(path) if form.is_input else exported
     if quick.precision == "bfloat16" != precision:
         in_bfloat16 = compare(plain, _answers(quick, images, "asking the file in bfloat16"), card, "bfloat16")
         if faults := in_bfloat16.faults():
