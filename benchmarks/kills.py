@@ -25,6 +25,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -157,9 +158,14 @@ class Story:
         self.ranks.append(ranks)
         program = [str(HERE), "worker", str(self.journal)]
         command = ["train", str(self.data), *FLAGS, "--workers", str(workers), "--strategy", strategy]
-        command += ["--out", str(self.folder)]
+        command += ["--out", str(self.folder), "--force"]
+        if (self.folder / "recipe.toml").is_file():
+            recipe = self.folder / "recipe.toml"
+            text = re.sub(r"^workers = .*", f"workers = {workers}", recipe.read_text(), flags=re.MULTILINE)
+            recipe.write_text(re.sub(r"^strategy = .*", f'strategy = "{strategy}"', text, flags=re.MULTILINE))
+            command = ["train", "--resume", str(self.folder)]
         torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(ranks)]
-        started = [PYTHON, *(torchrun if ranks > 1 else []), *launcher, *program, *command, "--resume-if-there"]
+        started = [PYTHON, *(torchrun if ranks > 1 else []), *launcher, *program, *command]
         env = {"KILLS_ATTEMPT": f"{self.attempts:03d}", "OMP_NUM_THREADS": "1", "PYTHON_EXEC": PYTHON, **environment}
         return subprocess.Popen(
             started, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -266,14 +266,6 @@ def taught(place: Place) -> Figures:
     return place.headline("taught", data=place.photos, **SCRATCH, **fields)
 
 
-def selected(place: Place) -> Figures:
-    weights = [str(place.elsewhere), str(place.elsewhere.with_name("beyond"))]
-    own = {name: RECIPE[name] for name in ("batch_size", "precision", "workers", "balance")}
-    shared = {"out": place.folder / "runs" / "selected", "seed": place.seed, "method": "probe"}
-    run = vitkit.train(place.photos, weights=weights, select_time="10m", **shared, **own, say=_quiet)
-    return Figures.of(run.headline)
-
-
 def another_folder(place: Place) -> Figures:
     return Figures.of(_other_folder(place).headline)
 
@@ -553,7 +545,6 @@ PROTOCOLS: dict[str, Callable[[Place], Figures]] = {
     "three folds": folds,
     "pretrain, then train": pretrained,
     "a teacher that knows the pictures": taught,
-    "select among weights": selected,
     "eval, another folder with altered copies": another_folder,
     "compare, given splits, from a run": compared_accuracy,
     "compare, given splits, difference from none": compared_difference,

@@ -77,9 +77,9 @@ def test_leaks_and_conflicts_exit_with_1(
         (("photos", "-o", "photos/cat/page.html"), "photos"),
         (("photos", "-o", "old.html"), "--force"),
         (("photos", "-o", "folder.html"), "folder"),
-        (("photos", "--fit", "stretch"), "stretch"),
-        (("photos", "--crop-pct", "0"), "--crop-pct"),
-        (("photos", "--crop-pct", "much"), "--crop-pct"),
+        (("photos", "--preprocess", "fit=stretch"), "stretch"),
+        (("photos", "--preprocess", "crop_pct=0"), "crop_pct"),
+        (("photos", "--preprocess", "crop_pct=much"), "crop_pct"),
         ((), "DATA"),
     ],
     ids=str,
@@ -159,10 +159,10 @@ def test_the_crop_is_warned_of_only_where_the_fit_crops(vitkit: Any, tmp_path: P
     data = folder(tmp_path / "photos", {"a": 10, "b": 10}, 60, 20)
     assert "the crop loses more than half of the area of 20 of 20 images" in vitkit("doctor", data).out
     for fit in ("pad", "squash"):
-        assert "the crop loses" not in vitkit("doctor", data, "--fit", fit).out
+        assert "the crop loses" not in vitkit("doctor", data, "--preprocess", f"fit={fit}").out
     square = folder(tmp_path / "square", {"a": 10, "b": 10}, 20, 20)
     assert "the crop loses" not in vitkit("doctor", square).out
-    assert "the crop loses" in vitkit("doctor", square, "--crop-pct", "0.7").out
+    assert "the crop loses" in vitkit("doctor", square, "--preprocess", "crop_pct=0.7").out
 
 
 # --- JSON ------------------------------------------------------------------------------------------

@@ -298,7 +298,7 @@ def test_a_hair_of_one_by_4000_pixels_is_a_picture_like_any_other(vitkit: Comman
     assert "unreadable" not in outcome.out
     assert vitkit("train", data, *ONCE, "--out", tmp_path / "run").code == 0
     assert [row["error"] for row in rows(vitkit("predict", tmp_path / "run", data).out)] == [""] * 13
-    assert vitkit("train", data, *ONCE, "--fit", "pad", "--out", tmp_path / "padded").code == 0
+    assert vitkit("train", data, *ONCE, "--set", "fit=pad", "--out", tmp_path / "padded").code == 0
 
 
 def test_files_that_are_not_what_their_name_says(vitkit: Command, trained: Path, tmp_path: Path) -> None:

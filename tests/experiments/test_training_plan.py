@@ -248,10 +248,10 @@ def test_a_fine_tuning_is_settled_as_training_settles_it() -> None:
     many = job_of(MICRO, {"weights": "auto"}, 10_000, 10)
     assert (many.recipe.method, many.recipe.patch_dropout) == ("full", 0.3)
     assert many.config.pool == "token"
-    few = job_of(MICRO, {"weights": "auto", "views": 2}, 100, 10)
+    few = job_of(MICRO, {"weights": "auto"}, 100, 10)
     assert few.recipe.method == "probe"
     assert few.config.pool == "token+gap"
-    assert passes(few.recipe, few.images) == (300, 0)
+    assert passes(few.recipe, few.images) == (100, 0)
     assert job_of(MICRO, {"max_images": 50}, 100, 10).images == 50
 
 

@@ -41,7 +41,6 @@ METHODS = ("probe", "probe-sgd", "lora", "full", "scratch")
 CHOICES: dict[str, tuple[Any, dict[str, Any]]] = {
     "lora_rank": (2, {}),
     "lp_ft": (True, {}),
-    "views": (1, {}),
     "init": ("reference", {}),
     "epochs": (3, {}),
     "grad_accum": (2, {}),
@@ -100,7 +99,7 @@ NOT_SHOWN = {
     "compile": "the result is the same by design",
     "logger": "it watches",
 }
-SHOWN_IN_EVERY_TEST_RUN = {("probe", "epochs"), ("probe-sgd", "drop_path"), ("scratch", "lora_rank"), ("full", "views")}
+SHOWN_IN_EVERY_TEST_RUN = {("probe", "epochs"), ("probe-sgd", "drop_path"), ("scratch", "lora_rank")}
 
 
 @pytest.fixture(scope="module")

@@ -247,7 +247,7 @@ def test_ctrl_c_in_the_final_model_keeps_the_folds_and_goes_on_to_the_same_weigh
 
 
 def test_a_killed_command_is_started_again(finished: Path, data: Path, tmp_path: Path) -> None:
-    """SIGKILL as soon as the final model is in training; the same command with --resume-if-there goes on."""
+    """SIGKILL as soon as the final model is in training; --resume goes on."""
     folder = runs.copy_of(finished, tmp_path / "run")  # as it is after the folds
     for name in ("report.html", "metrics.csv", "model.json", "model.safetensors", "trust.safetensors"):
         (folder / name).unlink()
@@ -260,7 +260,7 @@ def test_a_killed_command_is_started_again(finished: Path, data: Path, tmp_path:
     process.kill()
     process.communicate()  # to the end of its output, and thus of the process
     assert not (folder / "report.html").is_file() and (folder / "metrics.csv").is_file(), "it was in training"
-    train(recipe_for(data), folder, resume_if_there=True, say=lambda line: None)
+    resume(folder, say=lambda line: None)
     runs.assert_same_weights(folder, finished)
     final, expected = (json.loads((run / "folds.json").read_text())["final"] for run in (folder, finished))
     assert final == {**expected, "temperature": pytest.approx(expected["temperature"], rel=0.05)}

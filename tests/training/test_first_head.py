@@ -259,18 +259,13 @@ def _renamed(line: str, words: dict[str, str]) -> str:
     return ",".join([path, ";".join(words.get(label, label) for label in labels.split(";")), split])
 
 
-def test_folds_and_a_choice_of_weights(place: Path, tmp_path: Path) -> None:
+def test_folds(place: Path, tmp_path: Path) -> None:
     said = told(place, tmp_path / "folds", method="probe", folds=2)
     assert sum("the zero-shot model is epoch 0" in line for line in said) == 1
     assert all(-1 in rows(tmp_path / "folds" / f"fold-{number}") for number in (1, 2))
     said = told(place, tmp_path / "spoilt", folds=2, epochs=1, lr=5.0, monitor="val_loss")
     assert "note: in 2 of 2 folds the model is the zero-shot one: no epoch was better" in said
     assert (tmp_path / "spoilt" / "report.html").read_text().count("</a>, zero-shot") == 2
-    both = f"{place / 'clip'},{place / 'siglip'}"
-    vitkit.train(
-        place / "photos", weights=both, select_time="5m", method="probe", out=tmp_path / "chosen", say=said.append
-    )
-    assert -1 in rows(tmp_path / "chosen")
 
 
 def test_datasets_of_the_callers_own(place: Path, tmp_path: Path) -> None:

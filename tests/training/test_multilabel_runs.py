@@ -146,7 +146,7 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
 @pytest.mark.parametrize(
     ("method", "fields"),
     [
-        ("probe", {"views": 1}),
+        ("probe", {}),
         ("probe-sgd", {}),
         ("lora", {"balance": "loss"}),
         ("full", {"mixup": 0.4, "cutmix": 0.5, "label_smoothing": 0.1}),

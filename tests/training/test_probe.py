@@ -92,9 +92,8 @@ def head_run(data: Path, pretrained: Path, out: Path, **fields: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("views", [0, 2])
-def test_the_backbone_stays_and_the_head_learns(data: Path, pretrained: Path, tmp_path: Path, views: int) -> None:
-    folder = head_run(data, pretrained, tmp_path / "run", views=views)
+def test_the_backbone_stays_and_the_head_learns(data: Path, pretrained: Path, tmp_path: Path) -> None:
+    folder = head_run(data, pretrained, tmp_path / "run")
     before, after = runs.weights(pretrained), runs.weights(folder)
     assert [name for name in before if not name.startswith("head") and not torch.equal(before[name], after[name])] == []
     model = load(folder).model
@@ -106,9 +105,9 @@ def test_the_backbone_stays_and_the_head_learns(data: Path, pretrained: Path, tm
 def test_the_same_seed_gives_the_same_head_with_more_workers_than_cores_too(
     data: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = head_run(data, pretrained, tmp_path / "a", views=1, seed=3)
+    first = head_run(data, pretrained, tmp_path / "a", seed=3)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-    runs.assert_same_weights(first, head_run(data, pretrained, tmp_path / "b", views=1, seed=3, workers=2))
+    runs.assert_same_weights(first, head_run(data, pretrained, tmp_path / "b", seed=3, workers=2))
 
 
 def test_a_run_that_was_stopped_before_its_head_goes_on(data: Path, pretrained: Path, tmp_path: Path) -> None:

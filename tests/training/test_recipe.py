@@ -57,7 +57,6 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "patience": st.none() | st.integers(1, 10**9),
     "seed": st.integers(0, 2**63 - 1),
     "workers": st.none() | st.integers(0, 10**4),
-    "views": st.integers(0, 10**4),
     "layer_decay": st.floats(1e-3, 1),
     "lora_rank": st.integers(1, 10**4),
     "grad_accum": st.integers(1, 10**6),
@@ -81,7 +80,6 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "group_by": st.none() | st.sampled_from(["scene[0-9]+", "^([^_]+)_"]),
     "time": st.none() | st.sampled_from(["90s", "10m", "2h", "1.5h", "7"]),
     "save_every": st.none() | st.sampled_from(["90s", "10m", "2h"]),
-    "select_time": st.none(),  # goes with several weights, which a settled recipe does not have
     "weights": st.sampled_from(["auto", "none"]),
     "head_from": st.sampled_from(["auto", "zero"]),  # names neither with lp_ft nor without weights
     "lr": st.floats(1e-12, 1e3),
@@ -222,7 +220,6 @@ OPEN |= {
 }
 OPEN |= {
     "data",
-    "select_time",
     "cache",
     "workers",
     "distill_scale",
@@ -430,7 +427,6 @@ OUT_OF_RANGE: dict[str, Any] = {
     "random_erasing": 1.5,
     "balance": "undersample",
     "step_per": "batch",
-    "views": -1,
     "group_by": "scene(",
     "seed": -1,
     "image_size": 0,

@@ -18,6 +18,7 @@ from vitkit.cli.app import app
 from vitkit.data import ImageTable, Preprocess, read_source
 from vitkit.errors import VitkitError
 from vitkit.model import ViTConfig
+from vitkit.text.arguments import hints_of
 from vitkit.training import (
     Recipe,
     blueprint_of,
@@ -145,14 +146,18 @@ def test_what_cannot_be_meant_is_refused_in_a_line(fields: dict[str, Any], told:
     ],
 )
 def test_a_flag_is_read_as_its_field(text: str, meant: dict[str, Any]) -> None:
-    assert read_sets([f"model.{text}"]) == meant
+    assert read_sets([f"model.{text}"], {}) == {"model_fields": meant}
 
 
 @pytest.mark.parametrize(
     ("texts", "told"),
     [
-        (["position=none"], "--set changes fields of the model, as in --set model.position=none"),
-        (["model.position"], "--set changes fields of the model"),
+        (["position=none"], "unknown field 'position'"),
+        (["shaer=5"], r"unknown field 'shaer' \(did you mean shear\?\)"),
+        (["model_fields=5"], "unknown field 'model_fields'"),
+        (["model.position"], "expects FIELD=VALUE, as in --set shear=5 or --set model.position=none"),
+        (["shear=much"], "shear must be a finite number, not 'much'"),
+        (["shear=5", "shear=6"], "--set shear is given twice"),
         (["model.layers=two"], "model.layers must be a whole number, not 'two'"),
         (["model.layers=2.0"], "model.layers must be a whole number"),
         (["model.qkv_bias=1"], "model.qkv_bias must be true or false"),
@@ -163,7 +168,19 @@ def test_a_flag_is_read_as_its_field(text: str, meant: dict[str, Any]) -> None:
 )
 def test_a_flag_that_says_nothing_is_refused(texts: list[str], told: str) -> None:
     with pytest.raises(VitkitError, match=told):
-        read_sets(texts)
+        read_sets(texts, hints_of(Recipe))
+
+
+def test_fields_of_the_recipe_and_of_the_model_are_set_together() -> None:
+    texts = ["split=0.5, 0.2,0.3", "decay_all=true", "fit=none", "step_per=epoch", "model.layers=6", "split_seed=3"]
+    assert read_sets(texts, hints_of(Recipe)) == {
+        "split": (0.5, 0.2, 0.3),
+        "decay_all": True,
+        "fit": None,
+        "step_per": "epoch",
+        "split_seed": 3,
+        "model_fields": {"layers": 6},
+    }
 
 
 @pytest.mark.parametrize("name", tiny.VARIETY)

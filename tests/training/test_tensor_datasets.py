@@ -277,7 +277,7 @@ def test_a_head_is_fitted_to_datasets_too(photos: Path, tmp_path: Path, method: 
     """The same pictures as files and as a dataset: the same head."""
     begun = train(photos, tmp_path / "begun", v1.Resize((16, 16)), *PLAIN)
     named: dict[str, Any] = {"weights": str(begun.folder), "epochs": 1, "say": lambda line: None, "hflip": False}
-    named |= {"crop_scale": (0, 0), "lp_ft": True} if method == "full" else {"views": 1}
+    named |= {"crop_scale": (0, 0), "lp_ft": True} if method == "full" else {}
     given = {f"{part}_dataset": ImageFolder(str(photos / part)) for part in ("train", "val")}
     run = vitkit.train(**given, method=method, out=tmp_path / "own", **named)
     files = vitkit.train(photos, method=method, out=tmp_path / "files", **named)

@@ -5,7 +5,7 @@ An error that is not there any more is reported as an unused `type: ignore`.
 
 import vitkit
 
-vitkit.train("digits", epochs=2, lr=1, weights=["a", "b"], select_time="5m", crop_scale=(0.2, 1))
+vitkit.train("digits", epochs=2, lr=1, weights="a", crop_scale=(0.2, 1))
 vitkit.pretrain("digits", objective="mae", mask=0.5, epochs=1)
 vitkit.compare("digits", ["a", "b"], epochs=1, devices=2, method="full")
 vitkit.lab("head", model="vit_micro_patch4_16", seed=1)

@@ -29,12 +29,12 @@ def leaking(healthy: Path) -> Path:
 
 
 def test_function_and_command_agree(command: Any, leaking: Path, tmp_path: Path) -> None:
-    found = vitkit.doctor(leaking, tmp_path / "ours.html", fit="pad")
-    said = command("doctor", leaking, "--fit", "pad", "-o", tmp_path / "theirs.html")
+    found = vitkit.doctor(leaking, tmp_path / "ours.html", preprocess="fit=pad")
+    said = command("doctor", leaking, "--preprocess", "fit=pad", "-o", tmp_path / "theirs.html")
     assert said.out == "".join(f"{line}\n" for line in found.lines()).replace("ours.html", "theirs.html")
     assert said.code == 1
     assert (tmp_path / "ours.html").read_bytes() == (tmp_path / "theirs.html").read_bytes()
-    told = json.loads(command("doctor", leaking, "--fit", "pad", "--json").out)
+    told = json.loads(command("doctor", leaking, "--preprocess", "fit=pad", "--json").out)
     assert told == json.loads(json.dumps(found.to_dict()))
 
 
@@ -59,8 +59,8 @@ def test_progress_is_told(healthy: Path) -> None:
 
 def test_what_is_no_choice_is_refused(healthy: Path, tmp_path: Path) -> None:
     wrong: Any = "stretch"
-    with pytest.raises(vitkit.VitkitError, match="--fit 'stretch' is none of crop, pad, squash"):
-        vitkit.doctor(healthy, fit=wrong)
+    with pytest.raises(vitkit.VitkitError, match="fit must be one of crop, pad, squash, squash_crop, not 'stretch'"):
+        vitkit.doctor(healthy, preprocess="fit=stretch")
     with pytest.raises(vitkit.VitkitError, match="--layout 'stretch' is none of auto, classes, splits"):
         vitkit.doctor(healthy, layout=wrong)
     with pytest.raises(vitkit.VitkitError, match=r"page.pdf must end in \.html"):

@@ -56,7 +56,8 @@ def test_predictions_are_transformers(place: Path, kind: str) -> None:
 
 
 def test_one_of_the_classes_is_named_if_that_is_asked_for(place: Path) -> None:
-    found = list(package.predict(place / "siglip", place / "photos" / "0.png", classes=CLASSES, one=True, top=3))
+    exclusive = package.zero_shot(place / "siglip", CLASSES, one=True)
+    found = list(package.predict(exclusive, place / "photos" / "0.png", top=3))
     assert found[0].label in CLASSES
     assert sum(own for _, own in found[0].top) == pytest.approx(1, abs=1e-5)
 
@@ -86,8 +87,6 @@ def test_classes_and_templates_by_the_command(place: Path, vitkit: Any) -> None:
 def test_what_goes_with_classes_alone_is_refused_without_them(place: Path) -> None:
     with pytest.raises(VitkitError, match="--template requires classes by name"):
         package.predict(place / "clip", place / "photos", templates=["a {}"])
-    with pytest.raises(VitkitError, match="--one requires classes by name"):
-        package.predict(place / "clip", place / "photos", one=True)
     with pytest.raises(VitkitError, match="not a classifier in memory"):
         package.predict(package.zero_shot(place / "clip", CLASSES), place / "photos", classes=CLASSES)
     with pytest.raises(VitkitError, match="cannot be read"):
@@ -296,7 +295,7 @@ def test_names_that_nobody_can_mean_are_refused(place: Path, classes: str, said:
 def test_one_class_of_siglip_has_a_probability_of_its_own(place: Path) -> None:
     assert len(package.predict(place / "siglip", place / "photos" / "0.png", classes="daisy")) == 1
     with pytest.raises(VitkitError, match="has only 'daisy'"):
-        package.predict(place / "siglip", place / "photos" / "0.png", classes="daisy", one=True)
+        package.zero_shot(place / "siglip", ["daisy"], one=True)
 
 
 def test_a_byte_that_is_not_utf8_ends_the_command_in_a_line(place: Path, vitkit: Any) -> None:

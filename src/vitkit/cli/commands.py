@@ -18,7 +18,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ import vitkit
 from vitkit.cli.say import HARMLESS, Bar, remark, say, show, tell
 from vitkit.errors import Interrupted, ShortageError, VitkitError
 from vitkit.system.files import to_json
-from vitkit.text.arguments import Between, unannotated
+from vitkit.text.arguments import Between, hints_of, unannotated
 from vitkit.text.cells import JOINT
 
 if TYPE_CHECKING:
@@ -121,10 +121,13 @@ def _set_values(function: _Function, values: _Values) -> _Values:
 
     A switch whose value is False counts as not set if the function's default is None.
     """
-    if "model_fields" in values:
+    if texts := values.pop("model_fields", None):
         from vitkit.training.recipe import read_sets
 
-        values["model_fields"] = read_sets(values["model_fields"] or ()) or None
+        fields = read_sets(texts, _fields_of(function))
+        if twice := next((name for name in fields if values.get(name) is not None), None):
+            raise VitkitError(f"{twice} is given twice, by {_flags_of(twice)[0]} and by --set: leave out one of them")
+        values |= fields
     parameters = inspect.signature(inspect.unwrap(function)).parameters
     none = {name for name, parameter in parameters.items() if parameter.default is None}
     return {
@@ -310,7 +313,7 @@ PANELS = {  # the first flag of each panel of the help
     "model": "What to train",
     "epochs": "Schedule and optimiser",
     "dropout": "Regularisation",
-    "fit": "Pixels and augmentation",
+    "crop_scale": "Pixels and augmentation",
     "layout": "Data, choice of the best, machine",
 }
 _FLAGS = {  # flags whose names differ from those of their parameters
@@ -336,7 +339,6 @@ _METAVARS = {
     "recipe": "FILE|NAME",
     "weights": "WEIGHTS",
     "time": "TIME",
-    "select_time": "TIME",
 }
 _WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}  # placeholders for values of a type
 _ENVIRONMENT = {"token": "VITKIT_TOKEN"}
@@ -383,10 +385,21 @@ def _parameters_of(
 
 def _parameters_of_fields(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return a flag for each dataclass field that `add_recipe_fields` has added to the function's parameters."""
+    from vitkit.training.recipe import SET_ONLY
+
+    owners, _ = getattr(function, "recipe_fields", ((), ()))
+    fields = _fields_of(function)
+    hidden = [name for name in fields if name in SET_ONLY]
+    offered = {name: option for owner in reversed(owners) for name, option in _options(owner, hidden).items()}
+    return [offered[name] for name in fields if name not in hidden]
+
+
+def _fields_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type of each field that `add_recipe_fields` has added to the function's parameters, by name."""
     owners, exclude = getattr(function, "recipe_fields", ((), ()))
-    offered = {name: option for owner in reversed(owners) for name, option in _options(owner).items()}
+    hints = {name: hint for owner in reversed(owners) for name, hint in hints_of(owner).items()}
     names = dict.fromkeys(field.name for owner in owners for field in dataclasses.fields(owner))
-    return [offered[name] for name in names if name not in exclude]
+    return {name: hints[name] for name in names if name not in exclude}
 
 
 def _switch(name: str, text: str) -> inspect.Parameter:
@@ -490,25 +503,31 @@ def _flag(parameter: inspect.Parameter, kind: Any, settings: dict[str, Any]) -> 
     return _parameter(parameter.name, kind, typer.Option(*written, **settings), default)
 
 
-def _options(dataclass: type[Any]) -> dict[str, inspect.Parameter]:
+def _options(dataclass: type[Any], hidden: Sequence[str]) -> dict[str, inspect.Parameter]:
+    """Return a flag for each field of a dataclass, by name; the help of --set lists the `hidden` fields."""
     hints = get_type_hints(dataclass, include_extras=True)
     options, panel = {}, ""
     for setting in dataclasses.fields(dataclass):
         panel = PANELS.get(setting.name, panel)
         kind, text, *marks = get_args(hints[setting.name])
         shown = next((mark for mark in marks if isinstance(mark, str)), _show(setting.default))
-        options[setting.name] = _option(setting, kind, text, panel, shown)
+        options[setting.name] = _option(setting, kind, text, panel, shown, hidden)
     return options
 
 
-def _option(setting: dataclasses.Field[Any], kind: Any, text: str, panel: str, shown: str | bool) -> inspect.Parameter:
+def _option(
+    setting: dataclasses.Field[Any], kind: Any, text: str, panel: str, shown: str | bool, hidden: Sequence[str]
+) -> inspect.Parameter:
     (flag,) = _flags_of(setting.name)
     settings: dict[str, Any] = {"help": text, "show_default": shown, "rich_help_panel": panel}
     settings["metavar"] = _METAVARS.get(setting.name) or _word(kind)
     if setting.name == "model_fields":
         kind = list[str]
-        settings["help"] = "Change a field of the model, for example --set model.position=none --set model.layers=6."
-        settings |= {"metavar": "model.FIELD=VALUE", "show_default": False}
+        settings["help"] = (
+            "Set a field of the recipe, such as shear=5, or of the model, such as model.layers=6. These fields have no "
+            f"other flag: {', '.join(hidden)}."
+        )
+        settings |= {"metavar": "FIELD=VALUE", "show_default": False}
     if setting.name == "model":
         settings["autocompletion"] = _model_names
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag

@@ -15,7 +15,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import exclusive_in, from_json, is_empty
 
 # Fields that a comparison sets itself, or that would split one run into several.
-NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy", "select_time")
+NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
 
 
 def names_of(models: str | Sequence[str]) -> list[str]:

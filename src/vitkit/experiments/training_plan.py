@@ -22,7 +22,7 @@ from vitkit.system.progress import Progress, progress, reporting_to, silent
 from vitkit.system.run_files import RECIPE
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
-from vitkit.training.recipe import PlannedFields, Recipe, Request, build, overlay, unfold
+from vitkit.training.recipe import Recipe, RecipeFields, Request, build, overlay, unfold
 from vitkit.training.request import add_recipe_fields, bundled, load_fields
 from vitkit.verbs.result import Result
 
@@ -302,7 +302,7 @@ def plan(
     price: float | None = None,
     decode_rate: float = DECODE_RATE,
     progress: Progress = silent,
-    **fields: Unpack[PlannedFields],
+    **fields: Unpack[RecipeFields],
 ) -> TrainingPlan:
     """Predict the steps, tokens, FLOPs, memory, time and cost of a training without allocating anything.
 
@@ -394,7 +394,7 @@ def _planned(
     )
 
 
-add_recipe_fields(plan, ("data", "select_time"))
+add_recipe_fields(plan, ("data",))
 
 
 @dataclass(frozen=True)
@@ -554,7 +554,7 @@ def passes(recipe: Recipe, images: int) -> tuple[int, int]:
         images: the number of images in an epoch.
     """
     if recipe.method == "probe":
-        return images * (1 + recipe.views), 0
+        return images, 0
     batches = math.ceil(images / recipe.batch_size)
     return images * recipe.epochs, math.ceil(batches / recipe.grad_accum) * recipe.epochs
 

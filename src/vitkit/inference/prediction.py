@@ -358,12 +358,10 @@ class Csv:
     """Rows as CSV: `path,label,confidence,error[,familiar][,rejected][,set][,label_2,confidence_2 ...]`.
 
     For a multi-label model, the additional columns start with `label_1`, and a rejected label without any class is
-    written as `;`. Unless `is_raw` is set, text is escaped so that spreadsheets and terminals do not interpret it
-    (`text.cells.harmless`).
+    written as `;`. Text is escaped so that spreadsheets and terminals do not interpret it (`text.cells.harmless`).
     """
 
     columns: Columns
-    is_raw: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -382,12 +380,11 @@ class Csv:
         return self.header
 
     def encode(self, prediction: Prediction) -> str:
-        return csv_line(self.columns.row(prediction), self.names, is_raw=self.is_raw)
+        return csv_line(self.columns.row(prediction), self.names)
 
     def decode(self, record: str) -> Row:
         values = next(csv.reader([record], strict=True))
-        cells = dict(zip(self.names, values if self.is_raw else map(restored, values), strict=True))
-        return self.row_of(cells)
+        return self.row_of(dict(zip(self.names, map(restored, values), strict=True)))
 
     def row_of(self, cells: Mapping[str, Any]) -> Row:
         """Return the row with these cells, by column name; an empty cell is "" or None."""
@@ -433,7 +430,6 @@ class JsonLines:
     """
 
     columns: Columns
-    is_raw: bool = True  # always: JSON has its own escapes
     header: ClassVar[str] = ""
     opening: ClassVar[str] = '{"path": "'
 
@@ -473,14 +469,13 @@ TABLES = (".xlsx", ".parquet")  # files that are written at the end, and cannot 
 _NUMBERS = ("confidence", "familiar")  # prefixes of the names of numeric columns
 
 
-def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row], *, is_raw: bool = False) -> None:
+def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
     """Write rows to a .csv, .jsonl, .xlsx or .parquet file atomically.
 
     Args:
         out: the file, which is replaced if it exists.
         names: the column names, as in a .csv file.
         rows: the rows.
-        is_raw: whether to write text to a .csv file unchanged. Otherwise it is escaped (`harmless`).
 
     Raises:
         VitkitError: there are too many rows for a workbook, or the package for Parquet is not installed.
@@ -496,7 +491,7 @@ def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row], *, is_raw: 
         if suffix == ".jsonl":
             lines = (to_json(row.to_dict(may_reject="rejected" in names)) + "\n" for row in rows)
         else:
-            lines = chain([_csv_record(names)], (csv_line(row, names, is_raw=is_raw) for row in rows))
+            lines = chain([_csv_record(names)], (csv_line(row, names) for row in rows))
         file.writelines(line.encode(*ENCODING) for line in lines)
 
 
@@ -553,15 +548,15 @@ def _as_utf8(cell: str | float | None) -> str | float | None:
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
-def csv_line(row: Row, names: Sequence[str], *, is_raw: bool) -> str:
-    """Return a row as a line of CSV with these columns. Unless `is_raw`, text is escaped (`harmless`)."""
+def csv_line(row: Row, names: Sequence[str]) -> str:
+    """Return a row as a line of CSV with these columns. Text is escaped (`harmless`)."""
     cells = row.cells()
-    return _csv_record([_csv_cell(cells.get(name), is_raw=is_raw) for name in names])
+    return _csv_record([_csv_cell(cells.get(name)) for name in names])
 
 
-def _csv_cell(cell: str | float | None, *, is_raw: bool) -> str | None:
+def _csv_cell(cell: str | float | None) -> str | None:
     if isinstance(cell, str):
-        return cell if is_raw else harmless(cell)
+        return harmless(cell)
     return None if cell is None else f"{cell:.6f}"
 
 

@@ -15,7 +15,6 @@ import csv
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from html import escape
 from itertools import islice
@@ -111,7 +110,6 @@ def write_report(
     doubts: Sequence[LabelError] = (),
     recipe: str = "",
     explained: Sequence[Explained] = (),
-    tried: Tried | None = None,
 ) -> None:
     """Write the page about a run.
 
@@ -128,7 +126,6 @@ def write_report(
         doubts: labels that are likely wrong, the most doubtful first.
         recipe: the complete recipe, as TOML.
         explained: mistakes with the regions that led to them.
-        tried: the candidate initial weights, with their scores.
     """
     photographs = ReportPhotographs.of(evaluation, root, doubts, laid_out)
     rest = {caption: png for caption, png in pictures.items() if caption not in (CONFUSION, CONFIDENCE, POINTS)}
@@ -150,7 +147,6 @@ def write_report(
         *_promises(numbers),
         *_unknown(numbers),
         *[figure(caption, picture, is_photograph=caption in _PHOTOGRAPHS) for caption, picture in rest.items()],
-        *_weights_tried(tried),
         "<h2>The run</h2>",
         table([[escape(name), escape(value)] for name, value in facts.items()]),
         *(["<h2>Recipe</h2>", folded("The complete recipe", listing(recipe))] if recipe else []),
@@ -654,36 +650,6 @@ def _since(evaluation: Evaluation, i: int) -> list[str]:
     """Return a caption line with the current label of an image that has another label than in earlier runs."""
     now = evaluation.since.get(evaluation.paths[i])
     return [] if now is None else [f"now: {now}"]
-
-
-@dataclass(frozen=True)
-class Tried:
-    """The candidate initial weights of a run, with their scores.
-
-    Attributes:
-        summary: a sentence about how the candidates were compared.
-        heading, rows: the heading and the rows of the table.
-        remarks: further sentences about the result.
-    """
-
-    summary: str
-    heading: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    remarks: Sequence[str]
-
-
-def _weights_tried(tried: Tried | None) -> list[str]:
-    """Return the section about the candidate initial weights; empty if `tried` is None."""
-    if tried is None:
-        return []
-    cells = [[escape(cell) for cell in row] for row in tried.rows]
-    remarks = [f"<p>{escape(remark)}.</p>" for remark in tried.remarks]
-    return [
-        "<h2>Which weights suit these photographs</h2>",
-        f"<p>{escape(tried.summary)}.</p>",
-        wide(table(cells, list(map(escape, tried.heading)))),
-        *remarks,
-    ]
 
 
 def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[str]:

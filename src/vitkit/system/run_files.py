@@ -19,7 +19,6 @@ EARLIER_LABELS = "earlier_labels.json"  # labels that images had in earlier runs
 PROPOSALS = "proposals.json"  # the same in earlier versions of vitkit, which is not read
 FINDINGS = "findings.json"  # problems of the data that the doctor found
 PRETRAINING = "pretraining.toml"  # for a pre-training: its options and remarks
-SELECTION = "selection.json"  # the candidate weights that were tried, with their results
 PREPROCESS = "preprocess.json"  # for a training on a caller's datasets: their preprocessing
 EXTENSIONS = "extensions.json"  # the names of the caller's loss, augmentation and optimiser
 CLASS_INDICES = "class_indices.json"  # many training scripts write it next to their weights
@@ -63,7 +62,6 @@ FILES = (  # the files that a run writes into its folder; a new run in the same 
         EARLIER_LABELS,
         PROPOSALS,
         FINDINGS,
-        SELECTION,
         PREPROCESS,
         EXTENSIONS,
         CLASS_INDICES,

@@ -46,7 +46,7 @@ __all__, __getattr__ = public(
         "report": "Reported",
         "run": "resume train write_start",
         "run_folder": "Run append_metrics next_free read_metrics truncate_metrics",
-        "selection": "Cost FEWEST LEAST Selection Trial affordable choose_and_resolve no_difference resolve_method",
+        "selection": "probe_accuracy resolve_method",
         "stability": (
             "DeferredFiniteCheck DivergedError FiniteCheck Pieces RunningStatistics SafePoint StabilityGuard "
             "StepIndex ValidationOutcome all_finite has_collapsed"

@@ -40,7 +40,7 @@ from vitkit.training.optim import WeightAverage, build_optimizer, lr_factor, swa
 from vitkit.training.pretraining.objectives import SelfSupervised
 from vitkit.training.recipe import SAVE_EVERY, Recipe, parse_duration
 from vitkit.training.request import MakeOptimizer
-from vitkit.training.run_folder import COMPUTING, LENGTH_OF_IT, ZERO_SHOT, append_metrics, truncate_metrics
+from vitkit.training.run_folder import ZERO_SHOT, append_metrics, truncate_metrics
 from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 
 
@@ -312,8 +312,13 @@ _SPLITTING = (
     "folds",
     "max_images",
 )  # the result of these is in split.json
+_LENGTH = ("epochs", "time", "patience", "keep")
+_COMPUTING = (
+    *("logger", "save_every", "precision", "device", "devices", "nodes", "strategy", "checkpointing", "compile"),
+    *("cache", "workers"),
+)
 _BEFORE_AND_AFTER = ("find_lr", "prior")
-MAY_CHANGE = {*_PLACES, *_SPLITTING, *LENGTH_OF_IT, *COMPUTING, *_BEFORE_AND_AFTER}
+MAY_CHANGE = {*_PLACES, *_SPLITTING, *_LENGTH, *_COMPUTING, *_BEFORE_AND_AFTER}
 
 
 def identity(

@@ -63,7 +63,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "monitor": "val_loss",
     },
     "probe-sgd": {"epochs": 10, "warmup": 0.0, "drop_path": 0.0, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
-    "probe": {"epochs": 1, "batch_size": 64, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
+    "probe": {"epochs": 1, "batch_size": 64},
 }
 
 
@@ -102,11 +102,6 @@ def choose(
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
     requested, reasons = request.recipe, list[str]()
-    if requested.select_time is not None:
-        raise VitkitError(
-            "select_time requires `vitkit train` on a folder of photographs: leave it out, and name only one of the "
-            "weights"
-        )
     method = requested.method
     if method == "auto" and requested.weights == "none":
         method = "scratch"
@@ -471,8 +466,8 @@ def _table() -> dict[str, tuple[Condition, ...]]:
         lambda recipe: recipe.schedule != "constant" or recipe.warmup > 0, "acts only if the learning rate changes"
     )
     pictures = Condition(
-        lambda recipe: recipe.method != "probe" or recipe.views > 0,
-        "changes augmented views of training images, but method probe has none without --views",
+        lambda recipe: recipe.method != "probe",
+        "changes training images at random, but method probe computes the features of each image only once",
     )
     judged = Condition(
         lambda recipe: recipe.keep != "last" or recipe.patience is not None,
@@ -488,7 +483,6 @@ def _table() -> dict[str, tuple[Condition, ...]]:
         **dict.fromkeys(ON_PICTURES, (pictures,)),
         "balance": (steps,),
         "lora_rank": (_method("lora"),),
-        "views": (_method("probe"),),
         "lp_ft": (_method("full", "lora", "probe-sgd", "scratch"),),
         "init": (Condition(lambda recipe: recipe.weights == "none", "acts only on random initial weights"),),
         "decay_all": (steps, Condition(lambda recipe: recipe.weight_decay > 0, "needs a weight_decay above 0")),

@@ -128,8 +128,8 @@ def fit(
         _keep_zero_shot(run, classifier)
     elif recipe.method == "probe":
         if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
-            images_of_head = head_images(recipe, table, classifier, run.extensions.augment)
-            draw_some(run.folder, table, images_of_head.augmented, recipe.seed)
+            images_of_head = head_images(table, classifier)
+            draw_some(run.folder, table, images_of_head.train, classifier.preprocess, recipe.seed)
             known = fit_head(run, recipe, table, classifier, images_of_head, _seen_before(run, model))
     else:
         learn(run, recipe, table, classifier, teacher)
@@ -389,7 +389,7 @@ def _start_head(
     if not recipe.lp_ft or model.head is None or model.head_dist is not None or has_state(run.folder):
         return 0.0
     head = model.head
-    images = head_images(recipe, table, classifier, run.extensions.augment) if images is None else images
+    images = head_images(table, classifier) if images is None else images
     seconds, state = run.team.broadcast_from_main(
         lambda: (start_head(run, recipe, table, classifier, images), head.state_dict())
     )

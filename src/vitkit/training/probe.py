@@ -24,15 +24,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 
 from vitkit.classifier import Classifier
 from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore, labels_before_run
-from vitkit.data.loading import EvaluationImages, TrainingImages, check_guard, is_worker_lost, worker_lost
+from vitkit.data.loading import EvaluationImages, check_guard, is_worker_lost, worker_lost
 from vitkit.data.split_file import groups_from_file
 from vitkit.data.splits import fold
 from vitkit.data.table import SINGLE_LABEL, ImageTable
-from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import calibrate
 from vitkit.evaluation.linear_models import regress, regression_loss
@@ -44,9 +43,8 @@ from vitkit.system.progress import progress
 from vitkit.system.run_files import FOLDS, GROUPS, METRICS, SPLIT
 from vitkit.training.finalize import OutOfFold, prior_correction, record_correction, shift_head_bias
 from vitkit.training.recipe import Recipe
-from vitkit.training.request import ChangePicture
 from vitkit.training.run_folder import ZERO_SHOT, Run, append_metrics, truncate_metrics
-from vitkit.training.start import augment_of, choose_precision, choose_workers
+from vitkit.training.start import choose_precision, choose_workers
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex models
 MIDDLE = PENALTIES[len(PENALTIES) // 2]
@@ -118,27 +116,17 @@ class HeadImages:
 
     Attributes:
         train: the training images without augmentation.
-        augmented: the augmented training images. An index is a pair: the number of the view and the index of the image.
         val: the validation images.
     """
 
     train: Dataset[Any]
-    augmented: TrainingImages | TrainingOf
     val: Dataset[Any]
 
 
-def head_images(
-    recipe: Recipe, table: ImageTable, classifier: Classifier, change: ChangePicture | None = None
-) -> HeadImages:
-    """Return the data sets of a table's images for fitting a head.
-
-    `change` is the caller's function that is applied to training pictures before the augmentation; None for none.
-    """
-    train, preprocess = table.of_split("train"), classifier.preprocess
-    augmented = TrainingImages(train, preprocess, augment_of(recipe, change), recipe.seed)
-    return HeadImages(
-        EvaluationImages(train, preprocess), augmented, EvaluationImages(table.of_split("val"), preprocess)
-    )
+def head_images(table: ImageTable, classifier: Classifier) -> HeadImages:
+    """Return the data sets of a table's images for fitting a head."""
+    train, val = (EvaluationImages(table.of_split(name), classifier.preprocess) for name in ("train", "val"))
+    return HeadImages(train, val)
 
 
 def fit_head(
@@ -166,7 +154,7 @@ def fit_head(
     """
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
-    run.say(f"frozen backbone: features of {recipe.views + 1} x the training images in {precision}, once")
+    run.say(f"frozen backbone: features of the training images in {precision}, once")
     # The final model of a cross-validation was tested by its folds.
     is_tested = not {"val", "test"} & set(table.splits) and not (run.folder / FOLDS).is_file()
     earlier = labels_before_run(run.folder, table) if (run.folder / SPLIT).is_file() else UNCHANGED
@@ -194,7 +182,7 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
         The seconds that the fit took.
     """
     started = time.monotonic()
-    best = _put_best_head(recipe.replace(views=0), table, classifier, images, _groups_of(run))
+    best = _put_best_head(recipe, table, classifier, images, _groups_of(run))
     reached = "" if best.fitted.val_accuracy is None else f": val_acc {best.fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
     run.say(f"the head starts from a fit to frozen features{reached} ({seconds:.0f} s)")
@@ -253,7 +241,7 @@ def _put_best_head(
     *,
     is_tested: bool = False,
 ) -> _BestHead:
-    """Fit a head to the features of the training images and of their augmented views, and copy it into the model.
+    """Fit a head to the features of the training images, and copy it into the model.
 
     The penalty is chosen on the validation images or, if there are none, by cross-validation (`_cross_fit`). The heads
     of the cross-validation are fitted and tested with the labels of earlier runs.
@@ -266,13 +254,9 @@ def _put_best_head(
     def features(of: Dataset[Any], what: str) -> tuple[Tensor, Tensor]:
         return compute_features(classifier.model, of, recipe, precision, partial(progress, what))
 
-    views = [features(images.train, "training images")]
-    for view in range(recipe.views):
-        views_in_order = Subset(images.augmented, [(view, i) for i in range(len(train))])  # type: ignore[misc]  # its own indices
-        views.append(features(views_in_order, f"training images, view {view + 1}"))
+    x, y = features(images.train, "training images")
     held_out = features(images.val, "validation images") if len(val) else None
-    plain = views[0][0] if held_out is None else torch.cat([views[0][0], held_out[0]])
-    x, y = (torch.cat(parts) for parts in zip(*views, strict=True)) if recipe.views else views[0]
+    plain = x if held_out is None else torch.cat([x, held_out[0]])
     sets = table.set_targets()
     y = table.task.targets(y, sets)
     held_out = held_out and (held_out[0], table.task.targets(held_out[1], sets))
@@ -424,9 +408,8 @@ def cross_validate_head(
     """Return the penalty with the lowest cross-validated log loss, and the out-of-fold logits for this penalty, (n, K).
 
     Args:
-        x: ((views + 1) * n, D), the features of n training images, followed by those of each augmented view of all n
-            images.
-        y: the labels of the rows of `x`, ((views + 1) * n,), or class indicators, ((views + 1) * n, K).
+        x: the features of n training images, (n, D).
+        y: their labels, (n,), or class indicators, (n, K).
         fold_of: the fold of each image, (n,); -1 for images that are neither trained on nor predicted.
         classes: the number of classes, K.
         is_judge: whether each image counts in the loss by which the penalty is chosen, (n,). If it is None, or if no
@@ -434,21 +417,20 @@ def cross_validate_head(
         begun: the initial head (see `choose_head`). The returned penalty is infinite if the initial head is the best.
     """
     n, parts = len(fold_of), int(fold_of.max()) + 1
-    fold_of_row = fold_of.repeat(len(x) // n)
     judges = fold_of >= 0
     if is_judge is not None and (is_judge & judges).any():
         judges = judges & is_judge
-    heads = [_Standardised.of(x[(fold_of_row >= 0) & (fold_of_row != k)], classes, begun) for k in range(parts)]
+    heads = [_Standardised.of(x[(fold_of >= 0) & (fold_of != k)], classes, begun) for k in range(parts)]
     best, least, logits_of_best = math.inf, math.inf, torch.zeros(n, classes)
     if begun is not None:
-        logits_of_best = x[:n] @ begun.weight.T + begun.bias
-        least = regression_loss(logits_of_best[judges], y[:n][judges]).item()
+        logits_of_best = x @ begun.weight.T + begun.bias
+        least = regression_loss(logits_of_best[judges], y[judges]).item()
     for penalty in PENALTIES:
         logits = torch.zeros(n, classes)
         for k, head in enumerate(heads):
-            head.fit(y[(fold_of_row >= 0) & (fold_of_row != k)], penalty)
-            logits[fold_of == k] = head.logits(x[:n][fold_of == k])
-        loss = regression_loss(logits[judges], y[:n][judges]).item()
+            head.fit(y[(fold_of >= 0) & (fold_of != k)], penalty)
+            logits[fold_of == k] = head.logits(x[fold_of == k])
+        loss = regression_loss(logits[judges], y[judges]).item()
         if loss < least:
             best, least, logits_of_best = penalty, loss, logits
         elif loss > _WORSE * least:
@@ -465,9 +447,8 @@ def nested_cross_validation(
     10.1186/1471-2105-7-91). Figures that are computed from these predictions are therefore not biased by the selection.
 
     Args:
-        x: ((views + 1) * n, D), the features of n training images, followed by those of each augmented view of all n
-            images.
-        y: the labels of the rows of `x`, ((views + 1) * n,).
+        x: the features of n training images, (n, D).
+        y: their labels, (n,).
         fold_of: the fold of each image, (n,); at least three folds.
         classes: the number of classes, K.
 
@@ -479,12 +460,11 @@ def nested_cross_validation(
 
     def test(k: int) -> tuple[Tensor, float]:
         rest = fold_of != k
-        rows = rest.repeat(len(x) // n)
         others = fold_of[rest] - (fold_of[rest] > k).long()  # numbered from 0 without a gap
-        penalty, logits = cross_validate_head(x[rows], y[rows], others, classes)
-        fitted = choose_head(x[rows], y[rows], None, classes, penalty)
-        fit = calibrate(logits.double().numpy(), y[:n][rest].numpy(), np.zeros(classes))
-        return x[:n][~rest] @ fitted.weight.T + fitted.bias, fit.temperature
+        penalty, logits = cross_validate_head(x[rest], y[rest], others, classes)
+        fitted = choose_head(x[rest], y[rest], None, classes, penalty)
+        fit = calibrate(logits.double().numpy(), y[rest].numpy(), np.zeros(classes))
+        return x[~rest] @ fitted.weight.T + fitted.bias, fit.temperature
 
     logits, temperatures = torch.zeros(n, classes), np.ones(parts)
     with crew(is_concurrent=True) as (pool, *_):
@@ -537,20 +517,19 @@ def _with_earlier_labels(
     before = {item.path: train.task.names_in(item.before) for item in earlier.changed}
     if not before:
         return train, (x, y)
-    number, n = {name: i for i, name in enumerate(train.classes)}, len(train)
+    number = {name: i for i, name in enumerate(train.classes)}
     kept = [i for i, path in enumerate(train.paths) if set(before.get(path, ())) <= number.keys()]
     y = y.clone()
     for i in kept:
         if (names := before.get(train.paths[i])) is None:
             continue
-        rows, numbers = slice(i, None, n), [number[name] for name in names]
+        numbers = [number[name] for name in names]
         if y.ndim == 1:
-            y[rows] = numbers[0]
+            y[i] = numbers[0]
         else:
-            y[rows] = 0
-            y[rows, numbers] = 1
-    rows_kept = torch.cat([torch.tensor(kept) + start for start in range(0, len(x), n)])
-    return train.take(kept), (x[rows_kept], y[rows_kept])
+            y[i] = 0
+            y[i, numbers] = 1
+    return train.take(kept), (x[kept], y[kept])
 
 
 def _cross_fit(
@@ -578,13 +557,13 @@ def _cross_fit(
         begun: the initial head; None for zeros.
         is_tested: whether the head is tested.
     """
-    classes, n, (x, y) = len(images.classes), len(fold_of), tests
+    classes, (x, y) = len(images.classes), tests
     penalty, logits = cross_validate_head(x, y, fold_of, classes, is_new, begun)
     is_begun = begun is not None and math.isinf(penalty)
     fitted = begun if begun is not None and is_begun else choose_head(*whole, None, classes, penalty, begun)
     is_kept = (fold_of >= 0) & is_new
     judged = is_kept if bool(is_kept.any()) else fold_of >= 0
-    rows, true = logits[judged], y[:n][judged]
+    rows, true = logits[judged], y[judged]
     hits = rows.argmax(dim=1) == true if true.ndim == 1 else ((rows > 0) == (true > 0.5)).all(dim=1)
     kept = torch.nonzero(is_kept)[:, 0].tolist()
     parts = int(fold_of.max()) + 1

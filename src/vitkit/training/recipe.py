@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,28 +75,45 @@ def _hint(name: str) -> Any:
 
 OF_THE_RECIPE = ("image_size", "dropout", "attention_dropout", "drop_path", "init")
 _PREFIX = "model."
+SET_ONLY = (  # fields without a flag of their own, which `--set` changes
+    *("init", "decay_all", "step_per", "swa_lr", "fit", "crop_pct", "interpolation", "zoom", "shear", "split_seed"),
+    "head_from",
+)
 
 
-def read_sets(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse the arguments of `--set` into fields of `ViTConfig`, and `name`, which is the name of the model.
+def read_sets(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse the arguments of `--set` into fields.
+
+    `model.FIELD=VALUE` sets a field of `ViTConfig`. These fields, and `name`, which is the name of the model, are in
+    the mapping `model_fields` of the result.
+
+    Args:
+        texts: the arguments, such as `shear=5` or `model.position=none`.
+        hints: the type of each field that can be set, by name.
 
     Raises:
-        VitkitError: a text is not `model.FIELD=VALUE`, or a field is unknown, given twice, or of the wrong type.
+        VitkitError: a text is not `FIELD=VALUE`, or a field is unknown, given twice, or of the wrong type.
     """
     fields: dict[str, Any] = {}
+    of_model: dict[str, Any] = {}
     for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip().startswith(_PREFIX):
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key:
             raise VitkitError(
-                f"--set {text}: --set changes fields of the model, as in --set model.position=none; the fields of the "
-                "recipe have their own flags"
+                f"--set {text}: --set expects FIELD=VALUE, as in --set shear=5 or --set model.position=none"
             )
-        name = key.strip().removeprefix(_PREFIX)
-        change = {name: value.strip()} if name == "name" else read_change(name, value.strip())
+        if not key.startswith(_PREFIX):
+            if key not in hints or key == "model_fields":
+                raise VitkitError(f"--set {text}: unknown field {key!r}{suggest(key, list(hints))}")
+            _refuse_twice(key, fields, f"--set {key}")
+            fields[key] = from_text(key, hints[key], value)
+            continue
+        name = key.removeprefix(_PREFIX)
+        change = {name: value} if name == "name" else read_change(name, value)
         for field in change:
-            _refuse_twice(field, fields, f"--set {_PREFIX}{field}")
-        fields |= change
-    return fields
+            _refuse_twice(field, of_model, f"--set {_PREFIX}{field}")
+        of_model |= change
+    return fields | ({"model_fields": of_model} if of_model else {})
 
 
 def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,41 +223,6 @@ RENAMED = {  # former names of fields; these names must not get another meaning
 METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
 
 
-def join_weights(weights: Any) -> Any:
-    """Join a list of weights with commas; return anything else unchanged.
-
-    Raises:
-        VitkitError: a name contains a comma.
-    """
-    if not isinstance(weights, (list, tuple)):
-        return weights
-    names = [str(name) for name in weights]
-    for name in names:
-        if len(names) > 1 and "," in name:
-            raise VitkitError(f"weights: {name!r} contains a comma, which separates several weights: rename it")
-    return ",".join(names)
-
-
-def candidates(recipe: Any) -> tuple[str, ...]:
-    """Return the names of the weights to compare if a recipe sets `select_time`, else the name of its only weights.
-
-    Raises:
-        VitkitError: the recipe sets `select_time`, but names fewer than two weights, a name twice, `auto`, or `none`.
-    """
-    if recipe.select_time is None:
-        return (recipe.weights,)
-    names = tuple(name.strip() for name in recipe.weights.split(","))
-    if len(set(names)) < 2 or len(set(names)) < len(names) or not all(names):
-        raise VitkitError(
-            f"select_time chooses among several weights, not {recipe.weights!r}: list different names, separated by "
-            "commas, as in --weights a,b"
-        )
-    for name in names:
-        if name in ("auto", "none"):
-            raise VitkitError(f"select_time compares weights on the photographs, and cannot use {name}: leave it out")
-    return names
-
-
 def parse_duration(text: str, name: str = "time") -> float:
     """Parse `90s`, `10m`, `2h` or plain seconds, and return seconds.
 
@@ -275,7 +257,7 @@ def check_values(recipe: Any) -> None:
         )
     if recipe.crop_scale != (0.0, 0.0) and not 0 < recipe.crop_scale[0] <= recipe.crop_scale[1] <= 1:
         raise VitkitError(f"crop_scale must be two fractions of the area, the smaller first, not {recipe.crop_scale}")
-    for name in ("time", "select_time", "save_every"):
+    for name in ("time", "save_every"):
         if getattr(recipe, name) is not None:
             parse_duration(getattr(recipe, name), name)
     checkpoint_every(recipe.checkpointing)
@@ -291,12 +273,6 @@ def check_together(recipe: Any) -> None:
         raise VitkitError("image_size is given twice, as image_size and as model.image_size: leave out one of them")
     if recipe.ema and recipe.swa:
         raise VitkitError("ema and swa both average the weights; choose one")
-    candidates(recipe)
-    if recipe.select_time is not None and recipe.folds is not None:
-        raise VitkitError(
-            "select_time chooses weights by the training images, but with folds every image is also a test image, so "
-            "the figures would be too optimistic; leave out select_time or folds"
-        )
     if recipe.split_from is not None and recipe.folds is not None:
         raise VitkitError("split_from keeps the split of a run, but folds make their own splits; leave out one of them")
     if recipe.swa and recipe.time:
@@ -331,9 +307,6 @@ class Recipe:
     weights: Annotated[
         str, "Initial weights: auto (published for --model), none, a model folder, a checkpoint, or a published name."
     ] = "auto"
-    select_time: Annotated[
-        str | None, "Compare several --weights a,b,c on the training images for this time, as in 5m, and use the best."
-    ] = None
     method: Annotated[
         Literal["auto", "probe", "probe-sgd", "lora", "full", "scratch"],
         "What is trained: a head fitted to frozen features, a head by gradient descent, LoRA, all weights, or all "
@@ -347,9 +320,6 @@ class Recipe:
         Literal["auto", "names", "zero"],
         "Initial head: the class names as encoded by CLIP or SigLIP, or zeros; auto: names, if they are words.",
     ] = "auto"
-    views: Annotated[
-        int, "Additional augmented views of each training image for a head on frozen features.", Between(0, 1e4)
-    ] = 0
     init: Annotated[Literal["trunc_normal", "reference"], "Random initialisation of weights."] = "trunc_normal"
 
     epochs: Annotated[int, "Passes over the training images.", Between(1, 1e9), BY_METHOD] = 50
@@ -554,7 +524,6 @@ class Recipe:
     ] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", join_weights(self.weights))
         settle_types(self, exclude=("model_fields",))
         object.__setattr__(self, "model_fields", check_model_fields(self.model_fields))
         check_values(self)
@@ -714,7 +683,6 @@ OF_LABELS = (  # fields that pre-training does not have, because they are about 
         "lora_rank",
         "lp_ft",
         "head_from",
-        "views",
         "find_lr",
         "layer_decay",
         "ema",
@@ -722,7 +690,7 @@ OF_LABELS = (  # fields that pre-training does not have, because they are about 
         "swa_lr",
     ),
     *("label_smoothing", "teacher", "distillation", "distill_alpha", "distill_temperature", "patch_dropout"),
-    *("mixup", "cutmix", "balance", "prior", "folds", "monitor", "strategy", "select_time"),
+    *("mixup", "cutmix", "balance", "prior", "folds", "monitor", "strategy"),
 )
 
 # The fields as keywords, for type checkers and editors. A test ensures that they match the fields of the class.
@@ -733,7 +701,7 @@ class SharedFields(TypedDict, total=False):
 
     model_fields: Mapping[str, Any] | None
     image_size: int | None
-    weights: str | Path | Sequence[str]
+    weights: str | Path
     init: Literal["trunc_normal", "reference"]
     epochs: int
     time: str | None
@@ -792,7 +760,6 @@ class ComparedFields(SharedFields, total=False):
     lora_rank: int
     lp_ft: bool
     head_from: Literal["auto", "names", "zero"]
-    views: int
     find_lr: bool
     layer_decay: float
     ema: float
@@ -812,17 +779,11 @@ class ComparedFields(SharedFields, total=False):
     monitor: Literal["val_acc", "val_loss"]
 
 
-class PlannedFields(ComparedFields, total=False):
-    """Keyword arguments that `vitkit.plan` accepts."""
+class RecipeFields(ComparedFields, total=False):
+    """Fields of a recipe that `vitkit.train` and `vitkit.plan` accept as keywords. `data` is a separate parameter."""
 
     model: str | None
     devices: int | None
     nodes: int | None
     folds: int | None
     strategy: Literal["auto", "ddp", "fsdp"]
-
-
-class RecipeFields(PlannedFields, total=False):
-    """Fields of a recipe that `vitkit.train` accepts as keywords. `data` is a separate parameter."""
-
-    select_time: str | None

@@ -18,18 +18,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from vitkit.classifier import Classifier
 from vitkit.data.doctor.examine import caveats_of, read_findings
 from vitkit.data.earlier_labels import LabelsBefore, labels_before_run
-from vitkit.data.loading import BatchedImages, EvaluationImages, TrainingImages
+from vitkit.data.loading import BatchedImages, EvaluationImages
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.seen import PictureRecord, look_up
 from vitkit.data.split_file import groups_from_file, look_over, read_contents, roles_in_run
 from vitkit.data.splits import SPLITS, held_out_split
 from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
-from vitkit.data.user_datasets import TrainingOf
 from vitkit.errors import VitkitError
 from vitkit.evaluation import label_errors
 from vitkit.evaluation.evaluator import (
@@ -60,9 +60,9 @@ from vitkit.explanation.explanation import explain_mistake
 from vitkit.inference.trust import CROSS_VALIDATED, VALIDATION
 from vitkit.inference.unknown import Unknown
 from vitkit.reporting import plots
-from vitkit.reporting.evaluation_report import Tried, pictures_of, write_predictions, write_report
+from vitkit.reporting.evaluation_report import pictures_of, write_predictions, write_report
 from vitkit.reporting.report_data import Explained, embed
-from vitkit.system.files import from_json, without_place, write_json
+from vitkit.system.files import without_place, write_json
 from vitkit.system.progress import Say, progress
 from vitkit.system.run_files import (
     EVALUATION,
@@ -74,7 +74,6 @@ from vitkit.system.run_files import (
     PREDICTIONS,
     RECIPE,
     REPORT,
-    SELECTION,
     SPLIT,
 )
 from vitkit.training.defaults import weights_of
@@ -90,7 +89,6 @@ from vitkit.training.probe import Features, compute_features, frozen
 from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.request import load_fields
 from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
-from vitkit.training.selection import Selection
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
 from vitkit.training.unknown import LabelledImages, fit_out_of_fold, fit_to_images
 from vitkit.training.unknown import in_words as in_words_of
@@ -302,11 +300,11 @@ def draw_batch(folder: Path, train: ImageTable, preprocess: Preprocess, images: 
     plots.save_figure(sheet, folder / PICTURES["What the model sees in training"])
 
 
-def draw_some(folder: Path, table: ImageTable, images: TrainingImages | TrainingOf, seed: int) -> None:
+def draw_some(folder: Path, table: ImageTable, images: Dataset[Any], preprocess: Preprocess, seed: int) -> None:
     """Write the same figure for a run without batches: of training images that are drawn at random."""
-    rows = np.random.default_rng(seed).permutation(len(images))[:_SHOWN].tolist()
-    batch = torch.stack([images[0, row][0] for row in rows])
-    draw_batch(folder, table.of_split("train"), images.preprocess, batch, rows)
+    train = table.of_split("train")
+    rows = np.random.default_rng(seed).permutation(len(train))[:_SHOWN].tolist()
+    draw_batch(folder, train, preprocess, torch.stack([images[row][0] for row in rows]), rows)
 
 
 class DrawFirstBatch:
@@ -427,7 +425,6 @@ def report(
         doubts=doubts,
         recipe=without_places(recipe).to_toml(),
         explained=_explain_mistakes(classifier, evaluation, table.place),
-        tried=_tried(folder / SELECTION),
     )
     return Reported(numbers, counted)
 
@@ -496,15 +493,6 @@ def pictures_for_page(folder: Path, captions: Iterable[str], rows: Sequence[Mapp
     """
     files = {caption: folder / PICTURES[caption] for caption in captions if caption != "Curves" or len(rows) > 1}
     return {caption: file.read_bytes() for caption, file in files.items() if file.is_file()}
-
-
-def _tried(path: Path) -> Tried | None:
-    """Read the results of the selection of weights from a file; return None if there is no such file."""
-    if not path.is_file():
-        return None
-    selection = Selection.from_dict(from_json(path.read_text(encoding="utf-8")), path)
-    heading, *rows = selection.table(without_place)
-    return Tried(selection.summary(), heading, rows, selection.remarks(without_place))
 
 
 def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:

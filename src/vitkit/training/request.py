@@ -45,7 +45,10 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
         if text is None:
             raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
         with naming(str(recipe)):
-            return unfold(tomllib.loads(text))
+            fields = unfold(tomllib.loads(text))
+        if fields.get("views") == 0:  # recipes of earlier versions have this field, which had no effect at 0
+            del fields["views"]
+        return fields
     except RecursionError as error:
         raise VitkitError(f"{recipe} is not valid TOML: it is nested too deeply") from error
     except ValueError as error:
@@ -235,8 +238,8 @@ class Extensions:
         Raises:
             VitkitError: a function cannot be used with this recipe; the message names the function and the reason.
         """
-        if recipe.method == "probe" and (self.loss or self.optimizer):
-            name = "loss" if self.loss else "optimizer"
+        if recipe.method == "probe" and (given := self.names()):
+            name = next(iter(given))
             raise VitkitError(f"method probe takes no steps, so {name} is never called: set method to full or lora")
         if recipe.teacher is not None and self.loss:
             raise VitkitError("loss cannot be combined with teacher, whose loss it replaces: leave out one of them")

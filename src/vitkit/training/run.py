@@ -11,7 +11,7 @@ training images are excluded from the figures. The figures mention that the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -70,7 +70,6 @@ from vitkit.system.run_files import (
     PRETRAINING,
     RECIPE,
     REPORT,
-    SELECTION,
     SPLIT,
     check_run_folder,
     fold_folder,
@@ -94,25 +93,20 @@ from vitkit.training.recipe import Recipe, Request, name_of, without_places
 from vitkit.training.report import draw_classes, draw_some, pictures_for_page
 from vitkit.training.request import NONE, Extensions, load_of_run
 from vitkit.training.run_folder import (
-    PATIENCE,
     Observers,
     Run,
     check_overwritten,
     check_place,
-    check_restartable,
     cleanup_on_failure,
     clear,
     discard_if_empty,
-    holds_run,
     lock_run,
     new_run_folder,
     read_metrics,
-    recipe_of_restart,
     reserve_folder,
-    start_over,
     write_request,
 )
-from vitkit.training.selection import choose_and_resolve, resolve_method
+from vitkit.training.selection import resolve_method
 from vitkit.training.start import (
     Blueprint,
     augment_of,
@@ -200,36 +194,11 @@ def drive_again(
     return drive(recipe, observers, prepare, work, again)
 
 
-def prepare_restart(
-    folder: Path, fields: Mapping[str, Any], team: ProcessGroup, observers: Observers, hold: ExitStack
-) -> Prepared:
-    """Prepare a restart with `--resume-if-there`: lock the run, and apply the fields that the new command changes.
-
-    Args:
-        folder: the folder of the run.
-        fields: the fields that the new command sets.
-        team: the processes that train together.
-        observers: the observers of the run.
-        hold: the stack that holds the lock.
-    """
-    observers.extensions.check_resumed(folder)
-    _tidy(folder, None, hold, PATIENCE)
-    recipe, changes = recipe_of_restart(folder, fields)
-    check_team(recipe, team)
-    run = observers.run(folder)
-    run.say(f"continuing the run in {folder}")
-    for line in changes:
-        run.say(line)
-    write_text(folder / RECIPE, recipe.to_toml())
-    return folder, recipe, None
-
-
 def train(
     recipe: Request | Recipe | dict[str, Any],
     out: str | Path | None = None,
     *,
     force: bool = False,
-    resume_if_there: bool = False,
     notes: Sequence[str] = (),
     named: Collection[str] = (),
     callbacks: Sequence[Any] = (),
@@ -244,7 +213,6 @@ def train(
             are chosen for the data and the model (`training.defaults`). A `Recipe` is used unchanged.
         out: the run folder; by default the next free `runs/NAME-N`.
         force: overwrite the run in `out`.
-        resume_if_there: continue the run in `out` if there is one.
         notes: lines about the recipe. They are printed before the reasons for the values that vitkit has chosen.
         named: the fields that the user set for this training, as opposed to fields of a recipe file. It is an error if
             one of them has no effect.
@@ -266,16 +234,10 @@ def train(
     request = Request.of(recipe)
     if request.recipe.data is None:
         raise VitkitError("the recipe names no data: set data to a folder with one sub-folder of images per class")
-    if resume_if_there:
-        check_restartable(out, force=force)
     observers = Observers(say, tuple(callbacks), tuple(loggers), extensions)
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        if resume_if_there and out is not None and holds_run(out):
-            _refuse_pretraining(Path(out))
-            return prepare_restart(Path(out), request.fields, team, observers, hold)
-        overwrites, wait = start_over(out, force=force, resume_if_there=resume_if_there)
-        return _prepare(request, named, out, overwrites, wait, team, notes, observers, hold)
+        return _prepare(request, named, out, force, team, notes, observers, hold)
 
     return drive(request.recipe, observers, prepare, _work, resume_command)
 
@@ -285,7 +247,6 @@ def _prepare(
     named: Collection[str],
     out: str | Path | None,
     force: bool,
-    wait: float,
     team: ProcessGroup,
     notes: Sequence[str],
     observers: Observers,
@@ -295,31 +256,23 @@ def _prepare(
 
     idle, reserved = list[str](), list[bool]()
 
-    def reserve(table: ImageTable, recipes: Sequence[Recipe]) -> None:
+    def reserve(table: ImageTable, recipe: Recipe) -> None:
         is_reserved = bool(reserved)
         reserved.append(True)
-        idle.clear()
-        for recipe in recipes:
-            idle.extend(check_effects(recipe, request.fields, named, table))
-            # These checks are repeated, because the method may have been chosen by the number of images.
-            check_watchers(recipe, observers.callbacks, observers.loggers)
-            observers.extensions.check(recipe)
-            check_team(recipe, team)
-            check_place(out, table, recipe.teacher, weights_of(recipe))
+        idle[:] = check_effects(recipe, request.fields, named, table)
+        # These checks are repeated, because the method may have been chosen by the number of images.
+        check_watchers(recipe, observers.callbacks, observers.loggers)
+        observers.extensions.check(recipe)
+        check_team(recipe, team)
+        check_place(out, table, recipe.teacher, weights_of(recipe))
         if out is not None and not is_reserved:
-            reserve_folder(out, hold, force=force, wait=wait)
-
-    def reserve_one(table: ImageTable, recipe: Recipe) -> None:
-        reserve(table, [recipe])
+            reserve_folder(out, hold, force=force)
 
     beside = list(dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])]))
-    selection = None
-    if request.recipe.select_time is not None:
-        start, selection = choose_and_resolve(request, reserve, beside)
-    elif request.recipe.method == "auto" and request.recipe.weights != "none":
-        start = resolve_method(request, reserve_one, beside, named)
+    if request.recipe.method == "auto" and request.recipe.weights != "none":
+        start = resolve_method(request, reserve, beside, named)
     else:
-        start = resolve(request, reserve_one, beside)
+        start = resolve(request, reserve, beside)
     recipe, table = start.recipe, start.table
     run = observers.run(Path(out) if out is not None else new_run_folder(table.root.name, hold))
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
@@ -330,18 +283,14 @@ def _prepare(
         if labels is not None:
             write_bytes(run.folder / LABELS, labels)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.place}")
-        tried = [] if selection is None else selection.lines()
         for reason in [
             *filter(None, [table.layout]),
             *notes,
             *dict.fromkeys(idle),
-            *tried,
             *start.reasons,
             *describe_team(recipe, team),
         ]:
             run.say(reason)
-        if selection is not None:
-            write_json(run.folder / SELECTION, selection.to_dict())
         if recipe.folds is None:
             (split_images,) = start.parts
             write_start(run.folder, recipe, split_images, start.before, tell(run, start.findings_of(split_images)))
@@ -410,16 +359,15 @@ def _refuse_pretraining(folder: Path) -> None:
         raise VitkitError(f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
 
 
-def _tidy(folder: Path, data_root: Path | None, hold: ExitStack, wait: float = 0.0) -> None:
+def _tidy(folder: Path, data_root: Path | None, hold: ExitStack) -> None:
     """Lock a run that will be continued, record the new folder of its images, and refuse images that have changed.
 
     Args:
         folder: the folder of the run.
         data_root: the folder that now contains the images; None if they have not moved.
         hold: the stack that holds the lock.
-        wait: seconds to wait for another process that has locked the run.
     """
-    lock_run(folder, hold, wait)
+    lock_run(folder, hold)
     if data_root is not None:
         for split_file in sorted(folder.rglob(SPLIT)):
             move_run(split_file, data_root)
@@ -469,7 +417,7 @@ def write_start(
 _DEALING = (
     *("layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images", "split_seed"),
 )
-OF_FILES = ("data", *_DEALING, "find_lr", "cache", "select_time")  # fields
+OF_FILES = ("data", *_DEALING, "find_lr", "cache")  # fields
 
 
 def train_on(
@@ -480,7 +428,6 @@ def train_on(
     force: bool,
     observers: Observers,
     named: Collection[str] = (),
-    resume_if_there: bool = False,
 ) -> Path:
     """Train on the user's datasets, and write a run folder with the recipe, metrics.csv, the model and the report.
 
@@ -491,7 +438,6 @@ def train_on(
         force: overwrite the run in `out`.
         observers: the observers of the run.
         named: the fields that the caller set, as opposed to those of a recipe file.
-        resume_if_there: continue the run in `out` if there is one.
 
     Raises:
         VitkitError: the datasets or the recipe cannot be trained on.
@@ -500,12 +446,8 @@ def train_on(
     from_scratch = fields.get("weights") == "none" or fields.get("method") == "scratch"
     request = Request.of({"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields})
     surveys: list[Survey] = []  # only filled in the main process
-    if resume_if_there:
-        check_restartable(out, force=force)
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        if resume_if_there and out is not None and holds_run(out):
-            return prepare_restart(Path(out), request.fields, team, observers, hold)
         check_overwritten(out, request.recipe.teacher, weights_of(request.recipe))
         data_survey = survey(datasets)
         surveys.append(data_survey)
@@ -518,8 +460,7 @@ def train_on(
         preprocess, of_pixels = _preprocess_of(datasets, data_survey, blueprint.preprocess)
         recipe = blueprint.recipe
         if out is not None:
-            overwrites, wait = start_over(out, force=force, resume_if_there=resume_if_there)
-            reserve_folder(out, hold, force=overwrites, wait=wait)
+            reserve_folder(out, hold, force=force)
         run = observers.run(Path(out) if out is not None else new_run_folder("datasets", hold))
         clear(run.folder)
         write_request(run.folder, request.fields)
@@ -602,7 +543,7 @@ def _work_on_datasets(
     if recipe.method != "probe":
         learn(run, recipe, table, classifier, teacher, data, data_survey.contents, of_head)
     elif team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
-        draw_some(run.folder, table, of_head.augmented, recipe.seed)
+        draw_some(run.folder, table, of_head.train, classifier.preprocess, recipe.seed)
         fit_head(run, recipe, table, classifier, of_head)
     team.broadcast_from_main(partial(_conclude_user_datasets, run, recipe, data.val, seen))
 
@@ -663,7 +604,7 @@ def _data_of(
         process=(run.team.rank, run.team.size),
     )
     plain = EvaluationOf(datasets.train, labels["train"], "train", preprocess)
-    return batches, HeadImages(plain, augmented, held_out)
+    return batches, HeadImages(plain, held_out)
 
 
 def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _SeenImages) -> None:

@@ -20,11 +20,8 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import (
     exclusive_in,
-    from_json,
     is_empty,
-    read_json,
     regular,
-    to_json,
     unfinished,
     write_json,
     write_text,
@@ -43,8 +40,7 @@ from vitkit.system.run_files import (
     folds_in,
 )
 from vitkit.training.distributed import ALONE, ProcessGroup
-from vitkit.training.recipe import Recipe
-from vitkit.training.request import NONE, Extensions, load_of_run
+from vitkit.training.request import NONE, Extensions
 
 _FILES_OF_RUN = (*model_folder.FILES, *FILES)
 
@@ -142,19 +138,18 @@ def check_free(folder: Path, *, force: bool) -> None:
         raise VitkitError(f"--out {folder} is neither empty nor a run of vitkit: choose a new name")
 
 
-def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool, wait: float = 0.0) -> None:
+def reserve_folder(out: str | Path, hold: ExitStack, *, force: bool) -> None:
     """Lock the requested run folder, and check that a run may be written there.
 
     Args:
         out: the folder.
         hold: the stack that holds the lock.
         force: whether a run in the folder may be overwritten.
-        wait: seconds to wait for another process that has locked the folder.
 
     Raises:
         VitkitError: another process has locked the folder, or a run may not be written there.
     """
-    hold.enter_context(exclusive_in(Path(out), wait))
+    hold.enter_context(exclusive_in(Path(out)))
     check_free(Path(out), force=force)
 
 
@@ -166,18 +161,17 @@ def new_run_folder(name: str, hold: ExitStack) -> Path:
     return folder
 
 
-def lock_run(folder: Path, hold: ExitStack, wait: float = 0.0) -> None:
+def lock_run(folder: Path, hold: ExitStack) -> None:
     """Lock a run that will be continued, and remove temporary files of a killed process.
 
     Args:
         folder: the folder of the run.
         hold: the stack that holds the lock.
-        wait: seconds to wait for another process that has locked the folder.
 
     Raises:
         VitkitError: another process has locked the folder, or the log or metrics.csv is a symbolic link.
     """
-    hold.enter_context(exclusive_in(folder, wait))
+    hold.enter_context(exclusive_in(folder))
     for member in (folder, *folds_in(folder)):
         for name in (LOG, METRICS):
             if (member / name).is_symlink():
@@ -324,95 +318,7 @@ def truncate_metrics(path: Path, epoch: int) -> None:
         write_text(path, text.getvalue())
 
 
-# --- Restarts -------------------------------------------------------------------------------------------------
-
-# Launchers and batch systems can use one command for the first start of a run and for every restart. With
-# `--resume-if-there`, a command continues the run in its folder if there is one, and starts a new run otherwise. A
-# start first writes the fields that the command sets (request.json), and writes the recipe last. If a folder has
-# request.json but no recipe, the start was interrupted before any training, and the run starts again.
-#
-# A repeated command may change the fields that determine how the run is computed and how long it continues. Any other
-# difference is an error, because the command then belongs to another run.
-
-LENGTH_OF_IT = ("epochs", "time", "patience", "keep")
-COMPUTING = (
-    "logger",
-    "save_every",
-    "precision",
-    "device",
-    "devices",
-    "nodes",
-    "strategy",
-    "checkpointing",
-    "compile",
-    "cache",
-    "workers",
-)
-PATIENCE = 60.0  # seconds in which the processes of an interrupted attempt, such as orphaned workers, should end
-
-
-def check_restartable(out: str | Path | None, *, force: bool) -> None:
-    """Refuse `--resume-if-there` without `--out`, or together with `--force`."""
-    if out is None:
-        raise VitkitError("--resume-if-there looks for the run in a folder: name it with --out")
-    if force:
-        raise VitkitError("--resume-if-there continues the run in --out, and --force overwrites it: leave out one")
-
-
-def holds_run(out: str | Path | None) -> bool:
-    """Return whether a folder contains a run that can be continued."""
-    return out is not None and (Path(out) / RECIPE).is_file()
-
-
-def start_over(out: str | Path | None, *, force: bool, resume_if_there: bool) -> tuple[bool, float]:
-    """Return whether a new run may overwrite the content of its folder, and the seconds to wait for the folder's lock.
-
-    Without `resume_if_there`, the results are `force` and 0. With `resume_if_there`, a new run may only overwrite the
-    remains of a start that was interrupted before its recipe was written.
-    """
-    if out is None or not resume_if_there:
-        return force, 0.0
-    return (Path(out) / REQUEST).is_file() and not holds_run(out), PATIENCE
-
-
 def write_request(folder: Path, fields: Mapping[str, Any]) -> None:
     """Write the fields that the command of a run sets into the run folder."""
-    write_json(folder / REQUEST, _plain(fields))
-
-
-def recipe_of_restart(folder: Path, fields: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
-    """Apply the changes of a repeated command to the recipe of its run. Return the recipe and a line for each change.
-
-    Args:
-        folder: the folder of the run.
-        fields: the fields that the repeated command sets.
-
-    Raises:
-        VitkitError: the command belongs to another run, or a file of the run is damaged.
-    """
-    recipe, requested = load_of_run(folder / RECIPE), _plain(fields)
-    stored, changes = _plain(vars(recipe)), dict[str, Any]()
-    before = read_json(folder / REQUEST) if (folder / REQUEST).is_file() else requested  # older runs lack the file
-    for name in dict.fromkeys([*requested, *before]):
-        now, then = requested.get(name), before.get(name)
-        if name in (*COMPUTING, *LENGTH_OF_IT):
-            if name in requested and now != stored.get(name):
-                changes[name] = now
-        elif now != then:
-            raise VitkitError(
-                f"{folder} was started with {name} {_shown(then)}, not {_shown(now)}: repeat the command of the run, or"
-                " choose another --out"
-            )
-    changed = recipe.replace(**changes)
-    return changed, [f"{name} is {_shown(now)} now, not {_shown(stored.get(name))}" for name, now in changes.items()]
-
-
-def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the values of fields to JSON types, and omit fields that are None."""
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
-    stored: dict[str, Any] = from_json(to_json({name: value for name, value in plain.items() if value is not None}))
-    return stored
-
-
-def _shown(value: Any) -> str:
-    return "unset" if value is None else str(value)
+    write_json(folder / REQUEST, {name: value for name, value in plain.items() if value is not None})

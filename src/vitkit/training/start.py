@@ -115,14 +115,14 @@ def choose_head_start(
         words = look_for_words(weights)
         if words is not None:
             check_tokenizer(weights, words)
-        lacking = "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --head-from zero"
+        lacking = "the weights have no text encoder; use CLIP or SigLIP with both encoders, or --set head_from=zero"
         why = lacking if words is None else _why_zero(recipe, fields, table, words)
         is_worth_telling = words is not None
     except VitkitError as error:
         words, why, is_worth_telling = None, str(error), True
     if why is not None or words is None:
         if recipe.head_from == "names":
-            raise VitkitError(f"--head-from names: {why}")
+            raise VitkitError(f"--set head_from=names: {why}")
         return recipe.replace(head_from="zero"), [f"the head starts from zero: {why}"] if is_worth_telling else []
     (template,) = published_templates(is_sigmoid=words.is_sigmoid)
     pairs = zip(table.classes, spoken(table.classes), strict=True)
@@ -142,7 +142,7 @@ def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, word
             "of each class on its own"
         )
     why = why_no_words(table.classes) if recipe.head_from == "auto" else None
-    return None if why is None else f"the class names are not suitable ({why}); --head-from names uses them anyway"
+    return None if why is None else f"the class names are not suitable ({why}); --set head_from=names uses them anyway"
 
 
 class JudgeStart:
@@ -602,7 +602,7 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
         weights = None if recipe.weights == "none" else look_at_weights(recipe)
     except VitkitError as error:
         if recipe.head_from == "names":
-            raise VitkitError(f"--head-from names: {error}") from error
+            raise VitkitError(f"--set head_from=names: {error}") from error
         with _offering_scratch(recipe):
             raise
     recipe, reasons = choose_head_start(recipe, fields, table, weights)

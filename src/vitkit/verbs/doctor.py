@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitkit.data.layout import LayoutName
+from vitkit.data.preprocess import Preprocess
 from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import describe_labels
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from vitkit.data.file_facts import Facts
     from vitkit.data.labels import Suspect
     from vitkit.data.table import ImageTable
+    from vitkit.weights.preprocessing import PreprocessLike
 
 
-Fit = Literal["crop", "pad", "squash"]
 _BAR = 40  # characters of the longest bar
-_CROP = 0.875  # fraction of the shorter side
+_PIXELS = Preprocess(size=(224, 224))  # what a model reads if nothing else is stated
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,8 +115,7 @@ def doctor(
     *,
     labels: Path | str | None = None,
     data_root: Path | str | None = None,
-    fit: Fit = "crop",
-    crop_pct: float = _CROP,
+    preprocess: str | PreprocessLike | None = None,
     layout: LayoutName = "auto",
     follow_links: bool = False,
     force: bool = False,
@@ -142,8 +142,8 @@ def doctor(
             row that was added since the run or that confirms the label.
         data_root: the folder that now contains the run's images, which may have been renamed; only for
             label_errors.csv.
-        fit: how training will fit pictures to the input of the model.
-        crop_pct: the fraction of the shorter side that a crop keeps, from 0 to 1.
+        preprocess: how training will fit pictures to the input of the model, such as `fit=pad` or `crop_pct=0.95`, or
+            another form that `vitkit.load` accepts. By default, the centre is cropped (`crop_pct=0.875`).
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         follow_links: also search the folders and files that links lead to outside of the folder.
         force: overwrite `out`.
@@ -154,7 +154,6 @@ def doctor(
     Raises:
         VitkitError: the data do not exist, fewer than two classes can be read, or `out` cannot be written.
     """
-    check_choice("--fit", fit, Fit)
     check_choice("--layout", layout, LayoutName)
     from vitkit.data.labels import is_list_of_suspects
 
@@ -163,14 +162,19 @@ def doctor(
     if is_list_of_suspects(data):
         if is_divided:
             raise VitkitError(f"{data} lists suspected label errors, which are few: leave out --shard")
-        if layout != "auto" or follow_links or (fit, crop_pct) != ("crop", _CROP):
+        if layout != "auto" or follow_links or preprocess is not None:
             raise VitkitError(
-                f"{data} lists suspected label errors: leave out --layout, --follow-links, --fit and --crop-pct"
+                f"{data} lists suspected label errors: leave out --layout, --follow-links and --preprocess"
             )
         return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
         raise VitkitError("--data-root is only for the label_errors.csv of a run: leave it out")
-    request = _DoctorRequest(str(data), None if labels is None else str(labels), layout, follow_links, fit, crop_pct)
+    pixels = _PIXELS
+    if preprocess is not None:
+        from vitkit.weights.preprocessing import preprocess_of
+
+        pixels = preprocess_of(preprocess, _PIXELS)
+    request = _DoctorRequest(str(data), None if labels is None else str(labels), layout, follow_links, pixels.to_dict())
     table = request.table()
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
@@ -189,8 +193,7 @@ class _DoctorRequest:
     labels: str | None
     layout: LayoutName
     follow_links: bool
-    fit: Fit
-    crop_pct: float
+    pixels: dict[str, Any]
 
     def table(self) -> ImageTable:
         """Read the images and their labels."""
@@ -208,10 +211,9 @@ class _DoctorRequest:
                 read the files.
         """
         from vitkit.data.doctor.examine import examine
-        from vitkit.data.preprocess import Preprocess
         from vitkit.reporting.dataset_report import write_checkup
 
-        diagnosis = examine(table, Preprocess(size=(224, 224), fit=self.fit, crop_pct=self.crop_pct), known)
+        diagnosis = examine(table, Preprocess.from_dict(self.pixels), known)
         if out is not None:
             write_checkup(out, diagnosis)
         return Checkup(diagnosis, out)

@@ -481,8 +481,6 @@ def open_named(
     classes: str | Sequence[str] | None,
     templates: Sequence[str],
     note: Say,
-    *,
-    one: bool | None,
     preprocess: PreprocessLike | None = None,
 ) -> Classifier:
     """Open a classifier with the model's own classes, or make one for classes of which only the names are given.
@@ -492,19 +490,16 @@ def open_named(
         classes: names as for `named_classes`; None for the classes of the model.
         templates: sentences with {} in place of the name; by default the published ones.
         note: called with a line about each assumption, and with a line about how probabilities are computed.
-        one: whether each image has exactly one class; None follows the training of the model
-            (`ImagesAndWords.classifier`).
         preprocess: the preprocessing to use; None for the one that the model specifies or that is assumed for it.
 
     Raises:
-        VitkitError: the model cannot be loaded or has no text encoder, or `templates` or `one` is passed without
-            `classes`.
+        VitkitError: the model cannot be loaded or has no text encoder, or `templates` are passed without `classes`.
     """
     if classes is None:
-        if templates or one is not None:
-            raise VitkitError(f"{'--template' if templates else '--one'} requires classes by name: add --classes")
+        if templates:
+            raise VitkitError("--template requires classes by name: add --classes")
         return open_model(model, note, preprocess=preprocess)
-    classifier = open_images_and_words(model, note, preprocess).classifier(named_classes(classes), templates, one=one)
+    classifier = open_images_and_words(model, note, preprocess).classifier(named_classes(classes), templates)
     _note_names(classifier, note)
     return classifier
 
@@ -527,7 +522,7 @@ def open_for_labels(
             named class has no image, or if a class of the images is not named.
     """
     if classes is None:
-        opened = open_named(model, None, templates, note, one=None, preprocess=preprocess)
+        opened = open_named(model, None, templates, note, preprocess)
         return lambda _table: opened
     from vitkit.language.zero_shot import spoken
 

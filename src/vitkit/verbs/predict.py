@@ -210,7 +210,6 @@ def predict(
     top: Annotated[int, Between(1)] = 1,
     classes: str | Sequence[str] | None = None,
     templates: Sequence[str] = (),
-    one: bool | None = None,
     reject: float | None = None,
     coverage: float | None = None,
     accuracy: float | None = None,
@@ -225,7 +224,6 @@ def predict(
     device: DeviceName = "auto",
     resume: bool = False,
     force: bool = False,
-    raw: bool = False,
     shard: str | None = None,
     cluster: ClusterName | None = None,
     workers: Annotated[int | None, Between(1)] = None,
@@ -268,7 +266,6 @@ def predict(
             file is a .txt, .csv, .tsv or .json file.
         templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
             averaged. By default the published sentences.
-        one: with `classes`, predict exactly one class for each image; the default follows the training of the model.
         reject: withhold labels whose confidence is below this value from 0 to 1.
         coverage: add a column `set` with a set of classes, which contains the true class for at least this fraction of
             the images, such as 0.95. It requires enough validation images in the run. Some sets are empty if the
@@ -296,7 +293,6 @@ def predict(
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         resume: continue an interrupted `out`, or add rows for images that it lacks.
         force: overwrite `out` and `pictures`.
-        raw: write CSV text unchanged, even if a spreadsheet or terminal could interpret it as a command.
         shard: compute only one part of the images, such as 2/8 (the second of eight), and write its rows into the
             folder `out`.parts; `vitkit gather` joins the parts. A complete part is kept, and an interrupted part
             continues. In a folder of shards, each part consists of whole shards.
@@ -329,7 +325,6 @@ def predict(
         lines=tuple(read_list("-")) if from_list == "-" and out is not None else None,
         classes=classes if classes is None or isinstance(classes, str) else tuple(classes),
         templates=tuple(templates),
-        one=one,
         preprocess=preprocess,
         tta=tta,
         top=top,
@@ -337,7 +332,6 @@ def predict(
         coverage=coverage,
         accuracy=accuracy,
         unknown=unknown,
-        raw=raw,
         backend=backend,
         precision=precision,
         plan=plan,
@@ -377,14 +371,14 @@ def predict(
         with run as every:
             tally = join_parts(every, out, kept.append if suffix == ".xlsx" else None)
             computed = every.computed
-        form = FORMATS.get(suffix, Csv)(columns, is_raw=raw)
+        form = FORMATS.get(suffix, Csv)(columns)
         return _result(tally, computed, out, notes, form, is_whole=is_whole, kept=kept)
     may_exist = resume or force
     requested = out
     with _exclusive_pictures(pictures, folders, may_exist=may_exist), _held(requested, may_exist=may_exist) as out:
         classifier, columns = request.open(notes)
         gathered = None if _is_table(out) else out  # the file that grows row by row
-        form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns, is_raw=raw)
+        form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns)
         stock = Stock(paths)
         if out is not None and resume:
             stock = _take_stock(classifier, out, form, paths, request.source, say)
@@ -413,7 +407,7 @@ def _answer_lines(request: _PredictCommand, notes: Notes, writer: Writer | None)
     lines = chain([next(lines)], lines)  # so that an error in the first line is reported before the model is loaded
     classifier, columns = request.open(notes)
     classifier = request.prepared(classifier, 1, notes)  # the number is not known, and the first answer should be soon
-    form, tally, rows = Csv(columns, is_raw=request.raw), Tally(), list[Row]()
+    form, tally, rows = Csv(columns), Tally(), list[Row]()
     write = None if writer is None else writer(form, 0)
     answered = list[tuple[int, float]]() if columns.rules.sure is not None else None
     seen: set[str] = set()
@@ -463,7 +457,6 @@ class _PredictCommand:
     lines: tuple[str, ...] | None
     classes: str | tuple[str, ...] | None
     templates: tuple[str, ...]
-    one: bool | None
     preprocess: str | PreprocessLike | None
     tta: str | None
     top: int
@@ -471,7 +464,6 @@ class _PredictCommand:
     coverage: float | None
     accuracy: float | None
     unknown: float | None
-    raw: bool
     backend: str
     precision: str
     plan: str
@@ -523,9 +515,7 @@ class _PredictCommand:
 
     def open(self, note: Say) -> tuple[Classifier, Columns]:
         """Open the model, and return it with the columns of its rows."""
-        classifier = open_named(
-            self.model, self.classes, self.templates, note, one=self.one, preprocess=self.preprocess
-        )
+        classifier = open_named(self.model, self.classes, self.templates, note, preprocess=self.preprocess)
         classifier.preprocess.check_known()
         classifier = classifier if self.tta is None else classifier.with_views(self.tta)
         rules = classifier.rules(
@@ -591,7 +581,7 @@ class _PredictCommand:
 
 
 _FLAGS = (  # flags that all parts must share, in addition to the model and the computation
-    *("tta", "top", "reject", "coverage", "accuracy", "unknown", "raw", "batch_size"),
+    *("tta", "top", "reject", "coverage", "accuracy", "unknown", "batch_size"),
 )
 
 
@@ -613,7 +603,7 @@ def join_parts(parts: Parts, out: Path, keep: Callable[[Row], None] | None = Non
             progress("gathering", tally.images, parts.images)
             yield row
 
-    write_rows(out, parts.head["columns"], rows(), is_raw=parts.flags["raw"])
+    write_rows(out, parts.head["columns"], rows())
     return tally
 
 

@@ -115,7 +115,6 @@ def pretrain(
     out: Path | str | None = None,
     force: bool = False,
     resume: Path | str | None = None,
-    resume_if_there: bool = False,
     data_root: Path | str | None = None,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
@@ -141,8 +140,6 @@ def pretrain(
         out: the run folder; by default the next free runs/NAME-OBJECTIVE-N.
         force: overwrite the run in `out`.
         resume: continue this interrupted run, with its settings.
-        resume_if_there: continue the run in `out` if there is one, else start it. Launchers and batch systems can then
-            restart a training with the same command.
         data_root: with `resume`, the folder that now contains the run's images, which may have been renamed.
         callbacks: objects with some of the methods on_fit_start, on_step_end, on_epoch_end and on_fit_end. Each is
             called with the state of the training.
@@ -161,7 +158,7 @@ def pretrain(
     """
     common = {**callbacks_and_loggers(callbacks, loggers), "say": say}
     if resume is not None:
-        if data is not None or recipe is not None or out is not None or force or resume_if_there or fields:
+        if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
         from vitkit.training.pretraining import pretrain as run
 
@@ -175,7 +172,7 @@ def pretrain(
         check_data(chosen["data"])
     from vitkit.training.pretraining import pretrain as run
 
-    return PretrainingRun(run.pretrain(chosen, out, force=force, resume_if_there=resume_if_there, **common))
+    return PretrainingRun(run.pretrain(chosen, out, force=force, **common))
 
 
 add_recipe_fields(pretrain, ("data", *OF_LABELS), (Pretraining, OtherDefaults, Recipe), "Fields")

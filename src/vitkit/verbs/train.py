@@ -175,7 +175,6 @@ def train(
     out: Path | str | None = None,
     force: bool = False,
     resume: Path | str | None = None,
-    resume_if_there: bool = False,
     data_root: Path | str | None = None,
     train_dataset: Labelled | None = None,
     val_dataset: Labelled | None = None,
@@ -207,8 +206,6 @@ def train(
         out: the run folder; by default the next free runs/NAME-N.
         force: overwrite the run in `out`.
         resume: continue this interrupted run, with its settings.
-        resume_if_there: continue the run in `out` if there is one, else start it. Launchers and batch systems can then
-            restart a training with the same command.
         data_root: with `resume`, the folder that now contains the run's images, which may have been renamed.
         train_dataset: a dataset to use instead of `data`, which returns (image, label) by index, as torchvision's
             datasets do. PIL images are augmented and preprocessed; float tensors (C, height, width) are used as they
@@ -232,9 +229,8 @@ def train(
         say: called with each line of the run's log.
         progress: called with the current task, the number of finished items and the total number of items.
         fields: the fields of the recipe, see below. They take precedence over the fields of the recipe file. The
-            defaults of unset fields suit the data and the method. With `select_time`, `weights` may be a list. `model`
-            may also be an `nn.Module`; a copy of it is trained (see `vitkit.register_model`). `optimizer` may also be a
-            function like `make_optimizer`.
+            defaults of unset fields suit the data and the method. `model` may also be an `nn.Module`; a copy of it is
+            trained (see `vitkit.register_model`). `optimizer` may also be a function like `make_optimizer`.
 
     Returns:
         The run, whose folder contains the model.
@@ -260,14 +256,13 @@ def train(
             out,
             force,
             resume,
-            resume_if_there,
             say,
             observing,
         )
     if val_dataset is not None or class_names is not None or preprocess is not None:
         raise VitkitError("val_dataset, class_names and preprocess require train_dataset")
     if resume is not None:
-        if data is not None or recipe is not None or out is not None or force or resume_if_there or fields:
+        if data is not None or recipe is not None or out is not None or force or fields:
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
         from vitkit.training import run
 
@@ -283,7 +278,7 @@ def train(
     from vitkit.training import run
 
     resolution: dict[str, Any] = {"notes": notes, "named": tuple(chosen)}
-    folder = run.train(request, out, force=force, resume_if_there=resume_if_there, **resolution, **observing, say=say)
+    folder = run.train(request, out, force=force, **resolution, **observing, say=say)
     return TrainingRun(folder)
 
 
@@ -358,7 +353,6 @@ def _train_on_datasets(
     out: str | Path | None,
     force: bool,
     resume: str | Path | None,
-    resume_if_there: bool,
     say: Say,
     observing: dict[str, Any],
 ) -> TrainingRun:
@@ -371,11 +365,9 @@ def _train_on_datasets(
         # Fields about files are ignored in a recipe file, and refused as parameters.
         read = {} if recipe is None else load_fields(recipe)
         requested = overlay({name: value for name, value in read.items() if name not in OF_FILES}, unfold(fields))
-        again = {"force": force, "resume_if_there": resume_if_there}
-        return TrainingRun(
-            train_on(Datasets(*datasets), requested, out, **again, observers=observers, named=tuple(fields))
-        )
-    if out is not None or force or resume_if_there or fields or datasets[3] is not None:
+        run = train_on(Datasets(*datasets), requested, out, force=force, observers=observers, named=tuple(fields))
+        return TrainingRun(run)
+    if out is not None or force or fields or datasets[3] is not None:
         raise VitkitError("--resume takes everything from the run: leave out the other parameters")
     resume_on(Datasets(*datasets), Path(resume), observers)
     return TrainingRun(Path(resume))

@@ -497,11 +497,6 @@ def suggest(name: str) -> str:
 def missing(path: str) -> str:
     """Return the error message for a missing file or folder, with similar names that the user may have meant."""
     place = Path(path)
-    if "," in path:
-        return (
-            f"no such file, folder or published weights: {path}; `vitkit train` chooses among several within a time: "
-            "--select-time 5m"
-        )
     if place.parent.name and (place.parent.is_dir() or place.parent.name == "runs"):
         beside = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
         close = difflib.get_close_matches(place.name, beside, n=2)

@@ -322,7 +322,8 @@ def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]
     if cropped > MOST_CROPPED * len(facts):
         average = f"{100 * sum(lost[size] * images for size, images in sizes.items()) / len(facts):.0f} % on average"
         text = f"the crop loses more than half of the area of {cropped} of {len(facts)} images ({average})"
-        yield Finding("warning", f"{text}; if the edges matter, --fit squash or --fit pad shows the whole picture")
+        remedy = "if the edges matter, --set fit=squash or --set fit=pad shows the whole picture"
+        yield Finding("warning", f"{text}; {remedy}")
 
 
 def _fits_name(path: str, image_format: str) -> bool:

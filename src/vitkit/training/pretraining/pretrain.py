@@ -65,20 +65,17 @@ from vitkit.training.pretraining.objectives import (
 )
 from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
 from vitkit.training.request import load_of_run
-from vitkit.training.run import Prepared, Work, drive, drive_again, prepare_restart, tell, write_start
+from vitkit.training.run import Prepared, Work, drive, drive_again, tell, write_start
 from vitkit.training.run_folder import (
     Observers,
     Run,
     check_place,
-    check_restartable,
     clear,
     discard_if_empty,
-    holds_run,
     new_run_folder,
     read_metrics,
     reporting,
     reserve_folder,
-    start_over,
     write_request,
 )
 from vitkit.training.stability import ValidationOutcome
@@ -339,7 +336,6 @@ def pretrain(
     out: str | Path | None = None,
     *,
     force: bool = False,
-    resume_if_there: bool = False,
     callbacks: Sequence[Any] = (),
     loggers: Sequence[Any] = (),
     say: Say = print,
@@ -350,7 +346,6 @@ def pretrain(
         fields: fields of `Pretraining` and of a recipe, except fields about labels; `data` is required.
         out: the run folder; by default the next free `runs/NAME-OBJECTIVE-N`.
         force: overwrite the run in `out`.
-        resume_if_there: continue the run in `out` if there is one.
         callbacks: objects with some of `loop.HOOKS`.
         loggers: objects such as `loggers.Logger`, in addition to the recipe's.
         say: called with each line of the run's log.
@@ -360,17 +355,11 @@ def pretrain(
         Interrupted: a signal stopped the run. The folder contains the best model so far.
         OSError: the folder cannot be written.
     """
-    if resume_if_there:
-        check_restartable(out, force=force)
     choices, recipe = resolve_fields(fields)
     observers = Observers(say, tuple(callbacks), tuple(loggers))
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        if resume_if_there and out is not None and holds_run(out):
-            choices_of_run(Path(out))
-            return prepare_restart(Path(out), fields, team, observers, hold)
-        overwrites, wait = start_over(out, force=force, resume_if_there=resume_if_there)
-        return _prepare(choices, recipe, fields, out, overwrites, wait, team, observers, hold)
+        return _prepare(choices, recipe, fields, out, force, team, observers, hold)
 
     return drive(recipe, observers, prepare, _work_on(choices), resume_command)
 
@@ -416,7 +405,6 @@ def _prepare(
     fields: dict[str, Any],
     out: str | Path | None,
     force: bool,
-    wait: float,
     team: ProcessGroup,
     observers: Observers,
     hold: ExitStack,
@@ -429,7 +417,7 @@ def _prepare(
     check_team(recipe, team)
     check_place(out, table, None, weights_of(recipe))
     if out is not None:
-        reserve_folder(out, hold, force=force, wait=wait)
+        reserve_folder(out, hold, force=force)
     blueprint = _blueprint(recipe, choices)
     diagnosis = examine(table, blueprint.preprocess, seek_groups=False)
     before = ancestry_of(recipe, blueprint.pictures, None)
