@@ -12,21 +12,12 @@ import pytest
 import vitkit
 import wordy
 from vitkit.errors import VitkitError
-from vitkit.language import canonical, read_tokenizer
+from vitkit.language import MOST_CHARACTERS, canonical, read_tokenizer
 
 
 def test_clips_tokenizer_json(tmp_path: Path) -> None:
     theirs = wordy.clip_tokenizer()
     theirs.save_pretrained(tmp_path)
-    ours = read_tokenizer(tmp_path, wordy.CONTEXT, "none")
-    assert ours(wordy.sentences()) == wordy.ids(theirs, wordy.sentences())
-
-
-def test_clips_older_files(tmp_path: Path) -> None:
-    theirs = wordy.clip_tokenizer()
-    vocabulary, merges = wordy.clip_vocabulary()
-    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, merges)))
     ours = read_tokenizer(tmp_path, wordy.CONTEXT, "none")
     assert ours(wordy.sentences()) == wordy.ids(theirs, wordy.sentences())
 
@@ -51,6 +42,33 @@ def test_the_texts_try_what_they_should() -> None:
     assert min(lengths) == 2  # what begins and what ends it
     assert sum(length > wordy.CONTEXT for length in lengths) > 300
     assert sum(any(ord(letter) > 0x3000 for letter in text) for text in texts) > 300
+
+
+def test_a_text_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    wordy.clip_tokenizer().save_pretrained(tmp_path)
+    own = read_tokenizer(tmp_path, wordy.CONTEXT, "none")
+    assert len(own(["a " * (MOST_CHARACTERS // 2)])[0]) == wordy.CONTEXT
+    with pytest.raises(VitkitError, match="a text of 4,098 characters is too long"):
+        own(["a " * (MOST_CHARACTERS // 2) + "ab"])
+
+
+def test_an_expression_that_takes_too_long_is_given_up_in_a_line(tmp_path: Path) -> None:
+    wordy.clip_tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    stored = json.loads(file.read_text())
+    endless = {"type": "Replace", "pattern": {"Regex": "(z+)+#"}, "content": ""}
+    steps = [stored["normalizer"], endless]
+    file.write_text(json.dumps({**stored, "normalizer": {"type": "Sequence", "normalizers": steps}}))
+    with pytest.raises(VitkitError, match=r"the tokenizer cannot be used: .*retry-limit"):
+        read_tokenizer(tmp_path, wordy.CONTEXT, "none")(["z" * 40 + "!"])
+
+
+def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "spiece.model"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2**27 + 1)
+        with pytest.raises(VitkitError, match=rf"{name} has 134,217,729 bytes, but a tokenizer at most 134,217,728"):
+            read_tokenizer(tmp_path, 8, "none")
 
 
 def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ __all__, __getattr__ = public(
     __name__,
     {
         "text_files": "read_text_encoder",
-        "tokenizer": "MERGES MOST_CHARACTERS canonical check_pieces check_steps read_tokenizer",
+        "tokenizer": "MOST_CHARACTERS canonical read_tokenizer",
         "zero_shot": "SEVEN TEMPLATES read_images_and_words spoken why_no_words",
     },
 )

@@ -303,7 +303,7 @@ def _said(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-_WORDS = ["tokenizer.json", "spiece.model", "vocab.json", "merges.txt", "tokenizer_config.json"]  # of text encoders
+_WORDS = ["tokenizer.json", "spiece.model", "tokenizer_config.json"]  # of text encoders
 _DESCRIPTIONS = [
     "model.json",
     "pictures.npz",
