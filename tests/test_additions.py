@@ -63,8 +63,6 @@ from vitkit.model.layers import Dropout
 class QKNormAttention(nn.Module):
     """Attention with normalised queries and keys (arXiv 2302.05442, sec. 2)."""
 
-    PARTS = frozenset({"qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop"})
-
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.heads, self.scale, self.fused = config.heads, config.head_size**-0.5, True
@@ -83,25 +81,17 @@ class QKNormAttention(nn.Module):
     edits={
         "model/config.py": [
             (
-                'Literal["softmax", "differential", "axial", "window"]',
-                'Literal["softmax", "differential", "axial", "window", "qk-norm"]',
+                'Literal["softmax", "axial", "window"]',
+                'Literal["softmax", "axial", "window", "qk-norm"]',
             )
         ],
         "model/vit.py": [
             (
-                '    if config.attention == "differential":\n',
+                "    return Attention(config, patches_read, layer)\n",
                 '    if config.attention == "qk-norm":\n'
                 "        from vitkit.model.qk_norm import QKNormAttention\n\n"
                 "        return QKNormAttention(config)\n"
-                '    if config.attention == "differential":\n',
-            )
-        ],
-        "model/variants.py": [
-            (
-                "VARIANTS: tuple[Variant, ...] = (\n",
-                "VARIANTS: tuple[Variant, ...] = (\n"
-                '    Variant(field="attention", signs={"qk-norm": r"blocks\\.\\d+\\.attn\\.q_norm\\."},\n'
-                '            module="vitkit.model.qk_norm", handlers={}),\n',
+                "    return Attention(config, patches_read, layer)\n",
             )
         ],
     },
@@ -525,7 +515,7 @@ assert 0 < plain["confidence"] and abs(plain["confidence"] - exported["confidenc
 )
 
 ADDITIONS = {  # and how many existing files each edits, and how many files it touches with its new ones
-    "attention": (ATTENTION, 3, 4),
+    "attention": (ATTENTION, 2, 3),
     "loss": (LOSS, 2, 2),
     "export": (EXPORT, 1, 2),
     "metric": (METRIC, 1, 2),

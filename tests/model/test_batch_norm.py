@@ -33,8 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "post": {"norm": "post", "layer_scale": 0.1},
     "res-post": {"norm": "res-post", "distill_token": True, "distill_head": True},
     "pooled by attention": {"pool": "map"},
-    "parallel": {"parallel": "separate", "mlp_kind": "swiglu"},
-    "differential": {"attention": "differential", "attention_norm": True},
+    "swiglu": {"mlp_kind": "swiglu"},
     "mixtures": {"mlp_kind": "conv", "projection": "conv", "conv_layers": (0,), "pool": "gap"},
     "window": {"attention": "window", "window_size": 2, "representation_size": 20},
 }

@@ -71,10 +71,9 @@ def test_layouts_refuse_a_new_field_by_its_value_alone(to: str) -> None:
 
 
 def test_every_field_of_today_is_in_the_registry_once() -> None:
-    """A field that changes answers is computed at any value, or has rows for its values."""
-    rows = {row.field for row in variants.VARIANTS}
+    """A field that changes answers is computed at any value, or at some values."""
     for field in dataclasses.fields(ViTConfig):
-        known = (variants.WITHOUT_EFFECT, variants.COMPUTED, rows)
+        known = (variants.WITHOUT_EFFECT, variants.COMPUTED, {"attention", "block"})
         assert sum(field.name in among for among in known) == 1, field.name
     assert variants.WRITTEN <= variants.COMPUTED
 

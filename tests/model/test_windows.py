@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "window mlp bias": {**WINDOW, "position": "relative_mlp", "position_at": "shared", "pool": "gap"},
     "window global": {**WINDOW, "global_layers": (1,), "layers": 3, "norm": "post"},
     "window mixtures": {**WINDOW, "projection": "conv", "mlp_kind": "conv", "conv_layers": (0,), "pool": "gap"},
-    "window parallel": {**WINDOW, "parallel": "separate", "attention_norm": True, "norm_kind": "rms"},
+    "window sub-norm": {**WINDOW, "attention_norm": True, "norm_kind": "rms"},
 }
 every = pytest.mark.parametrize("fields", [pytest.param(fields, id=name) for name, fields in KINDS.items()])
 few = pytest.mark.parametrize("fields", [pytest.param(KINDS[name], id=name) for name in ("axial", "window")])
@@ -372,7 +372,7 @@ def test_what_needs_other_tokens_is_refused(tmp_path: Path, fields: dict[str, An
         ({"attention": "axial", "layers": 2, "global_layers": (0,)}, "only to attention 'window', not to 'axial'"),
         ({"attention": "window", "global_layers": (9,)}, "global_layers must be layers from 0 to"),
         ({"attention": "window", "window_size": 0}, "window_size must be a positive whole number or a pair"),
-        ({"attention": "windows"}, "attention must be one of softmax, differential, axial, window"),
+        ({"attention": "windows"}, "attention must be one of softmax, axial, window"),
     ],
 )
 def test_impossible_windows_are_refused(fields: dict[str, Any], message: str) -> None:

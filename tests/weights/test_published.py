@@ -63,6 +63,15 @@ def test_every_tag_of_timm_is_known() -> None:
     assert len(names()) == len(set(names())) == len(rows())
 
 
+def test_what_only_timm_computes_is_refused_before_it_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "fetch_hub", None)
+    refused = [name for name in tags() if re.match("vit_(dwee|dlittle|pwee|dpwee)_", name)]
+    assert len(refused) == 6
+    for name in refused:
+        with pytest.raises(VitkitError, match=f"{name} is not a model of vitkit: timm:{name} loads it as a network"):
+            load(name)
+
+
 @pytest.fixture(scope="module")
 def entries() -> dict[str, Any]:
     return {name: tagged(name) for name in tags()}

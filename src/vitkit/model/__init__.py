@@ -20,7 +20,7 @@ __all__, __getattr__ = public(
         "network": "Network",
         "parts": "drop_path",
         "position": "RelativePosition sincos_1d sincos_2d",
-        "variants": "WRITTEN fields_by_names",
+        "variants": "WRITTEN",
         "vit": "Attention Block MLP VisionTransformer",
     },
 )

@@ -168,16 +168,6 @@ def _check_attention(config: ViTConfig) -> None:
             f"vitkit.register_block({config.block!r}, ...) first"
         )
     _check_windows(config)
-    if config.attention != "differential":
-        return
-    if config.head_size % 2:
-        raise VitkitError(
-            f"attention 'differential' needs an even head size, not {config.head_size}: q and k are halved"
-        )
-    if config.projection == "conv" or config.rotary != "none" or config.position in RELATIVE:
-        raise VitkitError(
-            "attention 'differential' cannot be combined with projection 'conv', nor with rotary or relative positions"
-        )
 
 
 def _check_windows(config: ViTConfig) -> None:
@@ -201,8 +191,6 @@ def _check_windows(config: ViTConfig) -> None:
 
 
 def _check_norms(config: ViTConfig) -> None:
-    if config.parallel != "none" and config.norm != "pre":
-        raise VitkitError(f"parallel {config.parallel!r} has one norm ahead of both branches: norm must be 'pre'")
     if config.fc_norm and config.norm == "post":
         raise VitkitError("fc_norm cannot be combined with norm 'post', whose last block has normalised its output")
     if config.norm == "res-post" and config.layer_scale is not None:
@@ -392,13 +380,11 @@ class ViTConfig:
     mlp_size: int = 3072
     # "swiglu": arXiv 2002.05202, as in DINOv2 giant; "conv": arXiv 2103.11816, sec. 3.2
     mlp_kind: Literal["mlp", "swiglu", "conv"] = "mlp"
-    # "differential": arXiv 2410.05258; "axial": within rows, then columns of the patch grid (app. D.6); "window":
-    # within windows (arXiv 2103.14030, sec. 3.2; 2203.16527, sec. 3)
-    attention: Literal["softmax", "differential", "axial", "window"] = "softmax"
+    # "axial": within rows, then columns of the patch grid (app. D.6); "window": within windows (arXiv 2103.14030, sec.
+    # 3.2; 2203.16527, sec. 3)
+    attention: Literal["softmax", "axial", "window"] = "softmax"
     window_size: Pair | None = None  # of attention "window", in patches; None: 7 x 7, as in Swin
     global_layers: tuple[int, ...] = ()  # of attention "window": layers that attend to all patches
-    # MLP and attention in parallel (ViT-22B, arXiv 2302.05442, sec. 2); "fused": with one bias for the sum of both
-    parallel: Literal["none", "separate", "fused"] = "none"
     projection: Literal["linear", "conv"] = "linear"  # of q, k, v; "conv": arXiv 2103.15808, sec. 3.2
     block: str = "standard"  # or the name of an encoder layer, see `register_block`
     conv_layers: tuple[int, ...] = ()  # layers that mix by convolution instead of attention

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig, override
-from vitkit.model.differential import DifferentialAttention
 from vitkit.model.hybrids import ConvMixer, ConvProjection, ResNetStem
 from vitkit.model.layers import (
     AttentionPool,
@@ -41,7 +40,6 @@ from vitkit.model.layers import (
     norm_layer,
     recompute,
 )
-from vitkit.model.parallel import ParallelBlock
 from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.registry import build_registered_block
 from vitkit.model.timm_habits import AttentionHabits, TimmHabits
@@ -177,19 +175,12 @@ def build_attention(config: ViTConfig, layer: int, patches_read: bool) -> nn.Mod
     """Create the MSA of eq. 2, or the layer used instead. `patches_read` is whether the patches' output is used."""
     if layer in config.conv_layers:
         return ConvMixer(config)
-    if config.attention == "differential":
-        return DifferentialAttention(config, layer)
     return Attention(config, patches_read, layer)
 
 
 def build_block(config: ViTConfig, layer: int) -> nn.Module:
-    """Create an encoder layer: eqs. 2-3 in sequence, or in parallel."""
-    if config.block != "standard":
-        return build_registered_block(config, layer)
-    if config.parallel == "none":
-        return Block(config, layer)
-    patches_read = layer < config.layers - 1 or config.pool != "token"
-    return ParallelBlock(config, layer, build_attention(config, layer, patches_read), MLP(config, patches_read))
+    """Create an encoder layer: eqs. 2-3, or a registered one."""
+    return Block(config, layer) if config.block == "standard" else build_registered_block(config, layer)
 
 
 class VisionTransformer(TimmHabits, nn.Module):

@@ -143,7 +143,12 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
         return WeightList(_find_weights(pattern))
     names = list_models(pattern)
     if not names:
-        raise VitkitError(f"no model's name matches {pattern!r}; `vitkit models` lists all {len(list_models())}")
+        from vitkit.weights.catalog import ONLY_TIMMS, suggest
+
+        instead = suggest(pattern) if ONLY_TIMMS.fullmatch(pattern.partition(".")[0]) else ""
+        raise VitkitError(
+            f"no model's name matches {pattern!r}{instead}; `vitkit models` lists all {len(list_models())}"
+        )
     return ModelList(tuple(names))
 
 

@@ -451,6 +451,8 @@ def tagged(name: str) -> Entry | None:
     )
 
 
+# Models of timm that are only timm's here: their attention is a difference of two maps, or their MLP is beside it.
+ONLY_TIMMS = re.compile(r"vit_(dwee|dlittle|pwee|dpwee)_\w+")
 HUB = "hf:"  # prefix of a repository on the hub, even if a path on disk has its name
 
 CATALOG: dict[str, Entry] = {
@@ -488,6 +490,8 @@ def tags_of(model: str) -> list[str]:
 
 def suggest(name: str) -> str:
     """Return a suggestion in parentheses: similar names, or the tags of a model; "" if there are none."""
+    if ONLY_TIMMS.fullmatch(name.partition(".")[0]):
+        return f" ({TIMM}{name} loads it as a network of timm)"
     if known := tags_of(name):
         instead = f"{name}.{known[0]}" if len(known) == 1 else f"one of its tags: {', '.join(known)}"
         return f" (name {instead})"

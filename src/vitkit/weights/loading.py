@@ -31,6 +31,7 @@ from vitkit.text.cells import listed
 from vitkit.weights.adapt import Adapted, adapt, adapt_network
 from vitkit.weights.catalog import (
     HUB,
+    ONLY_TIMMS,
     TIMM,
     Entry,
     Meaning,
@@ -590,6 +591,8 @@ def locate(source: str | Path) -> tuple[Path, Entry | None]:
         repository = str(source).removeprefix(HUB)
         return download.fetch_hub(repository), find(repository)
     entry = find_published(str(source))
+    if entry is not None and ONLY_TIMMS.fullmatch(entry.architecture):
+        raise VitkitError(f"{source} is not a model of vitkit: {TIMM}{source} loads it as a network of timm")
     if entry is not None:
         return fetch(entry), entry
     if is_hub_id(str(source)):

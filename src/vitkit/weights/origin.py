@@ -616,6 +616,13 @@ _FAMILIES = (
     ),
     TensorFamily("a ViT that normalises queries and keys", (_BLOCK + r"(attn\.)?q_norm\.",)),
     TensorFamily("a ViT whose attention is a difference of two, by two numbers", (_BLOCK + r"(attn\.)?lambda_a$",)),
+    TensorFamily(
+        "a ViT whose attention is a difference of two softmax maps (timm:NAME@FILE loads it)",
+        (_BLOCK + r"(attn\.)?lambda_q1$",),
+    ),
+    TensorFamily(
+        "a ViT with attention and MLP side by side (timm:NAME@FILE loads it)", (_BLOCK + r"(attn_)?out_proj\.",)
+    ),
     TensorFamily("a ViT with parallel attention layers", (_BLOCK + r"attns\.0\.",)),
     TensorFamily("MobileCLIP's hybrid, with a stem of convolutions", (r"patch_embed\.backbone\.0\.conv\.",)),
     TensorFamily("ViTamin, a hybrid", (r"patch_embed\.backbone\.stem\.conv1\.", _BLOCK)),

@@ -40,7 +40,7 @@ from vitkit.model.layers import (
     affine_part,
 )
 from vitkit.model.position import OffsetBias, Relative, RelativePosition, Turn
-from vitkit.model.variants import GRAPH, check, handlers_of
+from vitkit.model.variants import GRAPH, check
 from vitkit.model.vit import MLP, Attention, VisionTransformer
 from vitkit.model.windows import emit as emit_windows
 
@@ -248,9 +248,8 @@ class _GraphBuilder(Generic[V]):
 
     def block(self, block: nn.Module, x: V, queries: int | None, relative: Relative | None) -> V:
         mixing, mlp = branches(block)
-        before = self.first(x, queries) if mlp.order == "beside" else None
         x = self.branch(mixing, x, queries, lambda x, norm: self.mix(mixing, x, norm, queries, relative))
-        return self.branch(mlp, x, None, lambda x, norm: self.mlp(mlp, x, norm, queries or self.config.tokens), before)
+        return self.branch(mlp, x, None, lambda x, norm: self.mlp(mlp, x, norm, queries or self.config.tokens))
 
     def branch(
         self,
@@ -258,7 +257,6 @@ class _GraphBuilder(Generic[V]):
         x: V,
         queries: int | None,
         compute: Callable[[V, Norm | None], V],
-        before: V | None = None,
     ) -> V:
         """Emit a branch. If a norm comes first, its affine part is folded into the next layer."""
         is_first, norm = reads_normalised(branch.order), branch.norm
@@ -273,7 +271,7 @@ class _GraphBuilder(Generic[V]):
         def plus(residual: V, result: V) -> V:
             return self.writer.add(self.first(residual, queries), result)
 
-        return in_order(branch.order, x, normalised, added, plus, before)
+        return in_order(branch.order, x, normalised, added, plus)
 
     def first(self, x: V, queries: int | None) -> V:
         return x if queries is None else self.writer.slice(x, 1, 0, queries)
@@ -287,10 +285,7 @@ class _GraphBuilder(Generic[V]):
         if isinstance(mix, Attention):
             return self.attention(mix, x, norm, queries, relative, branch.scale)
         x = x if norm is None else self.affine(x, norm)  # a shift cannot be folded because of the padding
-        if not isinstance(mix, ConvMixer):
-            (emit_mix,) = handlers_of(self.config, GRAPH)
-            mixed: V = emit_mix(self, mix, x, queries, branch.scale)
-            return mixed
+        assert isinstance(mix, ConvMixer)
         x = self.first(self.token_convolution(mix.depthwise, x, self.config.tokens), queries)
         return self.linear(self.activation(x, mix.act), *with_scale(mix.proj, branch.scale))
 

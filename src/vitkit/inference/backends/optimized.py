@@ -195,7 +195,7 @@ class _PreparedBlock(nn.Module):
     def __init__(self, block: nn.Module, way: Way, *, is_read_in_part: bool) -> None:
         super().__init__()
         mixing, mlp = branches(block)
-        self.order, self.mlp_order = mixing.order, mlp.order
+        self.order = mixing.order
         self.norm1: nn.Module = mixing.norm
         self.attn: nn.Module
         if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
@@ -213,15 +213,15 @@ class _PreparedBlock(nn.Module):
         def attend(x: Tensor, total: Tensor | None) -> Tensor:
             return self.attn(x, None if total is None else total[:, :queries], queries, relative)
 
-        return self.mixed(self.spread(x, attend, queries), x[:, :queries])
+        return self.mixed(self.spread(x, attend, queries))
 
     def spread(self, x: Tensor, attend: Callable[[Tensor, Tensor | None], Tensor], queries: int | None) -> Tensor:
         """Return the output of the token-mixing branch, computed by `attend`: (B, N, D) -> (B, n, D)."""
         return in_order(self.order, x, self.norm1, attend, lambda total, part: total[:, :queries] + part)
 
-    def mixed(self, x: Tensor, before: Tensor | None = None) -> Tensor:
-        """Return the output of the MLP branch, (B, n, D); `before` is the input of the block."""
-        return in_order(self.mlp_order, x, self.norm2, self.mlp, torch.add, before)
+    def mixed(self, x: Tensor) -> Tensor:
+        """Return the output of the MLP branch, (B, n, D)."""
+        return in_order(self.order, x, self.norm2, self.mlp, torch.add)
 
 
 def _fold(branch: Branch) -> tuple[nn.Module, Norm | None]:
@@ -586,14 +586,12 @@ def branches(block: nn.Module) -> tuple[Branch, Branch]:
     _refuse_other_parts(block)
     parts: Any = block
     mixing = Branch(parts.norm1, parts.attn, parts.ls1, parts.order)
-    if parts.order == "beside":  # both share one norm and one LayerScale
-        return replace(mixing, order="pre"), replace(mixing, mix=parts.mlp)
     return mixing, Branch(parts.norm2, parts.mlp, parts.ls2, parts.order)
 
 
 def reads_normalised(order: str) -> bool:
     """Return whether a branch normalises its input. The norm's affine part can then be folded into the next layer."""
-    return order in ("pre", "beside")
+    return order == "pre"
 
 
 def in_order(
@@ -602,25 +600,19 @@ def in_order(
     norm: Callable[[T], T],
     add: Callable[[T, T | None], T],
     plus: Callable[[T, T], T],
-    before: T | None = None,
 ) -> T:
     """Compute one residual branch, with norm, layer and sum in the order `order` (eqs. 2 and 3 for "pre").
 
     Args:
         order: `Branch.order`. "pre" normalises the input of the branch. "post" normalises the sum (the original
             Transformer, arXiv 1706.03762, sec. 3.1). "res-post" normalises the output of the branch (arXiv 2111.09883,
-            sec. 3.2). "beside" is the second of two parallel branches; it reads the same normalised tokens as the first
-            one (arXiv 2302.05442, sec. 2).
+            sec. 3.2).
         x: the tokens, in the representation of the caller.
         norm: a function that normalises tokens.
         add: a function of the branch's input and the sum so far. It computes the branch's output and adds it to the
             sum. If the sum is None, it returns the output alone.
         plus: a function that adds the sum so far and the output of a branch.
-        before: the tokens before the first branch, for "beside".
     """
-    if order == "beside":
-        assert before is not None
-        return add(norm(before), x)
     if order == "pre":
         return add(norm(x), x)
     return norm(add(x, x)) if order == "post" else plus(x, norm(add(x, None)))
@@ -629,7 +621,7 @@ def in_order(
 def _refuse_other_parts(module: nn.Module, where: str = "block") -> None:
     # A parametrised layer has a new class without a `forward`; it computes as its base class does.
     kind = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
-    parts: Set[str] | None = _PARTS.get(kind, vars(kind).get("PARTS"))  # variants list their parts in PARTS
+    parts = _PARTS.get(kind)
     if parts is None:
         raise VitkitError(
             f"the {where} is a {type(module).__name__}, which only --backend eager --precision float32 --plan plain "

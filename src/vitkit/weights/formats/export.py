@@ -21,7 +21,7 @@ from vitkit.data.seen import to_text
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.build import vit_of
 from vitkit.model.config import Pair, ViTConfig
-from vitkit.model.variants import WRITTEN, settings, variants_of
+from vitkit.model.variants import WRITTEN, settings
 from vitkit.model.vit import VisionTransformer
 from vitkit.system.files import write_json
 from vitkit.weights.checkpoint import PICTURES
@@ -38,15 +38,13 @@ def refuse(config: ViTConfig, to: str, allowed: Mapping[str, tuple[Any, ...]]) -
         config: the configuration of the model.
         to: the name of the format.
         allowed: the values that the format can express, by field. A field that is not listed may have any value if it
-            is in `WRITTEN`, or if the registry of variants has a handler for the format. Otherwise it must have its
-            default.
+            is in `WRITTEN`. Otherwise it must have its default.
 
     Raises:
         VitkitError: a field has a value that is not allowed; the message names the field and the value.
     """
     allowed = {"gelu": ("erf", "tanh"), **allowed}
-    handled = {row.field for row in variants_of(config) if f"the {to} layout" in row.handlers}
-    others = settings(config, WRITTEN | allowed.keys() | handled)
+    others = settings(config, WRITTEN | allowed.keys())
     refused = {name: getattr(config, name) for name, values in allowed.items() if getattr(config, name) not in values}
     for name, value in {**others, **refused}.items():
         is_of_probe = value == "token+gap"  # which the method chooses by default

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,14 +18,13 @@ from vitkit.classifier import Classifier
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD, LEAST_CROP, Interpolation
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.config import ViTConfig
-from vitkit.model.variants import TIMM, fields_by_names, handlers_of
 from vitkit.system.files import replacing, to_json
 from vitkit.text.arguments import is_number
 from vitkit.weights.checkpoint import Checkpoint, noted, tuck_in
 from vitkit.weights.formats import CHECKPOINT_FORMATS
 from vitkit.weights.formats.export import Files, metadata, one, ours_of, refuse, said, save, tensors_under, write_folder
 from vitkit.weights.formats.huggingface_described import of_channels
-from vitkit.weights.layout import Layout, Piece, Split, same
+from vitkit.weights.layout import Layout, Piece, same
 
 FIELDS: dict[str, Any] = {"gelu": "erf", "norm_eps": 1e-6, "position_resize": "timm", "stem_kind": "timm"}
 _IMAGENET = {"fit": "crop", "interpolation": "bicubic", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
@@ -50,9 +49,8 @@ _HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2, "test_v
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
     """Return the layout of a checkpoint if it has timm's names; None for any other."""
-    variant = fields_by_names(checkpoint.tensors)
     is_block = re.compile(r"blocks\.\d+\.(attn|norm1|norm2|mlp)\.")
-    if not variant and not any(is_block.match(name) for name in checkpoint.tensors):
+    if not any(is_block.match(name) for name in checkpoint.tensors):
         return None
     dropped = {
         name: reason for name in checkpoint.tensors for kind, reason in _OTHER_HEADS.items() if re.match(kind, name)
@@ -65,10 +63,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     return Layout(
         format="timm",
-        pieces=_pieces(names, variant),
+        pieces={_our_name(name): Piece((name,)) for name in names},
         fields={
             **FIELDS,
-            **variant,
             "norm_eps": eps_of(_is_clip(checkpoint) or _is_beit3(checkpoint)),
             **_ending(checkpoint),
             **written(checkpoint),
@@ -81,22 +78,6 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         image_size=described.get("image_size"),
         dropped=dropped,
     )
-
-
-def _pieces(names: Collection[str], variant: Mapping[str, Any]) -> dict[str, Piece]:
-    """Return the `Piece`s of all tensors by vitkit's names, including those from the handlers of variants."""
-    pieces = {_our_name(name): Piece((name,)) for name in names}
-    for handler in handlers_of(ViTConfig(**variant), TIMM):
-        renamed = handler.read(names)
-        theirs = {name for parts, _ in renamed.values() for name in parts}
-        pieces = {ours: piece for ours, piece in pieces.items() if ours not in theirs}
-        pieces |= {ours: Piece(parts, join, _unsplit(len(parts))) for ours, (parts, join) in renamed.items()}
-    return pieces
-
-
-def _unsplit(parts: int) -> Split:
-    """Return a split that writes no tensor, because the handler of the variant writes these tensors itself."""
-    return lambda _ours, _config: (None,) * parts
 
 
 def layout_for(config: ViTConfig) -> Layout:
@@ -320,21 +301,15 @@ def _files(classifier: Classifier) -> Files:
             "distill_head": (config.distill_token and config.num_classes > 0,),
         },
     )
-    architecture, arguments = _architecture(config), _arguments(config)
-    tensors = tensors_under(classifier, layout_for(config))
-    for handler in handlers_of(config, TIMM):
-        named, more = handler.describe(config)
-        architecture, arguments = named or architecture, arguments | more
-        tensors = handler.write(tensors)
     described = {
-        "architecture": architecture,
+        "architecture": _architecture(config),
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
         "global_pool": _POOLS_TIMM_FILES[config.pool],
-        "model_args": arguments,
+        "model_args": _arguments(config),
         "pretrained_cfg": _pretrained(classifier),
     }
-    return tensors, {"config.json": described}
+    return tensors_under(classifier, layout_for(config)), {"config.json": described}
 
 
 def _architecture(config: ViTConfig) -> str:
