@@ -403,6 +403,7 @@ def test_a_saved_configuration_holds_every_field() -> None:
 
 def test_a_field_missing_from_a_saved_configuration_has_its_default() -> None:
     assert ViTConfig.from_dict({"layers": 3}) == ViTConfig(layers=3)
+    assert ViTConfig.from_dict({"layers": 3, "parallel": "none"}) == ViTConfig(layers=3)  # of an earlier version
 
 
 # --- Imports ------------------------------------------------------------------------------------------

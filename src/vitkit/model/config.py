@@ -541,6 +541,8 @@ class ViTConfig:
         """
         if not isinstance(fields, dict):
             raise VitkitError(f"the configuration must be an object, not {fields!r:.80}")
+        if fields.get("parallel") == "none":  # models of earlier versions have this field, too
+            fields = {name: value for name, value in fields.items() if name != "parallel"}
         _refuse_unknown(fields, {})
         return cls(**fields)
 
