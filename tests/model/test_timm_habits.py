@@ -127,7 +127,7 @@ def test_the_spellings_of_others_are_understood(theirs: dict[str, Any], ours: di
     ("options", "said"),
     [
         ({"drop_rate": 0.1}, "dropout before the head in timm"),
-        ({"norm_layer": nn.BatchNorm2d}, "norm_layer must be one of torch's LayerNorm, RMSNorm and BatchNorm1d"),
+        ({"norm_layer": nn.BatchNorm2d}, "norm_layer must be one of torch's LayerNorm and RMSNorm"),
         ({"act_layer": nn.Mish}, "act_layer must be one of torch's GELU, ReLU, SiLU, Tanh and LeakyReLU"),
         ({"embed_layer": object}, "embed_layer must be one of vitkit's PatchEmbed"),
         ({"global_pool": "prr"}, "global_pool must be one of token, avg, map"),

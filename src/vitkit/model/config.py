@@ -246,18 +246,16 @@ _LAYERS: dict[str, dict[str, dict[str, Any]]] = {
     "norm_layer": {
         "layernorm": {"norm_kind": "layer"},
         "rmsnorm": {"norm_kind": "rms"},
-        "batchnorm": {"norm_kind": "batch"},
-        "batchnorm1d": {"norm_kind": "batch"},
     },
     "embed_layer": {"patchembed": {}},
 }
 _LIBRARIES = ("torch.nn.", "timm.layers.", "vitkit.model.")  # a class of the same name elsewhere computes anything
-_TORCHS_EPS = {"layer": 1e-5, "batch": 1e-5, "rms": 2.0**-23}  # of norms without `eps`; that of RMSNorm in float32
+_TORCHS_EPS = {"layer": 1e-5, "rms": 2.0**-23}  # of norms without `eps`; that of RMSNorm in float32
 _SUBCLASS = "for your own, subclass vitkit.model.vit.Block, set {} in its __init__, and use vitkit.register_block"
 # The supported classes, and what to do with another one.
 _OTHERS = {
     "act_layer": ("torch's GELU, ReLU, SiLU, Tanh and LeakyReLU", _SUBCLASS.format("self.mlp.act")),
-    "norm_layer": ("torch's LayerNorm, RMSNorm and BatchNorm1d", _SUBCLASS.format("self.norm1 and self.norm2")),
+    "norm_layer": ("torch's LayerNorm and RMSNorm", _SUBCLASS.format("self.norm1 and self.norm2")),
     "embed_layer": (
         "vitkit's PatchEmbed and timm's",
         "for your own, build the model without it, with patch_size as its stride, and assign it to model.patch_embed",
@@ -417,9 +415,8 @@ class ViTConfig:
     # "pre": eqs. 2-3; "post": the original Transformer; "res-post": norm of each branch's output (Swin V2, arXiv
     # 2111.09883, sec. 3.2)
     norm: Literal["pre", "post", "res-post"] = "pre"
-    # "rms": neither subtracts a mean nor adds a bias (arXiv 1910.07467); "batch": over all tokens of all images of a
-    # batch, with running statistics in evaluation (arXiv 1502.03167)
-    norm_kind: Literal["layer", "rms", "batch"] = "layer"
+    # "rms": neither subtracts a mean nor adds a bias (arXiv 1910.07467)
+    norm_kind: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-6
     patch_norm: bool = False
     patch_bias: bool = True  # of E in eq. 1; CLIP has none

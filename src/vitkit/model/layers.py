@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
@@ -35,35 +34,12 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x)
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """Normalisation of each feature over all tokens of all images of a batch (arXiv 1502.03167).
-
-    In evaluation mode, the layer uses its running statistics, so a prediction does not depend on other images. The
-    layer is then an affine function of each feature.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.weight.dtype)  # under autocast: in float32, as LayerNorm is
-        return super().forward(x.flatten(0, -2)).view_as(x)
-
-
-Norm = nn.LayerNorm | RMSNorm | BatchNorm
+Norm = nn.LayerNorm | RMSNorm
 
 
 def affine_part(norm: Norm) -> tuple[Tensor, Tensor | None]:
-    """Return the scale and the shift of a norm, (D,) each in float64; the shift of an RMSNorm is None.
-
-    Scale and shift apply to the normalised features. For a batch norm, they include the normalisation by the running
-    statistics, and apply to the input of the norm.
-    """
-    factor = norm.weight.double()
-    if isinstance(norm, RMSNorm):
-        return factor, None
-    if not isinstance(norm, BatchNorm):
-        return factor, norm.bias.double()
-    assert norm.running_mean is not None and norm.running_var is not None
-    factor = factor * (norm.running_var.double() + norm.eps).rsqrt()
-    return factor, norm.bias.double() - norm.running_mean.double() * factor
+    """Return the scale and the shift of a norm, (D,) each in float64; the shift of an RMSNorm is None."""
+    return norm.weight.double(), None if isinstance(norm, RMSNorm) else norm.bias.double()
 
 
 class DropPath(nn.Module):
@@ -298,8 +274,8 @@ def norm_layer(config: ViTConfig, size: int | None = None) -> Norm:
 
     `size` is the number of features; None for the hidden size.
     """
-    kinds: dict[str, type[Norm]] = {"layer": nn.LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
-    return kinds[config.norm_kind](config.hidden_size if size is None else size, config.norm_eps)
+    kind = RMSNorm if config.norm_kind == "rms" else nn.LayerNorm
+    return kind(config.hidden_size if size is None else size, config.norm_eps)
 
 
 def layer_scale(config: ViTConfig) -> nn.Module:
@@ -390,39 +366,6 @@ class AttentionPool(nn.Module):
         return (x + self.mlp(self.norm(x)))[:, 0]
 
 
-@contextmanager
-def keeping_statistics(module: nn.Module) -> Iterator[None]:
-    """Prevent batch norms in training mode from updating their running statistics.
-
-    The norms still normalise by the statistics of the batch. This is for forward passes that are computed a second
-    time, because the batch would otherwise be counted twice.
-    """
-    norms = [part for part in module.modules() if isinstance(part, BatchNorm) and part.training]
-    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:  # momentum 0 instead of evaluation mode: the backward pass needs the same saved tensors
-        norm.momentum, norm.num_batches_tracked = 0.0, None
-    try:
-        yield
-    finally:
-        for norm, (momentum, count) in zip(norms, before, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, count
-
-
-def recompute(block: nn.Module, *inputs: Any, has_statistics: bool) -> Tensor:
-    """Apply a block with activation checkpointing: the backward pass recomputes its activations.
-
-    Args:
-        block: the block.
-        inputs: the inputs of the block.
-        has_statistics: whether the block may contain batch norms.
-    """
-    options: dict[str, Any] = {}
-    if has_statistics:
-        options["context_fn"] = lambda: (nullcontext(), keeping_statistics(block))
-    output: Tensor = checkpoint(block, *inputs, use_reentrant=False, **options)
-    return output
-
-
 @torch.no_grad()
 def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal", "reference"]) -> None:
     """Draw initial values of all parameters from torch's global generator.
@@ -437,7 +380,7 @@ def initialise(model: nn.Module, patches: nn.Conv2d, how: Literal["trunc_normal"
     if patches.weight.is_meta:
         return
     for module in model.modules():
-        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm, BatchNorm)):
+        if isinstance(module, (nn.LayerNorm, nn.GroupNorm, RMSNorm)):
             if module.weight is not None:  # norms of a registered block may lack either
                 nn.init.ones_(module.weight)
             if isinstance(bias := getattr(module, "bias", None), Tensor):

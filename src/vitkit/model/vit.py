@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig, override
@@ -38,7 +39,6 @@ from vitkit.model.layers import (
     layer_scale,
     learned_tokens,
     norm_layer,
-    recompute,
 )
 from vitkit.model.position import Relative, Rotary, build_positions
 from vitkit.model.registry import build_registered_block
@@ -320,7 +320,8 @@ class VisionTransformer(TimmHabits, nn.Module):
             names = {"queries": queries, "relative": relative}
             return block(x, **{name: names[name] for name in takes})[:, :queries]
         if self.checkpointing and i % self.checkpointing == 0 and self.training:
-            return recompute(block, x, queries, relative, has_statistics=self.config.norm_kind == "batch")
+            output: Tensor = checkpoint(block, x, queries, relative, use_reentrant=False)
+            return output
         return block(x, queries, relative)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -368,8 +369,7 @@ class VisionTransformer(TimmHabits, nn.Module):
         return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2  # DeiT averages its heads
 
     def _head_tokens(self, images: Tensor) -> Tensor:
-        # In training, batch norms need the statistics of all tokens, including those that the head does not read.
-        shortens = self.shortcut and not (self.training and self.config.norm_kind == "batch") and not self.is_observed
+        shortens = self.shortcut and not self.is_observed
         tokens = self.encode(self.embed(images), self.config.tokens_read if shortens else None)
         return self.norm(tokens)  # (B, n, D)
 

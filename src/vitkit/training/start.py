@@ -239,8 +239,6 @@ def check_config(config: Config, recipe: Recipe) -> None:
         check_network(config, recipe)
         check_buildable(config)
         return
-    if config.norm_kind == "batch" and recipe.strategy == "fsdp":
-        raise VitkitError("norm_kind 'batch' has running statistics, which --strategy fsdp does not support: use ddp")
     if recipe.patch_dropout:
         check_patch_dropout(config)
 

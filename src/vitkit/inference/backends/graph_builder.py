@@ -31,7 +31,6 @@ from vitkit.model.hybrids import Bottleneck, ConvMixer, Projection, ResNetStem, 
 from vitkit.model.layers import (
     QUICK,
     AttentionPool,
-    BatchNorm,
     Norm,
     QuickGELU,
     RMSNorm,
@@ -443,8 +442,6 @@ class _GraphBuilder(Generic[V]):
 
     def norm(self, x: V, norm: Norm) -> V:
         """Normalise without the affine part, which `affine` applies or `after_norm` folds into the next layer."""
-        if isinstance(norm, BatchNorm):
-            return x
         size = norm.normalized_shape[0]
         return (
             self.rms(x, -1, size, norm.eps) if isinstance(norm, RMSNorm) else self.writer.normalise(x, size, norm.eps)

@@ -28,7 +28,6 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 from vitkit.model.hybrids import ConvMixer, ConvProjection, StandardisedConv2d
 from vitkit.model.layers import (
-    BatchNorm,
     Dropout,
     DropPath,
     LayerScale,
@@ -85,8 +84,6 @@ def without_affine(norm: nn.Module) -> nn.Module:
     """Return a `Norm` without its affine part, which is folded elsewhere; return any other module unchanged."""
     if not isinstance(norm, Norm):
         return norm
-    if isinstance(norm, BatchNorm):
-        return nn.Identity()
     kind = RMSNorm if isinstance(norm, RMSNorm) else nn.LayerNorm
     return kind(norm.normalized_shape, norm.eps, elementwise_affine=False)
 
@@ -554,7 +551,7 @@ _PARTS: dict[type[nn.Module], Set[str]] = {
     ConvMixer: {"depthwise", "act", "proj", "proj_drop"},
     MLP: {"fc1", "conv", "act", "drop1", "drop2", "norm", "fc2"},
     TokenConvolution: {"conv"},
-    **dict.fromkeys((nn.Linear, nn.LayerNorm, RMSNorm, BatchNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
+    **dict.fromkeys((nn.Linear, nn.LayerNorm, RMSNorm, nn.Conv2d, nn.Identity), frozenset[str]()),
     **dict.fromkeys((LayerScale, DropPath, Dropout, nn.GELU, QuickGELU, SwiGLU), frozenset[str]()),
     **dict.fromkeys((nn.ReLU, nn.SiLU, nn.Tanh, nn.LeakyReLU), frozenset[str]()),
 }
