@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from vitkit.verbs.evaluate import EvaluationResult, evaluate
     from vitkit.verbs.explain import Anatomy, Explanations, explain
     from vitkit.verbs.export import Export, export
-    from vitkit.verbs.gather import Gathered, gather
     from vitkit.verbs.info import Info, info
     from vitkit.verbs.models import ModelList, WeightList, models
     from vitkit.verbs.predict import Predictions, predict
@@ -68,7 +67,6 @@ __all__ = [
     "EvaluationResult",
     "Explanations",
     "Export",
-    "Gathered",
     "Info",
     "LabResult",
     "LoadReport",
@@ -99,7 +97,6 @@ __all__ = [
     "evaluate",
     "explain",
     "export",
-    "gather",
     "info",
     "lab",
     "list_models",
@@ -134,7 +131,6 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "EvaluationResult": "verbs.evaluate",
     "Explanations": "verbs.explain",
     "Export": "verbs.export",
-    "Gathered": "verbs.gather",
     "Info": "verbs.info",
     "LabResult": "experiments.lab",
     "LoadReport": "model.build",
@@ -165,7 +161,6 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "evaluate": "verbs.evaluate",
     "explain": "verbs.explain",
     "export": "verbs.export",
-    "gather": "verbs.gather",
     "info": "verbs.info",
     "lab": "experiments.lab.lab",
     "list_models": "model.names",

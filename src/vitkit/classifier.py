@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -20,7 +20,7 @@ from vitkit.data.in_memory import Held, Source, picture_held, sources_of
 from vitkit.data.preprocess import Preprocess, Views
 from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
-from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Among, Images, flow, try_read, unless_short
+from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.inference.trust import NOT_MERGED, PredictionRules, Trust, parsed, rules_for
 from vitkit.inference.unknown import Unknown
@@ -92,8 +92,6 @@ class Classifier:
         runner_has_features: whether the runner returns the features in further columns after the logits.
         views: the views of each picture over which probabilities are averaged, see `with_views`; None if only the usual
             input is used.
-        among: the positions of this classifier's pictures among all pictures of a command, see `as_part`; None if it
-            gets all of them.
     """
 
     model: Model
@@ -108,7 +106,6 @@ class Classifier:
     trust: bytes | None = field(default=None, repr=False)
     runner_has_features: bool = field(default=False, compare=False, repr=False)
     views: Views | None = field(default=None, compare=False, repr=False)
-    among: Among | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
         """Return one line with the model, its classes, its training data and its validation accuracy."""
@@ -291,20 +288,6 @@ class Classifier:
         views.check(self.preprocess, self.provenance.get("recipe"))
         other = copy.copy(self)
         other.views = views
-        return other
-
-    def as_part(self, positions: Sequence[int], total: int) -> Classifier:
-        """Return a copy of this classifier that processes only some of a command's images.
-
-        For each of these images, the results are bit-identical to those of a run on all images.
-
-        Args:
-            positions: the positions, among all images of the command, of the images that will be passed to the copy.
-                They are in ascending order.
-            total: the number of all images.
-        """
-        other = copy.copy(self)
-        other.among = Among(positions, total)
         return other
 
     def _by(self, runner: Runner | None, *, has_features: bool = False) -> Classifier:
@@ -553,9 +536,7 @@ class Classifier:
         batch_size = batch_size or (BATCH if is_concurrent else BATCH_ALONE)
         batch_size = max(1, batch_size // (1 if self.views is None else self.views.count))
         sources = sources_of(images)
-        rows = flow(
-            sources, partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent, among=self.among
-        )
+        rows = flow(sources, partial(try_read, read), compute, batch_size, is_concurrent=is_concurrent)
         named = ((source if isinstance(source, str) else source.name, row) for source, row in rows)
         return unless_short(named, batch_size)
 

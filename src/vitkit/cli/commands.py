@@ -142,14 +142,7 @@ def _silent(function: _Function, values: _Values) -> None:
 def _doctor(function: _Function, values: _Values, *, as_json: bool) -> int:
     result = _call(function, values)
     show(result, as_json=as_json)
-    return int(not getattr(result, "is_trustworthy", True))  # a result of one part has no findings
-
-
-def _gather(function: _Function, values: _Values, *, as_json: bool) -> int:
-    result = _call(function, values)
-    show(result, as_json=as_json)
-    is_failure = result.verb == "predict" and result.unreadable == result.images  # like predict without parts
-    return int(is_failure or not result.is_trustworthy)
+    return int(not result.is_trustworthy)
 
 
 def _watch(function: _Function, values: _Values, *, as_json: bool) -> int:
@@ -272,9 +265,6 @@ _ROWS = {
             "strict": "Exit with 1 if an image or folder cannot be read.",
             "as_json": "Print a line with a JSON object for each image, as in a .jsonl file; with --out, the counts.",
         },
-    ),
-    "gather": Verb(
-        "verbs.gather", "gather", _gather, {"as_json": "Print a JSON object."}, metavars={"parts": "PART..."}
     ),
     "watch": Verb("verbs.watch", "watch", _watch, {"as_json": "Print everything as a JSON object."}),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),

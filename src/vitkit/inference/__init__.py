@@ -22,7 +22,7 @@ __all__, __getattr__ = public(
             "ClassSets HeldOut PredictionRules RISK RecordedTests SureThreshold Trust answers_needed binomial_tail "
             "class_sets images_needed quantile rules_for sure_threshold"
         ),
-        "pipeline": "Among BATCH cores flow limit_cores",
+        "pipeline": "BATCH cores flow limit_cores",
         "prediction": (
             "Columns Csv ENCODING FORMATS JsonLines Prediction Ranking Row RowFormat Stock gathering partial_of "
             "read_rows take_stock"

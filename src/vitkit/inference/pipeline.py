@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from threading import Event, Lock, local
@@ -74,23 +72,6 @@ def set_threads(count: int) -> None:
         _THREADS_HERE.threads = count
 
 
-@dataclass(frozen=True)
-class Among:
-    """The positions of a subset of images among all images of a command.
-
-    The last bits of an image's result depend on the size of its batch and on the number of threads that compute the
-    batch, but not on the other images in the batch. With these positions, each image of a subset is computed in a batch
-    of the same size as in a run over all images, so its result is bitwise equal.
-
-    Attributes:
-        positions: the position of each image, in ascending order.
-        total: the number of all images.
-    """
-
-    positions: Sequence[int]
-    total: int
-
-
 def flow(
     sources: Iterable[T],
     read: Callable[[T], Images | str],
@@ -98,7 +79,6 @@ def flow(
     batch_size: int,
     *,
     is_concurrent: bool,
-    among: Among | None = None,
 ) -> Iterator[tuple[T, Row]]:
     """Yield each source, in order, with its row of the output or with an error message.
 
@@ -110,60 +90,45 @@ def flow(
         compute: (B, C, height, width) -> (B, ...).
         batch_size: the number of images in a batch.
         is_concurrent: whether `compute` may run in several threads at once.
-        among: the positions of the sources among all images of a command; None if the sources are all images.
     """
-    batches = _in_batches(sources, batch_size, among)
+    batches = _in_batches(sources, batch_size)
     start = list(islice(batches, 2))
-    is_one_batch = len(start) < 2 if among is None else among.total <= batch_size
-    if is_one_batch:  # with so few images, each step uses all cores
+    if len(start) < 2:  # with so few images, each step uses all cores
         with ThreadPoolExecutor() as pool:
-            for batch, rows in start:
-                yield from join(batch, list(pool.map(read, batch)), compute, rows)
+            for batch in start:
+                yield from join(batch, list(pool.map(read, batch)), compute)
         return
     with crew(is_concurrent) as (pool, count, ended):
         turn = nullcontext() if is_concurrent else Lock()
 
-        def run(batch: list[T], rows: int) -> list[tuple[T, Row]]:
+        def run(batch: list[T]) -> list[tuple[T, Row]]:
             images = [read(source) for source in batch if not ended.is_set()]
             with turn:
-                return [] if ended.is_set() else join(batch, images, compute, rows)
+                return [] if ended.is_set() else join(batch, images, compute)
 
         waiting: deque[Future[list[tuple[T, Row]]]] = deque()
-        for batch, rows in chain(start, batches):
-            waiting.append(pool.submit(run, batch, rows))
+        for batch in chain(start, batches):
+            waiting.append(pool.submit(run, batch))
             if len(waiting) == 2 * count:
                 yield from waiting.popleft().result()
         while waiting:
             yield from waiting.popleft().result()
 
 
-def _in_batches(items: Iterable[T], size: int, among: Among | None) -> Iterator[tuple[list[T], int]]:
-    """Yield each batch, and the number of rows with which it must be computed.
-
-    For a subset of the images (`Among`), the number of rows is the size of the batch in a run over all images.
-    """
+def _in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     items = iter(items)
-    if among is None:
-        while batch := list(islice(items, size)):
-            yield batch, len(batch)
-        return
-    last = among.total % size
-    full = bisect_left(among.positions, among.total - last)
-    for rows, images in ((size, islice(items, full)), (last, items)):
-        while batch := list(islice(images, rows)):
-            yield batch, rows
+    while batch := list(islice(items, size)):
+        yield batch
 
 
-def join(
-    sources: list[T], images: list[Images | str], compute: Callable[[Images], Images], rows: int | None = None
-) -> list[tuple[T, Row]]:
+def join(sources: list[T], images: list[Images | str], compute: Callable[[Images], Images]) -> list[tuple[T, Row]]:
     """Compute one batch, and return each source with its row of the output or its error message.
 
-    The batch has `rows` images, by default one for each source. If fewer images could be read, the batch is filled up
-    with copies of the first one, so that no result depends on the number of unreadable images.
+    If some images could not be read, the batch is filled up with copies of the first one, so that no result depends on
+    the number of unreadable images.
     """
     readable = [image for image in images if not isinstance(image, str)]
-    filled = readable + readable[:1] * ((rows or len(sources)) - len(readable))
+    filled = readable + readable[:1] * (len(sources) - len(readable))
     answers = iter(np.asarray(compute(_stack(filled))) if readable else ())
     return [
         (source, image if isinstance(image, str) else _if_finite(next(answers)))

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from io import FileIO
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from vitkit.inference.trust import NO_RULES, UNKNOWN, PredictionRules, doubt_of
 from vitkit.system.files import from_json, read_json, replacing, to_json, write_json
 from vitkit.text.cells import JOINT, harmless, restored, visible
 from vitkit.text.workbook import write_workbook
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Place = tuple[str, float]  # a class with its probability
 
@@ -380,7 +383,8 @@ class Csv:
         return self.header
 
     def encode(self, prediction: Prediction) -> str:
-        return csv_line(self.columns.row(prediction), self.names)
+        cells = self.columns.row(prediction).cells()
+        return _csv_record([_csv_cell(cells.get(name)) for name in self.names])
 
     def decode(self, record: str) -> Row:
         values = next(csv.reader([record], strict=True))
@@ -469,8 +473,8 @@ TABLES = (".xlsx", ".parquet")  # files that are written at the end, and cannot 
 _NUMBERS = ("confidence", "familiar")  # prefixes of the names of numeric columns
 
 
-def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write rows to a .csv, .jsonl, .xlsx or .parquet file atomically.
+def write_table(out: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
+    """Write rows to an .xlsx or .parquet file atomically.
 
     Args:
         out: the file, which is replaced if it exists.
@@ -481,18 +485,8 @@ def write_rows(out: Path, names: Sequence[str], rows: Iterable[Row]) -> None:
         VitkitError: there are too many rows for a workbook, or the package for Parquet is not installed.
         OSError: the file cannot be written.
     """
-    suffix = out.suffix.lower()
-    if suffix in TABLES:
-        write = write_workbook if suffix == ".xlsx" else write_parquet
-        write(out, names, (list(map(row.cells().get, names)) for row in rows))
-        return
-    with replacing(out) as temporary, temporary.open("wb") as file:
-        lines: Iterable[str]
-        if suffix == ".jsonl":
-            lines = (to_json(row.to_dict(may_reject="rejected" in names)) + "\n" for row in rows)
-        else:
-            lines = chain([_csv_record(names)], (csv_line(row, names) for row in rows))
-        file.writelines(line.encode(*ENCODING) for line in lines)
+    write = write_workbook if out.suffix.lower() == ".xlsx" else write_parquet
+    write(out, names, (list(map(row.cells().get, names)) for row in rows))
 
 
 def write_parquet(file: Path, names: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> None:
@@ -506,17 +500,48 @@ def write_parquet(file: Path, names: Sequence[str], rows: Iterable[Sequence[str 
         OSError: the file cannot be written.
     """
     check_parquet()
-    import pyarrow
     from pyarrow.parquet import ParquetWriter
 
-    kinds = [pyarrow.float64() if name.startswith(_NUMBERS) else pyarrow.string() for name in names]
-    schema = pyarrow.schema(list(zip(names, kinds, strict=True)))
-    rows = iter(rows)
+    schema, rows = parquet_schema(names), iter(rows)
     with replacing(file) as temporary, ParquetWriter(str(temporary), schema, compression="zstd") as writer:
         while group := list(islice(rows, _GROUP)):
-            columns = [list(map(_as_utf8, column)) for column in zip(*group, strict=True)]
-            arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+            writer.write_table(parquet_table(schema, group))
+
+
+def parquet_schema(names: Sequence[str]) -> pyarrow.Schema:
+    """Return the columns of a Parquet file of rows, by their names in a .csv file."""
+    import pyarrow
+
+    kinds = [pyarrow.float64() if name.startswith(_NUMBERS) else pyarrow.string() for name in names]
+    return pyarrow.schema(list(zip(names, kinds, strict=True)))
+
+
+def parquet_table(schema: pyarrow.Schema, rows: Sequence[Sequence[Any]]) -> pyarrow.Table:
+    """Return rows, of which there is at least one, as a table with the columns of `schema`."""
+    import pyarrow
+
+    columns = [list(map(as_utf8, column)) for column in zip(*rows, strict=True)]
+    arrays = [pyarrow.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+    return pyarrow.Table.from_arrays(arrays, schema=schema)
+
+
+def parquet_files(place: Path) -> list[Path]:
+    """Return the Parquet files of a folder, or the file itself."""
+    return sorted(place.glob("*.parquet")) if place.is_dir() else [place]
+
+
+def tally_parquet(folder: Path) -> Tally:
+    """Count the rows in the Parquet files of a folder, without reading them into memory."""
+    from pyarrow.compute import field
+    from pyarrow.dataset import dataset
+
+    files = dataset(list(map(str, parquet_files(folder))))
+    tally = Tally(files.count_rows(), files.count_rows(filter=field("error").is_valid()))
+    if "rejected" in files.schema.names:
+        is_rejected = field("rejected").is_valid()
+        tally.rejected = files.count_rows(filter=is_rejected)
+        tally.unknown = files.count_rows(filter=is_rejected & (field("label") == UNKNOWN))
+    return tally
 
 
 def check_parquet() -> None:
@@ -531,27 +556,23 @@ def check_parquet() -> None:
         raise VitkitError("a .parquet file requires pyarrow: pip install 'vitkit[parquet]'") from error
 
 
-def read_parquet(file: Path, form: Csv) -> Iterator[Row]:
-    """Yield the rows of a Parquet file that has the columns of `form`."""
+def read_parquet(place: Path, form: Csv) -> Iterator[Row]:
+    """Yield the rows of a Parquet file, or of a folder of such files, that have the columns of `form`."""
     from pyarrow.parquet import ParquetFile
 
-    with ParquetFile(str(file)) as table:
-        for batch in table.iter_batches():
-            yield from map(form.row_of, batch.to_pylist())
+    for file in parquet_files(place):
+        with ParquetFile(str(file)) as table:
+            for batch in table.iter_batches():
+                yield from map(form.row_of, batch.to_pylist())
 
 
 _GROUP = 100_000  # rows that are in memory at a time
 _SHOWN = 100  # characters of the first line in an error message
 
 
-def _as_utf8(cell: str | float | None) -> str | float | None:
+def as_utf8(cell: Any) -> Any:
+    """Replace the bytes of text that are not UTF-8 by backslash escapes; other values are returned unchanged."""
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
-
-
-def csv_line(row: Row, names: Sequence[str]) -> str:
-    """Return a row as a line of CSV with these columns. Text is escaped (`harmless`)."""
-    cells = row.cells()
-    return _csv_record([_csv_cell(cells.get(name)) for name in names])
 
 
 def _csv_cell(cell: str | float | None) -> str | None:

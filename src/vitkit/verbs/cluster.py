@@ -1,361 +1,242 @@
-"""Divide a command among several processes on this machine, or on the machines of a Ray cluster.
+"""Compute the images of a command on the machines of a Ray cluster, with Ray Data.
 
-Each process opens the model once, and writes one part after another (`parts.write_part`). Complete parts are kept, so
-an interrupted command continues when it is repeated. A process that dies is replaced, and the new process continues the
-part after the last image that was written. On this machine, `system.processes` starts the processes. On a cluster, Ray
-starts, places, restarts and retries the processes.
+`write_by_ray` divides the images into blocks. Each worker is an actor that opens the model once, and turns one block
+after another into rows, which Ray Data writes to a folder of Parquet files. This process holds the names of the images,
+but not the rows. If a worker dies, Ray starts another one, which computes the block again.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from pickle import PickleError
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.pipeline import cores, limit_cores
-from vitkit.system.files import exclusive_in
-from vitkit.system.processes import Worker, answer_questions
-from vitkit.system.progress import progress
-from vitkit.verbs.inputs import check_choice
-from vitkit.verbs.parts import SUFFIX, DividedJob, JobRequest, Part, Parts, find_parts, folder_of, write_part
+from vitkit.inference.pipeline import limit_cores
+from vitkit.inference.prediction import ENCODING, parquet_files, parquet_table
+from vitkit.system.files import check_here, staged
+from vitkit.verbs.inputs import check_choice, check_outside, exclusive_out
 
 if TYPE_CHECKING:
-    from vitkit.classifier import Classifier
-
-ClusterName = Literal["local", "ray"]
-_NAME = re.compile(rf"\d+-of-(\d+)\{SUFFIX}")
-_ATTEMPTS = 3  # times that a part is tried if the process that writes it dies
-_PER_PART = 5_000  # images of a part, unless the command says how many parts there are
-_PARTS_PER_WORKER = 4  # at least, so that no worker waits long for the last part of another
-Answer = tuple[Part, str | None]  # a part, and the reason if it was not written
-Write = Callable[[Sequence[Part]], Iterator[Answer]]
-
-_RAY = "--cluster ray requires Ray: pip install 'vitkit[ray]'"
+    import pyarrow
 
 
-def check_cluster(
-    *,
-    out: Path | None,
-    shard: str | None = None,
-    cluster: str | None = None,
-    workers: int | None = None,
-    parts: int | None = None,
-) -> bool:
-    """Check the flags that divide a command into parts, and return whether one of them is set.
+ClusterName = Literal["ray"]
+Cells = Sequence[Any]  # a row, in the order of the columns
+Compute = Callable[[Iterable[str]], Iterator[Cells]]  # takes the names of images
+Start = Callable[[Mapping[str, Any] | None], tuple[Mapping[str, Any], Compute]]
+
+_BLOCK = 5_000  # images of a block at most, which is computed again if its worker dies
+_BLOCKS_PER_WORKER = 4  # at least, so that no worker waits long for the last block of another
+_ROWS = 256  # rows that a worker hands on at a time
+
+
+def check_cluster(cluster: str | None, workers: int | None, out: Path | None, model: object) -> None:
+    """Check the flags for a cluster.
 
     Raises:
-        VitkitError: a flag is invalid, excludes another one, or requires a flag that is missing.
+        VitkitError: the cluster is unknown, or a flag excludes another one or requires one that is missing.
     """
-    if cluster is not None:
-        check_choice("--cluster", cluster, ClusterName)
-    if shard is not None and cluster is not None:
-        raise VitkitError("--shard handles one part, and --cluster all of them: use only one of them")
-    for flag, value in (("--workers", workers), ("--parts", parts)):
-        if value is not None and cluster is None:
-            raise VitkitError(f"{flag} requires --cluster")
-    if out is None and (shard is not None or cluster is not None):
-        raise VitkitError(
-            f"{'--shard' if cluster is None else '--cluster'} requires --out, the output of all parts together"
-        )
-    if shard is not None:
-        Part.of(shard)
-    return shard is not None or cluster is not None
-
-
-def check_model(model: str | Path | Classifier, flag: str) -> None:
-    """Refuse a classifier in memory, which another process cannot open.
-
-    Raises:
-        VitkitError: the model is a classifier in memory.
-    """
+    if cluster is None:
+        if workers is not None:
+            raise VitkitError("--workers requires --cluster")
+        return
+    check_choice("--cluster", cluster, ClusterName)
+    if out is None:
+        raise VitkitError("--cluster requires --out, which every machine of the cluster can write")
     if not isinstance(model, (str, Path)):
-        raise VitkitError(f"{flag} requires a model that other processes can open: pass its folder or name")
+        raise VitkitError("--cluster requires a model that other machines can open: pass its folder or name")
 
 
 @contextmanager
-def parts_of_cluster(
-    request: JobRequest,
-    images: int,
-    out: Path,
-    *,
-    cluster: ClusterName,
-    workers: int | None,
-    parts: int | None,
-    force: bool,
-) -> Iterator[Parts]:
-    """Write all parts of a command, and yield them as a context manager.
-
-    The parts are deleted if the `with` block ends without an error.
+def parquet_folder(out: Path, folders: Iterable[str], *, force: bool) -> Iterator[Path]:
+    """Lock `out`, and yield a temporary folder for Parquet files, which takes its place after the `with` block.
 
     Args:
-        request: the arguments of the command, which are sent to the processes.
-        images: the number of images of the command.
-        out: the output of the command.
-        cluster: `local` for processes on this machine, `ray` for those of a Ray cluster.
-        workers: the number of processes. None means one per GPU; without GPUs, it means a single process, or with Ray
-            one per machine.
-        parts: the number of parts. None means the number of parts of an interrupted command. If there is no such
-            command, it means a number that depends on `images` and the number of processes.
-        force: whether to replace parts of another command.
+        out: the folder, whose name ends in .parquet.
+        folders: the folders of the images, in which no output may be written.
+        force: whether to replace a file or folder of this name.
 
     Raises:
-        VitkitError: a part cannot be written, or Ray is not installed.
+        VitkitError: `out` cannot be written there, exists although `force` is False, or is a folder that contains
+            something other than Parquet files.
     """
-    folder = folder_of(out)
-    with exclusive_in(folder):
-        run = {"local": _by_processes, "ray": _by_ray}[cluster]
-        with run(request, out, workers, force=force) as (count_workers, write):
-            count = parts or _earlier(folder) or max(_PARTS_PER_WORKER * count_workers, -(-images // _PER_PART))
-            every = [Part(number, count) for number in range(1, count + 1)]
-            progress("parts", 0, count)
-            for done, (part, reason) in enumerate(write(every), 1):
-                if reason is not None:
-                    raise VitkitError(f"part {part}: {reason}")
-                progress("parts", done, count)
-        yield find_parts([part.file(out) for part in every])
-    for part in every:
-        part.file(out).unlink(missing_ok=True)
-    with suppress(OSError):  # the folder may contain other files, such as parts of another command
-        folder.rmdir()
+    if out.suffix.lower() != ".parquet":
+        raise VitkitError(f"--out {out} must end in .parquet: --cluster writes a folder of Parquet files")
+    check_here(out)
+    if not out.parent.is_dir():
+        raise VitkitError(f"--out {out}: there is no folder {out.parent}")
+    check_outside("--out", out, folders)
+    with exclusive_out(out, force=force):
+        if out.is_dir() and (others := sorted(set(out.iterdir()) - set(parquet_files(out)))):
+            raise VitkitError(f"--out {out} contains other files ({others[0].name}): choose a new name")
+        with staged(out) as temporary:
+            temporary.mkdir()
+            yield temporary
+            if out.exists():
+                out.rename(temporary.with_name("replaced"))  # is deleted with the folder of `temporary`
+            temporary.rename(out)
 
 
-def _earlier(folder: Path) -> int | None:
-    """Return the number of parts into which an interrupted command was divided, according to the names of its parts.
+def write_by_ray(
+    start: Start,
+    paths: Sequence[str],
+    schema: pyarrow.Schema,
+    folder: Path,
+    *,
+    workers: int | None,
+    device: str,
+) -> Mapping[str, Any]:
+    """Compute the rows of images on a Ray cluster, and write them to a folder of Parquet files, in any order.
 
-    Return None if the folder contains no parts, or parts of commands that were divided differently.
+    Args:
+        start: a function that opens the model, and is called once by each worker. It takes a description of how numbers
+            are computed (`Classifier.computation`), or None to choose the fastest way; it returns this description and
+            the function that computes rows. It can be sent to other processes.
+        paths: the names of the images.
+        schema: the columns of the rows.
+        folder: an empty folder, which every machine of the cluster can write.
+        workers: the number of workers. None means one for each GPU, or one for each machine if there are no GPUs.
+        device: the device to compute on; `cpu` leaves GPUs unused.
+
+    Returns:
+        How the numbers were computed. One worker chooses it for all, so that the rows are computed in the same way.
+
+    Raises:
+        VitkitError: Ray is not installed, or a worker cannot compute.
     """
-    counts = {int(match[1]) for file in folder.iterdir() if (match := _NAME.match(file.name))}
-    return counts.pop() if len(counts) == 1 else None
+    with _ray() as ray:
+        import pyarrow
+        from ray.exceptions import RayError
+
+        count, resources, cores = _share(ray.nodes(), workers, uses_gpus=device in ("auto", "cuda"))
+        job = _Job(start, os.getcwd(), cores, schema)  # noqa: PTH109
+        size = max(1, min(_BLOCK, -(-len(paths) // (_BLOCKS_PER_WORKER * count))))
+        names = [path.encode(*ENCODING) for path in paths]
+        blocks = [pyarrow.table({"path": names[i : i + size]}) for i in range(0, len(names), size)]
+        try:
+            computation: Mapping[str, Any] = ray.get(ray.remote(_choose).options(**resources).remote(job))
+            rows = ray.data.from_arrow(blocks).map_batches(
+                _Worker,
+                fn_constructor_args=(job, computation),
+                batch_size=size,
+                batch_format="pyarrow",
+                compute=ray.data.ActorPoolStrategy(size=count),
+                **resources,
+            )
+            rows.write_parquet(str(folder.absolute()), compression="zstd")
+        except RayError as error:
+            cause = getattr(error, "cause", None) or error
+            if isinstance(cause, VitkitError):
+                raise VitkitError(str(cause)) from error
+            raise VitkitError(f"a worker of the Ray cluster failed: {first_line(cause)}") from error
+    written = sum(pyarrow.parquet.read_metadata(file).num_rows for file in parquet_files(folder))
+    if written != len(paths):
+        raise VitkitError(f"Ray has written {written} rows for {len(paths)} images: repeat the command")
+    return computation
+
+
+def in_words(computation: Mapping[str, Any]) -> str:
+    """Describe how rows were computed on a cluster."""
+    from vitkit.classifier import computed_in_words
+
+    return f"{computed_in_words(computation)}, on a Ray cluster"
 
 
 @dataclass(frozen=True)
-class _WorkerTask:
-    """The first message to a worker.
+class _Job:
+    """What is sent to a worker.
 
     Attributes:
-        request: the command.
-        out: the output of the command.
+        start: see `write_by_ray`.
         folder: the working directory, to which relative paths refer.
-        cores: the number of cores to use.
-        force: whether to replace parts of another command.
+        cores: the number of cores that a worker uses.
+        schema: the columns of the rows.
     """
 
-    request: JobRequest
-    out: Path
+    start: Start
     folder: str
     cores: int
-    force: bool
+    schema: Any
 
+    def begin(self, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Compute]:
+        """Open the model in a process of the cluster.
 
-class _Writer:
-    """The writer of parts in a worker process. It opens the model and the images only once."""
-
-    def __init__(self, task: _WorkerTask) -> None:
-        self._task = task
-        self._opened: DividedJob | None = None  # opened by the first `write`, which returns the error if this fails
-
-    def write(self, part: Part) -> Answer:
-        """Write a part. Return the part and an error message, which is None if the part was written."""
+        Raises:
+            VitkitError: the model cannot be opened there, or the working directory does not exist there.
+        """
         try:
-            if self._opened is None:
-                self._opened = self._open()
-            write_part(self._opened, part, self._task.out, force=self._task.force)
-        except (VitkitError, OSError) as error:
-            return part, str(error)
-        return part, None
-
-    def _open(self) -> DividedJob:
-        try:
-            os.chdir(self._task.folder)
+            os.chdir(self.folder)
         except OSError as error:
             raise VitkitError(
-                f"a worker cannot open the folder {self._task.folder} ({error.strerror}): "
-                "every worker needs it under this path"
+                f"a worker cannot open the folder {self.folder} ({error.strerror}): "
+                "every machine needs it under this path"
             ) from error
-        limit_cores(self._task.cores)
-        return self._task.request.job()
+        limit_cores(self.cores)
+        return self.start(computation)
 
 
-# --- Processes on this machine ------------------------------------------------------------------------------------
+def _choose(job: _Job) -> dict[str, Any]:
+    return dict(job.begin(None)[0])
 
 
-@contextmanager
-def _by_processes(request: JobRequest, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
-    devices = _gpus() if request.device in ("auto", "cuda") else []
-    count = workers or max(1, len(devices))
-    task = _WorkerTask(request, out.absolute(), os.getcwd(), max(1, cores() // count), force)  # noqa: PTH109
-    environments = [{"CUDA_VISIBLE_DEVICES": devices[i % len(devices)]} if devices else {} for i in range(count)]
-    processes = [_Process(task, environment) for environment in environments]
-    idle: SimpleQueue[_Process] = SimpleQueue()
-    for process in processes:
-        idle.put(process)
+class _Worker:
+    """An actor, which opens the model once and computes the rows of one block after another."""
 
-    def write(part: Part) -> Answer:
-        process = idle.get()
-        try:
-            return process.write(part)
-        finally:
-            idle.put(process)
+    def __init__(self, job: _Job, computation: Mapping[str, Any]) -> None:
+        self._schema = job.schema
+        _, self._compute = job.begin(computation)
 
-    pool = ThreadPoolExecutor(count)
-
-    def write_all(parts: Sequence[Part]) -> Iterator[Answer]:
-        return (future.result() for future in as_completed([pool.submit(write, part) for part in parts]))
-
-    try:
-        yield count, write_all
-    finally:
-        for process in processes:
-            process.close()
-        pool.shutdown(cancel_futures=True)
-        for process in processes:
-            process.wait()
-
-
-class _Process:
-    """A worker process on this machine. It is started for its first part, and restarted if it dies."""
-
-    def __init__(self, task: _WorkerTask, environment: dict[str, str]) -> None:
-        self._task, self._environment = task, environment
-        self._worker: Worker | None = None
-        self._is_closed = False
-
-    def write(self, part: Part) -> Answer:
-        """Write a part. Return the part and an error message, which is None if the part was written."""
-        for _ in range(_ATTEMPTS):
-            if self._is_closed:
-                break
-            try:
-                if self._worker is None:
-                    self._worker = Worker(__name__, environment=self._environment, is_detached=True)
-                    self._worker.ask(self._task)
-                answer: Answer = self._worker.ask(part)
-                return answer
-            except (EOFError, OSError, PickleError):
-                self.wait()
-        return part, f"its process died {_ATTEMPTS} times, perhaps for lack of memory: use fewer --workers"
-
-    def close(self) -> None:
-        """End the process after its current part, and do not start another one."""
-        self._is_closed = True
-        if self._worker is not None:
-            self._worker.close()
-
-    def wait(self) -> None:
-        """End the process after its current part, and wait until it has ended."""
-        if self._worker is not None:
-            self._worker.close()
-            self._worker.wait()
-            self._worker = None
-
-
-def _gpus() -> list[str]:
-    """Return the names of the CUDA devices that this process may use."""
-    import torch
-
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = torch.cuda.device_count()
-    return [str(i) for i in range(count)] if named is None else named.split(",")[:count]
-
-
-def serve() -> None:
-    """Answer the parent process: receive the command as the first message, and write each requested part."""
-    writers: list[_Writer] = []
-
-    def answer(question: _WorkerTask | Part) -> Answer | None:
-        if isinstance(question, Part):
-            return writers[0].write(question)
-        writers.append(_Writer(question))
-        return None
-
-    answer_questions(answer, stops_at_end=True)
-
-
-# --- Ray ----------------------------------------------------------------------------------------------------------
-
-
-def share_of_nodes(nodes: Sequence[tuple[int, int]], workers: int) -> tuple[float, float]:
-    """Return the largest numbers of cores and GPUs per worker with which all workers can run at the same time.
-
-    Ray starts a worker only on a machine where this share is free. With a larger share, Ray would wait forever for such
-    a machine. If there are more workers than GPUs or cores, several workers share one.
-
-        >>> share_of_nodes([(16, 4), (16, 4)], workers=8), share_of_nodes([(2, 0)], workers=4)
-        ((4.0, 1.0), (0.5, 0.0))
-
-    Args:
-        nodes: the numbers of cores and GPUs of each machine.
-        workers: the number of workers.
-    """
-    cores, gpus = (sum(node[i] for node in nodes) for i in (0, 1))
-    per_gpu = -(-workers // gpus) if gpus else 0  # workers on a GPU
-
-    def places(of_node: tuple[int, int], share: float) -> int:
-        fit = int(of_node[0] / share + 1e-9)
-        return min(fit, of_node[1] * per_gpu) if gpus else fit
-
-    shares = [*range(cores // workers, 0, -1), *(_part_of_one(several) for several in range(2, workers + 1))]
-    share = next((share for share in shares if sum(places(node, share) for node in nodes) >= workers), 0.0)
-    return float(share), _part_of_one(per_gpu) if gpus else 0.0
-
-
-def _part_of_one(workers: int) -> float:
-    """Return the fraction of a core or GPU for each of several workers, rounded down to Ray's unit of 1/10,000."""
-    return 10_000 // workers / 10_000
+    def __call__(self, block: pyarrow.Table) -> Iterator[pyarrow.Table]:
+        rows = self._compute(path.decode(*ENCODING) for path in block.column("path").to_pylist())
+        while group := list(islice(rows, _ROWS)):
+            yield parquet_table(self._schema, group)
 
 
 @contextmanager
-def _by_ray(request: JobRequest, out: Path, workers: int | None, *, force: bool) -> Iterator[tuple[int, Write]]:
+def _ray() -> Iterator[Any]:
+    """Connect to the cluster of RAY_ADDRESS, or to one that runs on this machine, or start one; yield the library."""
     try:
         import ray
-        from ray.exceptions import RayError
-        from ray.util import ActorPool
+        import ray.data
     except ImportError as error:
-        raise VitkitError(_RAY) from error
-    was_connected = ray.is_initialized()
-    if not was_connected:
-        handler = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
-        # The cluster of RAY_ADDRESS, or the one that runs on this machine, or a new one.
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray's handler exits with another code, and prints a stack trace
+        raise VitkitError("--cluster ray requires Ray: pip install 'vitkit[ray]'") from error
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    if ray.is_initialized():
+        yield ray
+        return
+    handler = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to Ray's makers unless the user wants it
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray's handler exits with another code, and prints a stack trace
     try:
-        may_use_gpus = request.device in ("auto", "cuda")
-        nodes = [
-            (int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)) if may_use_gpus else 0)
-            for node in ray.nodes()
-            if node["Alive"]
-        ]
-        count = workers or sum(gpus for _, gpus in nodes) or len(nodes)
-        cores, gpus = share_of_nodes(nodes, count)
-        actor = ray.remote(_Writer).options(
-            num_cpus=cores, num_gpus=gpus, max_restarts=-1, max_task_retries=_ATTEMPTS - 1
-        )
-        task = _WorkerTask(request, out.absolute(), os.getcwd(), max(1, int(cores)), force)  # noqa: PTH109
-
-        def write_all(parts: Sequence[Part]) -> Iterator[Answer]:
-            pool = ActorPool([actor.remote(task) for _ in range(count)])
-            try:
-                yield from pool.map_unordered(lambda writer, part: writer.write.remote(part), parts)
-            except RayError as error:
-                raise VitkitError(f"a worker failed: {first_line(getattr(error, 'cause', None) or error)}") from error
-
-        yield count, write_all
+        yield ray
     finally:
-        if not was_connected:
-            ray.shutdown()
+        ray.shutdown()
 
 
-if __name__ == "__main__":
-    serve()
+def _share(
+    nodes: Sequence[Mapping[str, Any]], workers: int | None, *, uses_gpus: bool
+) -> tuple[int, dict[str, float], int]:
+    """Return the number of workers, what each requests from Ray, and the number of cores that each uses.
+
+    A worker on a CPU requests at most one core from Ray, so that some are left for the tasks that write files, but
+    computes on its share of all cores. Ray distributes the workers evenly over the machines.
+    """
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    cores = int(sum(node.get("CPU", 0) for node in alive))
+    gpus = int(sum(node.get("GPU", 0) for node in alive)) if uses_gpus else 0
+    count = workers or gpus or len(alive)
+    own = max(1, cores // count)
+    if gpus:
+        return count, {"num_gpus": min(1.0, 10_000 * gpus // count / 10_000)}, own  # Ray counts in 1/10,000
+    return count, {"num_cpus": min(1.0, 5_000 * cores // count / 10_000)}, own

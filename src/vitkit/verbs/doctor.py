@@ -5,18 +5,15 @@ The verb is `doctor`. It returns a `Checkup` of a data set, or the `SuspectedLab
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import describe_labels
 from vitkit.system.files import from_json, read_text, without_place
@@ -24,16 +21,13 @@ from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, plural
-from vitkit.verbs.cluster import check_cluster
 from vitkit.verbs.inputs import check_choice, check_out, exclusive_out, path_of
-from vitkit.verbs.parts import DividedJob, Part, PartFile, Parts, Value, write_part
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vitkit.data.doctor.examine import Diagnosis
-    from vitkit.data.file_facts import Facts
     from vitkit.data.labels import Suspect
     from vitkit.data.table import ImageTable
     from vitkit.weights.preprocessing import PreprocessLike
@@ -119,9 +113,8 @@ def doctor(
     layout: LayoutName = "auto",
     follow_links: bool = False,
     force: bool = False,
-    shard: str | None = None,
     progress: Progress = silent,
-) -> Checkup | SuspectedLabels | PartFile:
+) -> Checkup | SuspectedLabels:
     """Check a data set for problems: broken files, copies across splits, copies with different labels, tiny classes.
 
     Every file is decoded only once: later calls recognise files by their content. If a picture is in two splits or has
@@ -147,8 +140,6 @@ def doctor(
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         follow_links: also search the folders and files that links lead to outside of the folder.
         force: overwrite `out`.
-        shard: examine only one part of the images, such as 2/8 (the second of eight), and write the results into the
-            folder `out`.parts; `vitkit gather` joins the parts, compares all images, and reports.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
@@ -158,10 +149,7 @@ def doctor(
     from vitkit.data.labels import is_list_of_suspects
 
     out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)
-    is_divided = check_cluster(shard=shard, out=out)
     if is_list_of_suspects(data):
-        if is_divided:
-            raise VitkitError(f"{data} lists suspected label errors, which are few: leave out --shard")
         if layout != "auto" or follow_links or preprocess is not None:
             raise VitkitError(
                 f"{data} lists suspected label errors: leave out --layout, --follow-links and --preprocess"
@@ -169,93 +157,23 @@ def doctor(
         return _review_labels(Path(data), out, labels, data_root, force=force)
     if data_root is not None:
         raise VitkitError("--data-root is only for the label_errors.csv of a run: leave it out")
+    from vitkit.data.corrections import read_corrected
+    from vitkit.data.doctor.examine import examine
+    from vitkit.reporting.dataset_report import write_checkup
+
     pixels = _PIXELS
     if preprocess is not None:
         from vitkit.weights.preprocessing import preprocess_of
 
         pixels = preprocess_of(preprocess, _PIXELS)
-    request = _DoctorRequest(str(data), None if labels is None else str(labels), layout, follow_links, pixels.to_dict())
-    table = request.table()
+    table = read_corrected(str(data), None if labels is None else str(labels), layout, follow_links=follow_links)
     if out is not None:
         check_out(out, (".html",), map(str, table.folders))
-    if shard is not None:
-        assert out is not None
-        return write_part(request.job(table), Part.of(shard), out, force=force)
     with exclusive_out(out, force=force):
-        return request.examine(table, out)
-
-
-@dataclass(frozen=True)
-class _DoctorRequest:
-    """The arguments of `doctor` that affect the findings."""
-
-    data: str
-    labels: str | None
-    layout: LayoutName
-    follow_links: bool
-    pixels: dict[str, Any]
-
-    def table(self) -> ImageTable:
-        """Read the images and their labels."""
-        from vitkit.data.corrections import read_corrected
-
-        return read_corrected(self.data, self.labels, self.layout, follow_links=self.follow_links)
-
-    def examine(self, table: ImageTable, out: Path | None, known: Sequence[Facts] | None = None) -> Checkup:
-        """Examine the images, and write the page if `out` is not None.
-
-        Args:
-            table: the images.
-            out: the page.
-            known: the facts about each image (`data.file_facts.Facts`) if they were computed before, in parts; None to
-                read the files.
-        """
-        from vitkit.data.doctor.examine import examine
-        from vitkit.reporting.dataset_report import write_checkup
-
-        diagnosis = examine(table, Preprocess.from_dict(self.pixels), known)
+        diagnosis = examine(table, pixels)
         if out is not None:
             write_checkup(out, diagnosis)
         return Checkup(diagnosis, out)
-
-    def job(self, table: ImageTable) -> DividedJob:
-        """Return the examination of the images as a job that can be divided into parts."""
-        shards = (table.storage, table.paths) if isinstance(table.storage, ShardFolder) else None
-        about, folders = {"flags": asdict(self)}, list(map(str, table.folders))
-        return DividedJob("doctor", table.paths, about, lambda: ({}, partial(_facts, table)), shards, folders)
-
-
-_AT_ONCE = 2_000  # files that are examined before their facts are written
-
-
-def _facts(table: ImageTable, positions: Sequence[int]) -> Iterator[Value]:
-    """Yield the `data.file_facts.Facts` of the images at these positions, in JSON types."""
-    from vitkit.data.file_facts import Memory, row_of, scan
-
-    with Memory() as memory:
-        for start in range(0, len(positions), _AT_ONCE):
-            for fact in scan([table.file(i) for i in positions[start : start + _AT_ONCE]], memory):
-                cells = [{"bytes": b64encode(c).decode()} if isinstance(c, bytes) else c for c in row_of(fact)]
-                yield cells, fact.error
-
-
-def _decoded(cell: Any) -> Any:
-    return b64decode(cell["bytes"]) if isinstance(cell, dict) else cell
-
-
-def join_parts(parts: Parts, out: Path | None) -> Checkup:
-    """Combine the results of all parts, and report on all images.
-
-    Raises:
-        VitkitError: a part is damaged, or the images have changed since the parts were written.
-    """
-    from vitkit.data.file_facts import Facts
-
-    request = _DoctorRequest(**parts.flags)
-    table = request.table()
-    parts.check(request.job(table))
-    known = [Facts(*map(_decoded, cells)) for cells, _ in parts.values()]
-    return request.examine(table, out, known)
 
 
 def _count_lines(counts: dict[str, int]) -> list[str]:

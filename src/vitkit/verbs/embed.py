@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.prediction import ENCODING
+from vitkit.inference.prediction import tally_parquet
 from vitkit.model.config import Features
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import empty_array, to_json
+from vitkit.system.files import empty_array
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.text.arguments import Between, check_arguments
-from vitkit.text.cells import harmless, record
-from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
+from vitkit.text.cells import harmless, plural, record
+from vitkit.verbs.cluster import Cells, ClusterName, Compute, check_cluster, in_words, parquet_folder, write_by_ray
 from vitkit.verbs.inputs import (
     PREPROCESS,
     check_choice,
@@ -26,16 +24,17 @@ from vitkit.verbs.inputs import (
     exclusive_out,
     find_pictures,
     labels_by_path,
+    of_shard,
     open_model,
     path_of,
     source_folders,
     split_sources,
 )
-from vitkit.verbs.parts import DividedJob, Part, Parts, Value, from_array, model_digest, shards_of, to_array, write_part
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import pyarrow
 
     from vitkit.classifier import Classifier, Sources
     from vitkit.data.in_memory import Source
@@ -105,6 +104,36 @@ class Embeddings(Result):
         return f"<p>{escape(self._described())}</p>" + (table(rows, ("path", "similarity")) if rows else "")
 
 
+@dataclass(frozen=True, repr=False)
+class EmbeddingFiles(Result):
+    """The feature vectors that a cluster has written: a folder of Parquet files, with a row for each image.
+
+    The columns are path, label (only with a label file), error, and features, a list of numbers, or for `patches` a
+    list of lists. The rows are in any order.
+
+    Attributes:
+        out: the folder.
+        images: the number of images.
+        unreadable: the number of images that could not be read. Their rows have an error instead of features.
+        computed: how the features were computed.
+        notes: assumptions about the model, and folders that were left out.
+    """
+
+    out: Path
+    images: int
+    unreadable: int
+    computed: str
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts and the folder in plain JSON types."""
+        return {**vars(self), "out": str(self.out), "notes": list(self.notes)}
+
+    def lines(self) -> list[str]:
+        """Return one line with the counts, how the features were computed, and the folder."""
+        return [f"{plural(self.images, 'image', 'images')} ({self.unreadable} unreadable), {self.computed}: {self.out}"]
+
+
 @check_arguments
 def embed(
     model: str | Path | Classifier,
@@ -123,10 +152,9 @@ def embed(
     shard: str | None = None,
     cluster: ClusterName | None = None,
     workers: Annotated[int | None, Between(1)] = None,
-    parts: Annotated[int | None, Between(1)] = None,
     note: Say = ignore,
     progress: Progress = silent,
-) -> Embeddings:
+) -> Embeddings | Any:  # `EmbeddingFiles` with `cluster`; `Any` spares other callers a type check
     """Compute the features of images, to save them in an .npz file or to find the images most similar to a given one.
 
     Images are decoded and preprocessed as for predictions.
@@ -159,15 +187,11 @@ def embed(
         batch_size: the number of images in a batch.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite `out`.
-        shard: compute only one part of the images, such as 2/8 (the second of eight), and write its features into the
-            folder `out`.parts; `vitkit gather` joins the parts. In a folder of shards, each part consists of whole
-            shards.
-        cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. An
-            interrupted command continues when it is repeated.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or one in total if there are no
-            GPUs. With Ray and without GPUs, the default is one for each machine.
-        parts: with `cluster`, the number of parts; by default one for every 5,000 images, but at least four for each
-            process.
+        shard: embed only one part of the images, such as 2/8: the second of eight runs of consecutive images.
+        cluster: divide the images among the machines of a Ray cluster (`ray`). The features are then written into a
+            folder `out` of .parquet files, in any order, and the function returns `EmbeddingFiles`.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or one for each machine if there
+            are no GPUs.
         note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
 
@@ -182,31 +206,32 @@ def embed(
     out, near = path_of(out), path_of(near)
     check_choice("--what", what, Features)
     check_choice("--device", device, DeviceName)
-    _check(out, near, what, names)
+    check_cluster(cluster, workers, out, model)
+    if (held or near is not None) and (shard is not None or cluster is not None):
+        raise VitkitError(
+            "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near"
+        )
+    _check(None if cluster is not None else out, near, what, names)
     notes = Notes(note)
-    request = _EmbedRequest(
-        model, tuple(names), follow_links, what, None if labels is None else str(labels), preprocess, batch_size, device
-    )
-    if check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out):
-        assert out is not None
-        if held or near is not None:
-            raise VitkitError(
-                "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near"
-            )
-        if cluster is None:
-            assert shard is not None
-            file = write_part(request.job(notes), Part.of(shard), out, force=force)
-            values, count = (value for _, value in file.values()), file.counts()[0]
-            return _embeddings(*_collect(values, count), what, file.path, notes)
-        check_model(model, "--cluster")
-        images = len(request.images(notes)[0])
-        counts = {"workers": workers, "parts": parts}
-        with (
-            exclusive_out(out, force=force),
-            parts_of_cluster(request, images, out, cluster=cluster, force=force, **counts) as every,
-        ):
-            return join_parts(every, out, notes)
-    paths, label_of = ([picture.name for picture in held], None) if held else request.images(notes)
+    label_of: dict[str, str] | None = None
+    if held:
+        paths = [picture.name for picture in held]
+    else:
+        paths, _ = find_pictures(names, notes, follow_links=follow_links)
+        if labels is not None:
+            label_of = labels_by_path(paths, str(labels), source_folders(names), notes)
+            paths = list(label_of)
+        if not paths:
+            raise VitkitError("there is no image to embed: pass some images")
+        paths = list(of_shard(paths, shard))
+    if cluster is not None:
+        assert out is not None and isinstance(model, (str, Path))
+        job = _ClusterJob(str(model), preprocess, device, what, batch_size, label_of)
+        with parquet_folder(out, source_folders(names), force=force) as folder:
+            open_model(model, notes, device, preprocess).preprocess.check_known()  # before Ray is started
+            computation = write_by_ray(job.on_worker, paths, job.schema(), folder, workers=workers, device=device)
+            tally = tally_parquet(folder)
+        return EmbeddingFiles(out, tally.images, tally.unreadable, in_words(computation), tuple(notes.lines))
     with exclusive_out(out, force=force):
         classifier = open_model(model, notes, device, preprocess)
         classifier.preprocess.check_known()
@@ -215,17 +240,6 @@ def embed(
         if out is not None:
             _write(out, collected, what, known_labels)
     nearest = () if near is None else _nearest(_query(classifier, near, what), collected, top)
-    return _embeddings(collected, known_labels, what, out, notes, nearest)
-
-
-def _embeddings(
-    collected: _FeatureCollector,
-    labels: tuple[str, ...] | None,
-    what: Features,
-    out: Path | None,
-    notes: Notes,
-    nearest: tuple[tuple[str, float], ...] = (),
-) -> Embeddings:
     return Embeddings(
         paths=tuple(collected.paths),
         features=collected.features,
@@ -234,77 +248,40 @@ def _embeddings(
         nearest=nearest,
         out=out,
         notes=tuple(notes.lines),
-        labels=labels,
+        labels=known_labels,
     )
 
 
 @dataclass(frozen=True)
-class _EmbedRequest:
-    """The arguments of `embed` that affect the features. They can be sent to other processes."""
+class _ClusterJob:
+    """The arguments of `embed` that affect the features, for the processes of a cluster."""
 
-    model: str | Path | Classifier
-    names: tuple[str, ...]
-    follow_links: bool
-    what: Features
-    labels: str | None
+    model: str
     preprocess: str | PreprocessLike | None
-    batch_size: int
     device: DeviceName
+    what: Features
+    batch_size: int
+    label_of: Mapping[str, str] | None
 
-    def images(self, note: Say) -> tuple[list[str], dict[str, str] | None]:
-        """Return the paths of the images, and a dict from path to label.
+    def schema(self) -> pyarrow.Schema:
+        """Return the columns of the Parquet files."""
+        import pyarrow
 
-        Without a label file, None is returned instead of the dict.
-        """
-        paths = find_pictures(self.names, note, follow_links=self.follow_links)[0]
-        label_of = None if self.labels is None else labels_by_path(paths, self.labels, source_folders(self.names), note)
-        paths = paths if label_of is None else list(label_of)
-        if not paths:
-            raise VitkitError("there is no image to embed: pass some images")
-        return paths, label_of
+        numbers = pyarrow.list_(pyarrow.float32())
+        labels = {} if self.label_of is None else {"label": pyarrow.string()}
+        features = pyarrow.list_(numbers) if self.what == "patches" else numbers
+        return pyarrow.schema({"path": pyarrow.string(), **labels, "error": pyarrow.string(), "features": features})
 
-    def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model, find the images, and return a job that can be divided into parts."""
-        paths, label_of = self.images(ignore)
-        classifier = open_model(self.model, note, self.device, self.preprocess)
-        classifier.preprocess.check_known()
-        labels = None if label_of is None else hashlib.sha256(to_json(label_of).encode(*ENCODING)).hexdigest()[:12]
-        flags = {"what": self.what, "labels": labels, "batch_size": self.batch_size}
-        about = {"model": model_digest(classifier), "flags": flags}
-        compute, folders = partial(self._values, classifier, paths, label_of or {}), source_folders(self.names)
-        return DividedJob("embed", paths, about, lambda: (classifier.computation, compute), shards_of(paths), folders)
+    def on_worker(self, _: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Compute]:
+        """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
+        classifier = open_model(self.model, ignore, self.device, self.preprocess)
 
-    def _values(
-        self, classifier: Classifier, paths: Sequence[str], label_of: Mapping[str, str], positions: Sequence[int]
-    ) -> Iterator[Value]:
-        """Yield the path, the label and the features of the images at these positions, in JSON types."""
-        part = classifier.as_part(positions, len(paths))
-        for path, outcome in part.embed([paths[i] for i in positions], self.what, self.batch_size):
-            about = {"path": path, "label": label_of.get(path)}
-            yield (about, outcome) if isinstance(outcome, str) else ({**about, **from_array(outcome)}, None)
+        def compute(paths: Iterable[str]) -> Iterator[Cells]:
+            for path, outcome in classifier.embed(paths, self.what, self.batch_size):
+                labels = [] if self.label_of is None else [self.label_of[path]]
+                yield [path, *labels, *((outcome, None) if isinstance(outcome, str) else (None, outcome.tolist()))]
 
-
-def join_parts(parts: Parts, out: Path, notes: Notes) -> Embeddings:
-    """Write the features of all parts to a file, and return them.
-
-    Raises:
-        VitkitError: a part is damaged, or no image can be read.
-        OSError: the file cannot be written.
-    """
-    collected, labels = _collect(parts.values(), parts.images)
-    _check_readable(collected, parts.images)
-    what = parts.flags["what"]
-    _write(out, collected, what, labels)
-    return _embeddings(collected, labels, what, out, notes)
-
-
-def _collect(values: Iterable[Value], images: int) -> tuple[_FeatureCollector, tuple[str, ...] | None]:
-    collected, labels = _FeatureCollector(images), list[str]()
-    for value, error in values:
-        collected.add(value["path"], error or to_array(value))
-        if error is None:
-            labels.append(value["label"])
-    return collected, None if None in labels else tuple(labels)
+        return {"backend": "eager", "precision": "float32", "plan": "", "merge": 0}, compute
 
 
 class _FeatureCollector:
@@ -352,13 +329,9 @@ def _embed(classifier: Classifier, images: Sequence[Source], what: Features, bat
     for done, (path, outcome) in enumerate(classifier.embed(images, what, batch_size), start=1):
         collected.add(path, outcome)
         progress("embedding", done, len(images))
-    _check_readable(collected, len(images))
-    return collected
-
-
-def _check_readable(collected: _FeatureCollector, images: int) -> None:
     if not collected.paths:
-        raise VitkitError(f"none of the {images} images can be read; the first: {collected.errors[0][1]}")
+        raise VitkitError(f"none of the {len(images)} images can be read; the first: {collected.errors[0][1]}")
+    return collected
 
 
 def _write(out: Path, collected: _FeatureCollector, what: str, labels: tuple[str, ...] | None) -> None:

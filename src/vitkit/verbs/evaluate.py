@@ -7,7 +7,7 @@ figures as lines of text, and the path of the HTML report.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.data.layout import LayoutName
-from vitkit.data.shards import ShardFolder
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
+from vitkit.inference.prediction import as_utf8, parquet_files
 from vitkit.system.environment import DeviceName
-from vitkit.system.files import empty_array, from_json, place_text, to_json
+from vitkit.system.files import empty_array, place_text, staged
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import FINDINGS, REPORT, SPLIT
 from vitkit.text.arguments import Between, check_arguments
-from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
+from vitkit.verbs.cluster import Cells, ClusterName, Compute, check_cluster, in_words, write_by_ray
 from vitkit.verbs.inputs import (
     PREPROCESS,
     BackendName,
@@ -32,19 +32,9 @@ from vitkit.verbs.inputs import (
     PrecisionName,
     check_choice,
     exclusive_out_folder,
+    of_shard,
     open_for_labels,
     path_of,
-)
-from vitkit.verbs.parts import (
-    Compute,
-    DividedJob,
-    Part,
-    Parts,
-    Value,
-    from_array,
-    model_digest,
-    to_array,
-    write_part,
 )
 from vitkit.verbs.result import Notes, Result
 
@@ -216,10 +206,9 @@ def evaluate(
     shard: str | None = None,
     cluster: ClusterName | None = None,
     workers: Annotated[int | None, Between(1)] = None,
-    parts: Annotated[int | None, Between(1)] = None,
     note: Say = ignore,
     progress: Progress = silent,
-) -> EvaluationResult | Any:  # a `PartFile` with `shard`; `Any` spares other callers a type check
+) -> EvaluationResult:
     """Evaluate a classifier on labelled images, overall and for each class.
 
     The result has the accuracy and related figures, most with a 95 % interval. Images that the weights have seen in
@@ -267,15 +256,11 @@ def evaluate(
             accurate (token merging, arXiv 2210.09461).
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite files in `out`.
-        shard: run the model on only one part of the images, such as 2/8 (the second of eight), and write its outputs
-            into the folder `out`.parts; `vitkit gather` joins the parts. In a folder of shards, each part consists of
-            whole shards. With `shard`, the function returns a `PartFile`.
-        cluster: divide the images among several processes: `local` on this machine, `ray` on a Ray cluster. An
-            interrupted command continues when it is repeated.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or one in total if there are no
-            GPUs. With Ray and without GPUs, the default is one for each machine.
-        parts: with `cluster`, the number of parts; by default one for every 5,000 images, but at least four for each
-            process.
+        shard: evaluate only one part of the images, such as 2/8: the second of eight runs of consecutive images. The
+            figures are those of this part.
+        cluster: run the model on the machines of a Ray cluster (`ray`), which must be able to write next to `out`.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or one for each machine if there
+            are no GPUs.
         note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
 
@@ -306,26 +291,16 @@ def evaluate(
         plan=plan,
         merge=merge,
         device=device,
+        shard=shard,
+        cluster=cluster,
+        workers=workers,
     )
-    notes = Notes(note)
-    if not check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out):
-        return request.evaluate(out, notes, force=force)
-    assert out is not None
-    check_model(model, "--shard" if cluster is None else "--cluster")
-    if tta is not None:
+    check_cluster(cluster, workers, out, model)
+    if cluster is not None and tta is not None:
         raise VitkitError(
-            "--tta cannot be combined with --shard or --cluster, because it measures how long the images take: "
-            "leave it out"
+            "--tta cannot be combined with --cluster, because it measures how long the images take: leave it out"
         )
-    if cluster is None:
-        assert shard is not None
-        return write_part(request.job(notes), Part.of(shard), out, force=force)
-    job = request.job(notes)
-    with exclusive_out_folder("--out", out, job.folders, _OR_FORCE, may_hold=force):
-        pass  # only to check the folder before anything is computed
-    counts = {"workers": workers, "parts": parts}
-    with parts_of_cluster(request, len(job.images), out, cluster=cluster, force=force, **counts) as every:
-        return join_parts(every, out, notes, force=force)
+    return request.evaluate(out, Notes(note), force=force)
 
 
 @dataclass(frozen=True)
@@ -350,6 +325,9 @@ class _EvaluationRequest:
     plan: str
     merge: int
     device: DeviceName
+    shard: str | None
+    cluster: ClusterName | None
+    workers: int | None
 
     @property
     def folder(self) -> Path | None:
@@ -403,34 +381,14 @@ class _EvaluationRequest:
             note(line)
         return table
 
-    def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model, find the images, and return a job that can be divided into parts."""
-        from vitkit.data.splits import held_out_split
-        from vitkit.evaluation.evaluator import tested_images
-
-        classifier, table, run_table = self.open(note)
-        _ = classifier.model  # which the report needs; an exported file is refused here
-        name = self.split or held_out_split(table)
-        rows = tested_images(table, name, _labels_before(self.folder, run_table, table, name))
-        flags = from_json(to_json({key: _plain(value) for key, value in vars(self).items()}))
-
-        def start() -> tuple[Mapping[str, Any], Compute]:
-            prepared = _prepared(classifier, table, name, self._settings, note, is_timed=False)
-            return prepared.computation, partial(_outcomes, prepared, rows)
-
-        shards = (rows.storage, rows.paths) if isinstance(rows.storage, ShardFolder) else None
-        about = {"model": model_digest(classifier), "flags": flags}
-        return DividedJob("eval", rows.paths, about, start, shards, _folders_of(table))
-
     @property
     def _settings(self) -> tuple[str, str, str, int, str]:
         return self.backend, self.precision, self.plan, self.merge, self.device
 
-    def evaluate(
-        self, out: Path | None, notes: Notes, *, force: bool, outcomes: Outcomes | None = None
-    ) -> EvaluationResult:
-        """Compute the figures; `outcomes` are the outputs of the model if it was already run on the images."""
+    def evaluate(self, out: Path | None, notes: Notes, *, force: bool) -> EvaluationResult:
+        """Compute the figures, and write the report."""
         from vitkit.data.splits import held_out_split
+        from vitkit.evaluation.evaluator import tested_images
         from vitkit.evaluation.figures import tta_figures
         from vitkit.evaluation.promises import trust_figures
 
@@ -449,7 +407,15 @@ class _EvaluationRequest:
                     _note_folds(folder, notes)
             name = self.split or held_out_split(table)
             earlier = _labels_before(folder, run_table, table, name, changes)
-            classifier = _prepared(classifier, table, name, self._settings, notes, is_timed=tta is not None)
+            if self.shard is not None:
+                table = _of_shard(table, name, self.shard)
+                notes(f"the figures are those of the images in part {self.shard} alone")
+            computation, outcomes = None, None
+            if self.cluster is None:
+                classifier = _prepared(classifier, table, name, self._settings, notes, is_timed=tta is not None)
+            else:
+                assert out is not None
+                computation, outcomes = self._outcomes_of_cluster(out, tested_images(table, name, earlier))
             evaluate_by = partial(
                 _evaluated,
                 table=table,
@@ -475,12 +441,55 @@ class _EvaluationRequest:
                 outcome, seconds_of_views = evaluate_by(classifier)
                 about = tta_figures(plain, outcome, seen, views, (seconds, seconds_of_views))
             about |= {"problems": problems} if (problems := self._problems(outcome, table)) else {}
+            about |= computation or {}
             numbers = _figures(classifier, outcome, earlier, seen, caveat, changes, about)
             findings = _findings(outcome, numbers)
             for finding in findings:
                 notes(finding)
             report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
-        return EvaluationResult(outcome, numbers, table.root, classifier.computed, report, tuple(notes.lines))
+        computed = classifier.computed if computation is None else in_words(computation)
+        return EvaluationResult(outcome, numbers, table.root, computed, report, tuple(notes.lines))
+
+    def _outcomes_of_cluster(self, out: Path, rows: ImageTable) -> tuple[Mapping[str, Any], Outcomes]:
+        """Run the model on a cluster, and return how the outputs were computed, and the output for each image.
+
+        The outputs are written to Parquet files next to `out`, which are deleted. A large array is a temporary file.
+        """
+        import pyarrow
+        from pyarrow.dataset import dataset
+
+        kinds = {"path": pyarrow.string(), "error": pyarrow.string(), "output": pyarrow.list_(pyarrow.float32())}
+        path_of_cell, outcomes, array = {as_utf8(path): path for path in rows.paths}, dict[str, Any](), None
+        with staged(out) as folder:
+            folder.mkdir()
+            start, schema = partial(self.on_worker, len(rows)), pyarrow.schema(kinds)
+            computation = write_by_ray(start, rows.paths, schema, folder, workers=self.workers, device=self.device)
+            for batch in dataset(list(map(str, parquet_files(folder)))).to_batches():
+                for cell, error, output in zip(*batch.columns, strict=True):
+                    path, i = path_of_cell[cell.as_py()], len(outcomes)
+                    if error.is_valid:
+                        outcomes[path] = error.as_py()
+                        continue
+                    array = empty_array((len(rows), len(output))) if array is None else array
+                    array[i] = output.values.to_numpy()
+                    outcomes[path] = array[i]
+        return computation, outcomes
+
+    def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Compute]:
+        """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
+        classifier, table, _ = self.open(ignore)
+        request = self
+        if computation is not None:
+            request = replace(self, backend=computation["backend"], precision=computation["precision"])
+        backend, precision, plan, merge, device = request._settings
+        classifier = classifier.use(backend, precision, images, merge, plan, ignore, device)
+
+        def compute(paths: Iterable[str]) -> Iterator[Cells]:
+            names = list(paths)
+            for name, (_, outcome) in zip(names, classifier.assessments(map(table.at, names)), strict=True):
+                yield (name, outcome, None) if isinstance(outcome, str) else (name, None, outcome)
+
+        return classifier.computation, compute
 
     def _problems(self, evaluation: Evaluation, table: ImageTable) -> list[str]:
         """Return the problems of the run's images, and whether the labels of a file may be the model's own answers."""
@@ -497,55 +506,6 @@ class _EvaluationRequest:
 _OWN_ANSWERS = "every label equals the prediction, as if the labels had been made from predictions of this model"
 
 
-def _plain(value: Any) -> Any:
-    """Return an argument in JSON types."""
-    return value.to_dict() if hasattr(value, "to_dict") else str(value) if isinstance(value, Path) else value
-
-
-def _outcomes(classifier: Classifier, rows: ImageTable, positions: Sequence[int]) -> Iterator[Value]:
-    """Yield the path and the model's output for each image at these positions, in JSON types."""
-    part = classifier.as_part(positions, len(rows))
-    outcomes = part.assessments(rows.file(i) for i in positions)
-    for i, (_, outcome) in zip(positions, outcomes, strict=True):
-        about = {"path": rows.paths[i]}
-        yield (about, outcome) if isinstance(outcome, str) else ({**about, **from_array(outcome)}, None)
-
-
-def join_parts(parts: Parts, out: Path, notes: Notes, *, force: bool) -> EvaluationResult:
-    """Compute the figures from the model outputs in all parts. The model is opened, but not run.
-
-    Raises:
-        VitkitError: a part is damaged, or the model or the images have changed since the parts were written.
-    """
-    computation = parts.head["computed"]
-    known = {**parts.flags, **computation, "plan": computation["plan"] or "auto"}
-    root, classes = known["data_root"], known["classes"]
-    request = _EvaluationRequest(
-        **{
-            **known,
-            "data_root": None if root is None else Path(root),
-            "classes": tuple(classes) if isinstance(classes, list) else classes,
-            "templates": tuple(known["templates"]),
-        }
-    )
-    parts.check(replace(request, **{name: parts.flags[name] for name in computation}).job())
-    return request.evaluate(out, notes, force=force, outcomes=_outcomes_of(parts))
-
-
-def _outcomes_of(parts: Parts) -> Outcomes:
-    """Return the model's output for each image by path. A large array of outputs is stored in a temporary file."""
-    outcomes, rows = dict[str, Any](), None
-    for i, (value, error) in enumerate(parts.values()):
-        if error is not None:
-            outcomes[value["path"]] = error
-            continue
-        row = to_array(value)
-        rows = empty_array((parts.images, *row.shape)) if rows is None else rows
-        rows[i] = row
-        outcomes[value["path"]] = rows[i]
-    return outcomes
-
-
 def _write(
     out: Path,
     classifier: Classifier,
@@ -559,6 +519,13 @@ def _write(
 
     write_evaluation(out, classifier, outcome, table, numbers, findings, partial(progress, "laying out"))
     return out / REPORT
+
+
+def _of_shard(table: ImageTable, split: str, shard: str) -> ImageTable:
+    """Return a table that has only one part of the images of a split, and all images of other splits."""
+    tested = [i for i, name in enumerate(table.splits) if split in ("all", name)]
+    left_out = set(tested) - set(of_shard(tested, shard))
+    return table.take([i for i in range(len(table)) if i not in left_out])
 
 
 def _prepared(

@@ -16,12 +16,13 @@ import csv
 import glob
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, TypeVar, get_args
 
 from vitkit.data.file_names import why_ignored
 from vitkit.data.labels import refuse_encoding
@@ -42,7 +43,7 @@ from vitkit.system.files import (
 )
 from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
-from vitkit.text.cells import JOINT, listed, one_of
+from vitkit.text.cells import JOINT, listed, one_of, plural
 from vitkit.weights.formats import pixel_owners
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     PlanName: TypeAlias = str
 else:
     BackendName, PrecisionName, PlanName = Literal[backend_names()], Literal[PRECISIONS], Literal[PLANS]
+
+T = TypeVar("T")
 
 PREPROCESS = (  # the help of --preprocess
     "The preprocessing of images: settings such as resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5, the "
@@ -435,6 +438,25 @@ def check_apart(flag: str, out: Path, paths: Iterable[str]) -> None:
         images = sum(why_ignored(file.name) is None for file in place.iterdir())
         if place == target or (place != Path.cwd() and images > 1):
             raise VitkitError(f"{flag} {out} lies in {folder}: nothing is written next to the photographs")
+
+
+def of_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
+    """Return the items that belong to a part such as `2/8`: the second of eight runs of consecutive items.
+
+    The sizes of the parts differ by at most one. None stands for all items.
+
+    Raises:
+        VitkitError: the text does not have this form, there is no part with this number, or a part would be empty.
+    """
+    if shard is None:
+        return items
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise VitkitError(f"--shard must be a part such as 2/8, from 1/8 to 8/8, not {shard!r:.40}")
+    number, count = int(match[1]), int(match[2])
+    if count > len(items):
+        raise VitkitError(f"--shard {shard} divides {plural(len(items), 'image', 'images')}: use at most as many parts")
+    return items[len(items) * (number - 1) // count : len(items) * number // count]
 
 
 def check_choice(flag: str, value: object, literal: Any) -> None:

@@ -10,7 +10,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from itertools import chain, islice
@@ -25,7 +25,6 @@ from vitkit.inference.prediction import (
     TABLES,
     Columns,
     Csv,
-    JsonLines,
     Row,
     RowFormat,
     Stock,
@@ -33,11 +32,13 @@ from vitkit.inference.prediction import (
     check_parquet,
     class_and_doubt,
     gathering,
+    parquet_schema,
     partial_of,
     read_parquet,
     read_rows,
     take_stock,
-    write_rows,
+    tally_parquet,
+    write_table,
 )
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import address_of, exclusive, place_text
@@ -45,7 +46,7 @@ from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import JOINT, plural
 from vitkit.text.workbook import check_rows
-from vitkit.verbs.cluster import ClusterName, check_cluster, check_model, parts_of_cluster
+from vitkit.verbs.cluster import Cells, ClusterName, Compute, check_cluster, in_words, parquet_folder, write_by_ray
 from vitkit.verbs.inputs import (
     PIPED,
     PREPROCESS,
@@ -59,25 +60,13 @@ from vitkit.verbs.inputs import (
     exclusive_out_folder,
     find_pictures,
     listed_source,
+    of_shard,
     open_named,
     path_of,
     piped_picture,
     read_list,
     source_folders,
     split_sources,
-)
-from vitkit.verbs.parts import (
-    SUFFIX,
-    Compute,
-    DividedJob,
-    Part,
-    PartFile,
-    Parts,
-    Value,
-    model_digest,
-    open_part,
-    shards_of,
-    write_part,
 )
 from vitkit.verbs.result import Notes, Result
 
@@ -99,7 +88,9 @@ _SHOWN = 20  # rows in a notebook
 
 @dataclass(frozen=True, repr=False)
 class Predictions(Result):
-    """The predictions of a classifier. Iterating over them yields a `Row` for each image, in order.
+    """The predictions of a classifier. Iterating over them yields a `Row` for each image.
+
+    The rows are in the order of the images, except with `cluster`.
 
     A row has the `path` of the image, its `label` (None if it was rejected or the image cannot be read), its
     `confidence`, an `error` if the image cannot be read, and the `top` classes if more than one was requested. Its
@@ -144,8 +135,6 @@ class Predictions(Result):
     def __iter__(self) -> Iterator[Row]:
         if self.kept or self.out is None:
             yield from self.kept
-        elif self.out.suffix == SUFFIX:
-            yield from _rows_of(open_part(self.out))
         else:
             with fetched(self.out) as file:
                 if file.suffix.lower() == ".parquet":
@@ -227,7 +216,6 @@ def predict(
     shard: str | None = None,
     cluster: ClusterName | None = None,
     workers: Annotated[int | None, Between(1)] = None,
-    parts: Annotated[int | None, Between(1)] = None,
     say: Say = ignore,
     note: Say = ignore,
     progress: Progress = silent,
@@ -293,15 +281,11 @@ def predict(
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         resume: continue an interrupted `out`, or add rows for images that it lacks.
         force: overwrite `out` and `pictures`.
-        shard: compute only one part of the images, such as 2/8 (the second of eight), and write its rows into the
-            folder `out`.parts; `vitkit gather` joins the parts. A complete part is kept, and an interrupted part
-            continues. In a folder of shards, each part consists of whole shards.
-        cluster: divide the images among several processes, and join their parts: `local` on this machine, `ray` on a
-            Ray cluster. An interrupted command continues when it is repeated.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or one in total if there are no
-            GPUs. With Ray and without GPUs, the default is one for each machine.
-        parts: with `cluster`, the number of parts; by default one for every 5,000 images, but at least four for each
-            process.
+        shard: predict only one part of the images, such as 2/8: the second of eight runs of consecutive images.
+        cluster: divide the images among the machines of a Ray cluster (`ray`). The rows are then written into a folder
+            `out` of .parquet files, in any order.
+        workers: with `cluster`, the number of processes; by default one for each GPU, or one for each machine if there
+            are no GPUs.
         say: called with a line about the rows that `out` already contains.
         note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
@@ -314,7 +298,7 @@ def predict(
         OSError: a file cannot be written.
     """
     out, pictures = path_of(out), path_of(pictures)
-    is_divided = check_cluster(shard=shard, cluster=cluster, workers=workers, parts=parts, out=out)
+    check_cluster(cluster, workers, out, model)
     names, held = split_sources(sources)
     request = _PredictCommand(
         model=model,
@@ -339,40 +323,36 @@ def predict(
         batch_size=batch_size,
         device=device,
     )
-    request.check(resume=resume, pictures=pictures, is_divided=is_divided)
+    request.check(resume=resume, pictures=pictures, cluster=cluster)
     notes, folders = Notes(note), source_folders(names)
-    _check_out(out, folders, resume=resume, force=force, is_divided=is_divided)
+    if cluster is None:
+        _check_out(out, folders, resume=resume, force=force)
     if from_list == "-" and out is None:
+        if shard is not None:
+            raise VitkitError("--from-list - is answered line by line, so --shard requires --out")
         return _answer_lines(request, notes, writer)
     if out is not None and from_list is not None and out.resolve() == Path(from_list).resolve():
         raise VitkitError(f"--out {out} is the list of --from-list: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
+    if held and shard is not None:
+        raise VitkitError("--shard requires files, and these are pictures in memory")
+    paths = of_shard(paths, shard)
     if pictures is not None:
         check_apart("--pictures", pictures, paths)
     suffix = "" if out is None else out.suffix.lower()
     if suffix == ".xlsx":
         check_rows(len(paths))
-    if suffix == ".parquet" and shard is None:  # a part is gathered elsewhere
+    if suffix == ".parquet":
         check_parquet()
-    if is_divided:
+    if cluster is not None:
         assert out is not None
-        if held or pictures is not None:
-            raise VitkitError(
-                "--shard and --cluster require files, and write only rows: pass files, and leave out --pictures"
-            )
-        if cluster is None:
-            assert shard is not None
-            return _of_part(write_part(request.job(notes), Part.of(shard), out, force=force), notes, is_whole=is_whole)
-        check_model(model, "--cluster")
-        _check_free(out, may_exist=resume or force)
-        _, columns = request.open(notes)
-        run = parts_of_cluster(request, len(paths), out, cluster=cluster, workers=workers, parts=parts, force=force)
-        kept: list[Row] = []
-        with run as every:
-            tally = join_parts(every, out, kept.append if suffix == ".xlsx" else None)
-            computed = every.computed
-        form = FORMATS.get(suffix, Csv)(columns)
-        return _result(tally, computed, out, notes, form, is_whole=is_whole, kept=kept)
+        with parquet_folder(out, folders, force=force) as folder:
+            _, columns = request.open(notes)  # which reports an error before Ray is started
+            schema = parquet_schema(Csv(columns).names)
+            start = partial(request.on_worker, len(paths))
+            computation = write_by_ray(start, paths, schema, folder, workers=workers, device=device)
+            tally = tally_parquet(folder)
+        return _result(tally, in_words(computation), out, notes, Csv(columns), is_whole=is_whole)
     may_exist = resume or force
     requested = out
     with _exclusive_pictures(pictures, folders, may_exist=may_exist), _held(requested, may_exist=may_exist) as out:
@@ -397,7 +377,7 @@ def predict(
             if answered and (difference := _difference(classifier, answered)) is not None:
                 notes(difference)
         if out is not None and gathered is None:
-            write_rows(out, Csv(columns).names, rows)
+            write_table(out, Csv(columns).names, rows)
     return _result(stock.tally, classifier.computed, requested, notes, form, is_whole=is_whole, kept=rows)
 
 
@@ -471,14 +451,17 @@ class _PredictCommand:
     batch_size: int | None
     device: DeviceName
 
-    def check(self, *, resume: bool, pictures: Path | None, is_divided: bool) -> None:
+    def check(self, *, resume: bool, pictures: Path | None, cluster: str | None) -> None:
         """Raise an error for arguments that are not allowed, before anything is opened."""
         if self.held and (resume or pictures is not None):
             flag = "--resume" if resume else "--pictures"
             raise VitkitError(f"{flag} requires files, and these are pictures in memory")
-        if "-" in self.names and (len(self.names) > 1 or resume or pictures is not None or is_divided):
+        if cluster is not None and (self.held or resume or pictures is not None):
+            flag = "pictures in memory" if self.held else "--resume" if resume else "--pictures"
+            raise VitkitError(f"--cluster cannot be combined with {flag}: leave out one of them")
+        if "-" in self.names and (len(self.names) > 1 or resume or pictures is not None or cluster is not None):
             raise VitkitError(
-                "- is one picture on standard input: pass it alone, without --resume, --pictures, --shard and --cluster"
+                "- is one picture on standard input: pass it alone, without --resume, --pictures and --cluster"
             )
         if self.listed is not None and (self.names or self.held):
             raise VitkitError(f"--from-list {self.listed} lists the images: pass no other images, or leave it out")
@@ -558,67 +541,20 @@ class _PredictCommand:
             note(f"{rows} computed by {earlier}, and the others are computed by {now}: numbers may differ slightly")
         return prepared
 
-    def job(self, note: Say = ignore) -> DividedJob:
-        """Open the model, find the images, and return a job that can be divided into parts."""
-        paths, _ = self.paths(ignore)
-        classifier, columns = self.open(note)
-        flags = {name: getattr(self, name) for name in _FLAGS}
-        about = {"model": model_digest(classifier), "flags": flags, "columns": Csv(columns).names}
+    def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Compute]:
+        """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
+        request = self
+        if computation is not None:
+            request = replace(self, backend=computation["backend"], precision=computation["precision"])
+        classifier, columns = request.open(ignore)
+        classifier = request.prepared(classifier, images, ignore)
+        names = Csv(columns).names
 
-        def start() -> tuple[Mapping[str, Any], Compute]:
-            prepared = self.prepared(classifier, len(paths), note)
-            return prepared.computation, partial(self._values, prepared, columns, paths)
+        def compute(paths: Iterable[str]) -> Iterator[Cells]:
+            for prediction in classifier.predict(map(self.source, paths), self.batch_size):
+                yield list(map(columns.row(prediction).cells().get, names))
 
-        return DividedJob("predict", paths, about, start, shards_of(paths), source_folders(self.names))
-
-    def _values(
-        self, classifier: Classifier, columns: Columns, paths: Sequence[str], positions: Sequence[int]
-    ) -> Iterator[Value]:
-        """Yield the rows of the images at these positions, as dicts of a JSON lines file."""
-        sources = (self.source(paths[i]) for i in positions)
-        for prediction in classifier.as_part(positions, len(paths)).predict(sources, self.batch_size):
-            yield columns.row(prediction).to_dict(may_reject=columns.may_reject), prediction.error
-
-
-_FLAGS = (  # flags that all parts must share, in addition to the model and the computation
-    *("tta", "top", "reject", "coverage", "accuracy", "unknown", "batch_size"),
-)
-
-
-def join_parts(parts: Parts, out: Path, keep: Callable[[Row], None] | None = None) -> Tally:
-    """Write the rows of all parts to a file, and return their counts; `keep` is called with each row.
-
-    Raises:
-        VitkitError: a part is damaged, or the format of the file requires a package that is not installed.
-        OSError: the file cannot be written.
-    """
-    tally = Tally()
-
-    def rows() -> Iterator[Row]:
-        for value, _ in parts.values():
-            row = Row.from_dict(value)
-            tally.add(row)
-            if keep is not None:
-                keep(row)
-            progress("gathering", tally.images, parts.images)
-            yield row
-
-    write_rows(out, parts.head["columns"], rows())
-    return tally
-
-
-def _of_part(file: PartFile, notes: Notes, *, is_whole: bool) -> Predictions:
-    """Return the predictions of a part, whose rows are read from its file."""
-    tally = Tally()
-    for row in _rows_of(file):
-        tally.add(row)
-    computed = f"part {file.part}, {file.computed}" + (", which was there already" if file.was_kept else "")
-    form = JsonLines(Columns(reject=0.0 if "rejected" in file.head["columns"] else None))
-    return _result(tally, computed, file.path, notes, form, is_whole=is_whole)
-
-
-def _rows_of(file: PartFile) -> Iterator[Row]:
-    return (Row.from_dict(value) for _, (value, _) in file.values())
+        return classifier.computation, compute
 
 
 def _answer(
@@ -673,7 +609,7 @@ def _difference(classifier: Classifier, answered: Sequence[tuple[int, float]]) -
     )
 
 
-def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool, is_divided: bool) -> None:
+def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force: bool) -> None:
     if resume and force:
         raise VitkitError("--resume continues an existing file and --force overwrites it: use only one of them")
     if out is None:
@@ -681,13 +617,13 @@ def _check_out(out: Path | None, folders: Sequence[str], *, resume: bool, force:
             raise VitkitError("--resume requires --out, the file to continue")
         return
     if (address := address_of(out)) is not None:
-        if resume or is_divided:
-            raise VitkitError(f"--out {address}: --resume, --shard and --cluster need a file of this machine")
+        if resume:
+            raise VitkitError(f"--out {address}: --resume needs a file of this machine")
         check_writable(address)
         check_suffix(out, (*FORMATS, *TABLES))
         return
     check_out(out, (*FORMATS, *TABLES), folders)
-    if resume and _is_table(out) and not is_divided:
+    if resume and _is_table(out):
         raise VitkitError(f"--resume cannot continue {out}, which is written only at the end: use a .csv file")
 
 

@@ -414,7 +414,6 @@ class Diagnosis:
 def examine(
     table: ImageTable,
     preprocess: Preprocess | None = None,
-    known: Sequence[Facts] | None = None,
     *,
     seek_groups: bool = True,
 ) -> Diagnosis:
@@ -425,7 +424,6 @@ def examine(
     Args:
         table: the images.
         preprocess: the model's preprocessing, to report how much a crop removes; None to skip this check.
-        known: the `Facts` of all files, if they were examined elsewhere; None to examine them here.
         seek_groups: whether to search the names of files for groups of images; False if the user has named the groups,
             or if nothing is to be tested.
 
@@ -434,8 +432,7 @@ def examine(
             image.
     """
     with Memory() as memory:
-        report_step = partial(progress, "reading images")
-        everything = scan(table.files(), memory, report_step) if known is None else FactTable.of(known)
+        everything = scan(table.files(), memory, partial(progress, "reading images"))
         errors = everything.column("error")
         unreadable = {path: error for path, error in zip(table.paths, errors, strict=True) if error is not None}
         readable = _readable(table, unreadable)
