@@ -681,7 +681,7 @@ def test_what_is_not_written_to_an_address(
     bucket: Any, data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(VitkitError, match=r"--out memory://photos/rows\.csv: --resume, --shard and --cluster need"):
+    with pytest.raises(VitkitError, match=r"--out memory://photos/rows\.csv: --resume needs a file"):
         vitkit.predict(some_model(), str(shards), out="memory://photos/rows.csv", resume=True)
     with pytest.raises(VitkitError, match=r"https:// can only be read"):
         vitkit.predict(some_model(), str(shards), out="https://host/rows.csv")

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import photos
@@ -57,7 +58,7 @@ def test_standard_input(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch
     Path("list.txt").write_bytes(text)
     exact = ("--precision", "float32")  # in bfloat16, batches of one and of two images are rounded differently
     written = vitkit("predict", "model", "--from-list", "list.txt", *exact).out
-    for flags in ((), ("-o", "rows.csv"), ("-o", "rows.csv", "--force", "--cluster", "local")):
+    for flags in ((), ("-o", "rows.csv"), ("-o", "rows.csv", "--force", "--shard", "1/1")):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
         outcome = vitkit("predict", "model", "--from-list", "-", *exact, *flags)
         assert outcome.code == 0 and written == (Path("rows.csv").read_text() if flags else outcome.out)
@@ -93,7 +94,7 @@ def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeyp
     assert (damaged.code, "\nstandard input,,,not an image" in damaged.out) == (1, True)
     assert "which is empty" in answers(b"", "-").err
     assert "standard input is closed" in answers(None, "-").err
-    for flags in (("-", "photos"), ("-", "--pictures", "drawn"), ("-", "-o", "new.csv", "--shard", "1/2")):
+    for flags in (("-", "photos"), ("-", "--pictures", "drawn"), ("-", "-o", "new.csv", "--resume")):
         outcome = answers(content, *flags)
         assert outcome.code == 2 and "pass it alone" in outcome.err
 
@@ -124,7 +125,7 @@ def test_what_is_no_list(vitkit: Any, here: Path, content: bytes | None, words: 
 
 def test_a_list_is_never_overwritten(vitkit: Any, here: Path) -> None:
     Path("list.csv").write_text("photos/a.png\n")
-    for flags in ((), ("--shard", "1/1"), ("--cluster", "local")):
+    for flags in ((), ("--shard", "1/1")):
         outcome = vitkit("predict", "model", "--from-list", "list.csv", "-o", "./list.csv", "--force", *flags)
         assert outcome.code == 2 and "--out list.csv is the list of --from-list" in outcome.err
     assert Path("list.csv").read_text() == "photos/a.png\n"
@@ -198,23 +199,13 @@ def test_a_refusal_is_final_and_a_busy_server_is_asked_again(here: Path, monkeyp
 
 
 def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
     Path("photos/text.png").write_text("not a picture")
     confidences = sorted(row.confidence for row in package.predict("model", "photos") if row.confidence is not None)
     flags = ("--top", 2, "--reject", (confidences[0] + confidences[-1]) / 2)
     assert vitkit("predict", "model", "photos", *flags, "-o", "rows.csv").code == 0
     outcome = vitkit("predict", "model", "photos", *flags, "-o", "rows.parquet")
     assert (outcome.code, outcome.out.split()[0]) == (0, "7")
-    parts = package.predict(
-        "model", "photos", top=2, reject=flags[-1], out="parts.parquet", cluster="local", parts=3, backend="eager"
-    )
-    whole = package.predict("model", "photos", top=2, reject=flags[-1], backend="eager")
-    assert [(row.path, row.label, row.name, row.error) for row in parts] == [
-        (row.path.encode("utf-8", "backslashreplace").decode(), row.label, row.name, row.error) for row in whole
-    ]
-    assert [row.top for row in parts if row.error is None] == [row.top for row in whole if row.error is None]
     table = pq.read_table("rows.parquet")
-    assert table.equals(pq.read_table("parts.parquet"))
     assert {name: str(table.schema.field(name).type) for name in ("path", "label", "confidence", "confidence_2")} == {
         "path": "string",
         "label": "string",
@@ -236,7 +227,6 @@ def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
 
 def test_parquet_names_what_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for flags in ({}, {"cluster": "local"}):
-        with pytest.raises(VitkitError, match=r"requires pyarrow: pip install 'vitkit\[parquet\]'"):
-            package.predict("nowhere", "photos", out="rows.parquet", **flags)  # before the model is opened
+    with pytest.raises(VitkitError, match=r"requires pyarrow: pip install 'vitkit\[parquet\]'"):
+        package.predict("nowhere", "photos", out="rows.parquet")  # before the model is opened
     assert not list(Path().glob("rows*"))

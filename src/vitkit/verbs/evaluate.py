@@ -411,11 +411,11 @@ class _EvaluationRequest:
                 table = _of_shard(table, name, self.shard)
                 notes(f"the figures are those of the images in part {self.shard} alone")
             computation, outcomes = None, None
-            if self.cluster is None:
-                classifier = _prepared(classifier, table, name, self._settings, notes, is_timed=tta is not None)
-            else:
+            if self.cluster is not None and len(rows := tested_images(table, name, earlier)):
                 assert out is not None
-                computation, outcomes = self._outcomes_of_cluster(out, tested_images(table, name, earlier))
+                computation, outcomes = self._outcomes_of_cluster(out, rows)
+            else:
+                classifier = _prepared(classifier, table, name, self._settings, notes, is_timed=tta is not None)
             evaluate_by = partial(
                 _evaluated,
                 table=table,

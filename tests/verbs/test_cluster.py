@@ -1,0 +1,178 @@
+"""`--cluster ray`: each image once and the numbers of one process, though a worker is killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
+import pytest
+import ray
+from hypothesis import given
+from hypothesis import strategies as st
+
+import photos
+import vitkit as package
+from dying import Dying, refuse
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.verbs.cluster import _share, parquet_folder, write_by_ray
+
+EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+SQUARES = pyarrow.schema({"path": pyarrow.string(), "square": pyarrow.int64()})
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Ray on this machine, whose processes import vitkit and `dying` from where this one does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), *filter(None, sys.path)]))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, object_store_memory=100 * 2**20)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, with 21 photographs of two classes, and with a file that is none."""
+    monkeypatch.chdir(tmp_path)
+    classifier = Classifier(build(image_size=(16, 16), num_classes=2), ("blue", "red"), Preprocess(size=(16, 16)))
+    classifier.save("model")
+    for i in range(20):
+        photos.save(photos.noise(20, 24, seed=i), tmp_path / "photos" / ("red", "blue")[i % 2] / f"{i}.png")
+    photos.save(photos.noise(20, 24, seed=20), tmp_path / "photos" / "red" / os.fsdecode(b"caf\xe9.png"))
+    (tmp_path / "photos" / "red" / "broken.png").write_text("no picture")
+    return tmp_path
+
+
+def test_predictions_are_those_of_one_process(vitkit: Any, here: Path, cluster: None) -> None:
+    whole = {row.path: row for row in package.predict("model", "photos", top=2, reject=0.6, **EXACT)}
+    flags = ("--top", 2, "--reject", 0.6, "--backend", "eager", "--precision", "float32")
+    outcome = vitkit("predict", "model", "photos", *flags, "--cluster", "ray", "-o", "rows.parquet")
+    rejected = sum(row.is_rejected for row in whole.values())
+    words = f"22 images (1 unreadable, {rejected} rejected), eager, float32, on a Ray cluster: rows.parquet\n"
+    assert (outcome.code, outcome.out) == (0, words)
+    rows = [row for file in Path("rows.parquet").iterdir() for row in pq.read_table(file).to_pylist()]
+    assert len(rows) == 22 and len({row["path"] for row in rows}) == 22
+    for row in rows:
+        known = whole[os.fsdecode(b"photos/red/caf\xe9.png") if "caf" in row["path"] else row["path"]]
+        assert (row["label"], row["error"]) == (known.label, known.error)
+        expected = [known.confidence, *(confidence for _, confidence in known.top[1:])]
+        assert [row["confidence"], row["confidence_2"]] == pytest.approx(expected or [None, None], abs=1e-6)
+    assert not [file.name for file in here.iterdir() if file.name.startswith(".")]
+    refused = vitkit("predict", "model", "photos", "--cluster", "ray", "-o", "rows.parquet")
+    assert refused.code == 2 and "--out rows.parquet exists" in refused.err
+
+
+def test_features_and_figures_are_those_of_one_process(here: Path, cluster: None) -> None:
+    whole = package.embed("model", "photos")
+    result = package.embed("model", "photos", out="rows.parquet", cluster="ray")
+    assert (result.images, result.unreadable) == (22, 1)
+    rows = {row["path"]: row for row in pq.read_table("rows.parquet").to_pylist()}
+    readable = [path for path in whole.paths if "caf" not in path]
+    assert len(rows) == 22 and rows["photos/red/broken.png"]["error"] == whole.errors["photos/red/broken.png"]
+    features = np.array([rows[path]["features"] for path in readable])
+    expected = whole.features[[whole.paths.index(path) for path in readable]]
+    np.testing.assert_allclose(features, expected, atol=1e-5)
+
+    figures = package.evaluate("model", "photos", **EXACT).figures
+    of_cluster = package.evaluate("model", "photos", out="figures", cluster="ray", **EXACT).figures
+    assert of_cluster.keys() == figures.keys()
+    for name in ("accuracy", "loss", "ece", "brier"):
+        assert of_cluster[name] == pytest.approx(figures[name], abs=1e-6)
+    assert of_cluster["confusion_matrix"] == figures["confusion_matrix"]
+    assert not [file.name for file in here.iterdir() if file.name.startswith(".")]
+
+
+def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, cluster: None) -> None:
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    images = [str(i) for i in range(40)]
+    with parquet_folder(tmp_path / "rows.parquet", (), force=False) as folder:
+        write_by_ray(Dying(seen, "23").start, images, SQUARES, folder, workers=1, device="cpu")
+    rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert sorted(row["square"] for row in rows) == [i * i for i in range(40)]
+    assert (seen / "death").exists() and len({file.name.partition(" by ")[2] for file in seen.glob("* by *")}) == 2
+
+
+def test_what_a_worker_refuses_is_said_and_leaves_nothing(tmp_path: Path, cluster: None) -> None:
+    out = tmp_path / "rows.parquet"
+    with (
+        pytest.raises(VitkitError, match=r"^there is no such model on this machine$"),
+        parquet_folder(out, (), force=False) as folder,
+    ):
+        write_by_ray(refuse, ["1"], SQUARES, folder, workers=1, device="cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_is_replaced_only_with_force(tmp_path: Path) -> None:
+    out = tmp_path / "rows.parquet"
+    for text in ("first", "second"):
+        with parquet_folder(out, (), force=text == "second") as folder:
+            (folder / f"{text}.parquet").write_text(text)
+    assert [file.name for file in out.iterdir()] == ["second.parquet"]
+    with pytest.raises(VitkitError, match="exists"), parquet_folder(out, (), force=False):
+        pass
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(VitkitError, match=r"contains other files \(mine\.txt\)"), parquet_folder(out, (), force=True):
+        pass
+    with (
+        pytest.raises(VitkitError, match="nothing is written"),
+        parquet_folder(out / "a.parquet", [str(tmp_path)], force=False),
+    ):
+        pass
+    with pytest.raises(RuntimeError), parquet_folder(tmp_path / "other.parquet", (), force=False) as folder:
+        (folder / "half.parquet").write_text("half")
+        raise RuntimeError
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_what_the_flags_require(vitkit: Any, here: Path) -> None:
+    for flags, words in (
+        (("--workers", 2), "--workers requires --cluster"),
+        (("--cluster", "ray"), "--cluster requires --out"),
+        (("--cluster", "ray", "-o", "rows.csv"), "--out rows.csv must end in .parquet"),
+        (("--cluster", "ray", "-o", "nowhere/rows.parquet"), "there is no folder nowhere"),
+        (("--cluster", "ray", "-o", "rows.parquet", "--resume"), "--cluster cannot be combined with --resume"),
+        (("--cluster", "ray", "-o", "rows.parquet", "--pictures", "drawn"), "combined with --pictures"),
+    ):
+        outcome = vitkit("predict", "model", "photos", *flags)
+        assert outcome.code == 2 and words in outcome.err, flags
+    assert "leave it out" in vitkit("eval", "model", "photos", "--cluster", "ray", "--tta", "flip", "-o", "out").err
+    with pytest.raises(VitkitError, match="--cluster requires a model that other machines can open"):
+        package.predict(package.load("model"), "photos", out="rows.parquet", cluster="ray")
+    assert sorted(file.name for file in here.iterdir()) == ["model", "photos"]
+
+
+def test_ray_is_named_if_it_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(VitkitError, match=r"--cluster ray requires Ray: pip install 'vitkit\[ray\]'"):
+        package.predict("model", "photos", out="rows.parquet", cluster="ray")
+    assert sorted(file.name for file in here.iterdir()) == ["model", "photos"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=4), st.integers(1, 30))
+def test_the_workers_fit_the_cluster_and_leave_cores_for_writing(nodes: list[tuple[int, int]], workers: int) -> None:
+    alive = [{"Alive": True, "Resources": {"CPU": cpus, "GPU": gpus}} for cpus, gpus in nodes]
+    count, resources, cores = _share(alive, workers, uses_gpus=True)
+    cpus, gpus = (sum(of_node) for of_node in zip(*nodes, strict=True))
+    assert count == workers and 1 <= cores <= max(1, cpus // workers)
+    ((name, share),) = resources.items()
+    assert (name, share > 0) == ("num_gpus" if gpus else "num_cpus", True)
+    assert share <= 1 and share * workers <= (gpus or cpus / 2)
+
+
+def test_the_number_of_workers_follows_the_machines() -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 16, "GPU": 4}}] * 2 + [{"Alive": False, "Resources": {"CPU": 16}}]
+    assert _share(nodes, None, uses_gpus=True) == (8, {"num_gpus": 1.0}, 4)
+    assert _share(nodes, None, uses_gpus=False) == (2, {"num_cpus": 1.0}, 16)

@@ -1,0 +1,97 @@
+"""`--shard i/n`: an ordinary output for a part of the images, which together are those of one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import photos
+import vitkit as package
+from tiny import build
+from vitkit.classifier import Classifier
+from vitkit.data import Preprocess
+from vitkit.errors import VitkitError
+from vitkit.verbs.inputs import of_shard
+
+EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    classifier = Classifier(build(image_size=(16, 16), num_classes=2), ("blue", "red"), Preprocess(size=(16, 16)))
+    classifier.save("model")
+    for i in range(10):
+        photos.save(photos.noise(20, 24, seed=i), tmp_path / "photos" / ("red", "blue")[i % 2] / f"{i}.png")
+    (tmp_path / "photos" / "red" / "broken.png").write_text("no picture")
+    return tmp_path
+
+
+@given(st.integers(1, 50), st.data())
+def test_parts_are_all_items_in_their_order(images: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, images))
+    parts = [of_shard(range(images), f"{number}/{count}") for number in range(1, count + 1)]
+    assert [item for part in parts for item in part] == list(range(images))
+    assert {len(part) for part in parts} <= {images // count, images // count + 1}
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "-1/3", "1/3/5", "", "1/2\n"])
+def test_what_is_no_part(text: str) -> None:
+    with pytest.raises(VitkitError, match="--shard must be a part such as 2/8"):
+        of_shard(range(9), text)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_the_rows_of_all_parts_are_those_of_one_command(here: Path, suffix: str) -> None:
+    whole = list(package.predict("model", "photos", out=f"rows{suffix}", top=2, **EXACT))
+    rows = []
+    for number in (1, 2, 3):
+        name = f"rows-{number}{suffix}"
+        rows += list(package.predict("model", "photos", out=name, top=2, shard=f"{number}/3", **EXACT))
+    assert [row[:2] for row in rows] == [row[:2] for row in whole]
+    confidences = [[row.confidence for row in each if row.error is None] for each in (rows, whole)]
+    assert confidences[0] == pytest.approx(confidences[1], abs=2e-6)
+
+
+def test_a_part_is_resumed_and_kept_like_any_file(vitkit: Any, here: Path) -> None:
+    flags = ("predict", "model", "photos", "--shard", "2/2", "-o", "rows.csv")
+    assert vitkit(*flags).code == 0
+    lines = Path("rows.csv").read_text().splitlines(keepends=True)
+    assert len(lines) == 7 and "rows.csv exists" in vitkit(*flags).err
+    Path("rows.csv").rename("rows.csv.partial")
+    Path("rows.csv.partial").write_text("".join(lines[:3]))
+    assert vitkit(*flags, "--resume").code == 0 and Path("rows.csv").read_text().splitlines(keepends=True) == lines
+
+
+def test_features_of_all_parts_are_those_of_one_command(here: Path) -> None:
+    whole = package.embed("model", "photos")
+    parts = [package.embed("model", "photos", out=f"{i}.npz", shard=f"{i}/2") for i in (1, 2)]
+    assert tuple(path for part in parts for path in part.paths) == whole.paths
+    np.testing.assert_allclose(np.concatenate([np.load(f"{i}.npz")["features"] for i in (1, 2)]), whole.features, 1e-5)
+    with pytest.raises(VitkitError, match="--near needs all features"):
+        package.embed("model", "photos", shard="1/2", near="photos/red/0.png")
+
+
+def test_the_figures_of_a_part_are_said_to_be_those_of_a_part(here: Path) -> None:
+    whole = package.evaluate("model", "photos", out="whole", **EXACT)
+    parts = [package.evaluate("model", "photos", out=f"part-{i}", shard=f"{i}/2", **EXACT) for i in (1, 2)]
+    assert [part.notes[0] for part in parts] == [
+        f"the figures are those of the images in part {i}/2 alone" for i in (1, 2)
+    ]
+    assert tuple(path for part in parts for path in part.evaluation.paths) == whole.evaluation.paths
+    right = sum(part.figures["accuracy"] * len(part.evaluation.paths) for part in parts)
+    assert right / len(whole.evaluation.paths) == pytest.approx(whole.figures["accuracy"])
+    lines = [Path(name, "predictions.csv").read_text().splitlines()[1:] for name in ("part-1", "part-2", "whole")]
+    assert [line.partition(",")[0] for line in lines[0] + lines[1]] == [line.partition(",")[0] for line in lines[2]]
+
+
+def test_no_part_is_empty(vitkit: Any, here: Path) -> None:
+    for command in (("predict", "model", "photos"), ("embed", "model", "photos", "-o", "x.npz")):
+        outcome = vitkit(*command, "--shard", "12/12")
+        assert outcome.code == 2 and "--shard 12/12 divides 11 images: use at most as many parts" in outcome.err
+    assert vitkit("predict", "model", "photos/red/broken.png", "--shard", "1/1").code == 0  # as in a part of many
