@@ -57,7 +57,6 @@ def test_the_verbs() -> None:
         "watch",
         "push",
         "shard",
-        "gather",
     }
     assert set(VERBS) == asked
 

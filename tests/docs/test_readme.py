@@ -258,7 +258,7 @@ def test_blocks_are_found_with_their_commands() -> None:
             [f"predict has no flag {f}" for f in ("--tpo", "-x")],
         ),
         ("torchrun --nnodes 2 vitkit train photos --epoch 3", ["train has no flag --epoch"]),
-        ("JOB=$(sbatch --wrap 'srun vitkit gather a.parts --epoch 3')", ["gather has no flag --epoch"]),
+        ("JOB=$(sbatch --wrap 'srun vitkit predict a b --epoch 3')", ["predict has no flag --epoch"]),
         ("docker build -t vitkit .", []),
     ],
 )
