@@ -336,7 +336,7 @@ def predict(
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
     if held and shard is not None:
         raise VitkitError("--shard requires files, and these are pictures in memory")
-    paths = of_shard(paths, shard)
+    paths = list(of_shard(paths, shard))
     if pictures is not None:
         check_apart("--pictures", pictures, paths)
     suffix = "" if out is None else out.suffix.lower()
