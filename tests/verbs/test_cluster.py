@@ -94,7 +94,7 @@ def test_features_and_figures_are_those_of_one_process(here: Path, cluster: None
     assert of_cluster.keys() == figures.keys()
     for name in ("accuracy", "loss", "ece", "brier"):
         assert of_cluster[name] == pytest.approx(figures[name], abs=1e-6)
-    assert of_cluster["confusion_matrix"] == figures["confusion_matrix"]
+    assert of_cluster["per_class"] == figures["per_class"]
     assert not [file.name for file in here.iterdir() if file.name.startswith(".")]
 
 
