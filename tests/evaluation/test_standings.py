@@ -1,4 +1,4 @@
-"""One pass over sorted columns against scikit-learn's curves, one class and one curve at a time."""
+"""Areas and curves of each class against scikit-learn's, one class and one curve at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from vitkit.evaluation import average_precisions, class_rankings
+from vitkit.evaluation import average_precisions, class_curves
 
 GRID = np.linspace(0, 1, 201)
 
@@ -25,7 +25,7 @@ def scored(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 @given(scored())
 def test_areas_and_curves_are_scikit_learns(drawn: tuple[np.ndarray, np.ndarray]) -> None:
     labels, scores = drawn
-    found = dict(class_rankings(labels, scores))
+    found = class_curves(labels, scores)
     assert sorted(found) == sorted(set(labels.tolist()))
     for i, own in found.items():
         is_own, score = labels == i, scores[:, i]
@@ -33,13 +33,13 @@ def test_areas_and_curves_are_scikit_learns(drawn: tuple[np.ndarray, np.ndarray]
         precision, recall, _ = reference.precision_recall_curve(is_own, score)
         highest = np.maximum.accumulate(precision)
         expected = np.interp(GRID, recall[::-1], highest[::-1])
-        assert own.best_precision(GRID) == pytest.approx(expected, abs=1e-12)
+        assert own.precisions == pytest.approx(expected, abs=1e-12)
         if is_own.all():
-            assert own.roc_auc is None and own.others == 0
+            assert own.roc_auc is None and own.true_rates is None
             continue
         assert own.roc_auc == pytest.approx(reference.roc_auc_score(is_own, score), abs=1e-12)
-        false, true, _ = reference.roc_curve(is_own, score)
-        assert own.true_rate(GRID) == pytest.approx(np.interp(GRID, false, true), abs=1e-12)
+        false, true, _ = reference.roc_curve(is_own, score, drop_intermediate=False)
+        assert own.true_rates == pytest.approx(np.interp(GRID, false, true), abs=1e-12)
 
 
 @settings(max_examples=30)
@@ -52,11 +52,3 @@ def test_of_several_classes_an_image_each_column_stands_alone(drawn: tuple[np.nd
         for own, s in zip(has.T, scores.T, strict=True)
     ]
     assert average_precisions(has, scores) == pytest.approx(expected, abs=1e-12, nan_ok=True)
-
-
-def test_many_classes_are_sorted_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    labels, scores = rng.integers(0, 30, 100), rng.random((100, 30)).astype(np.float32)
-    whole = [(i, own.roc_auc) for i, own in class_rankings(labels, scores)]
-    monkeypatch.setattr("vitkit.evaluation.metrics._NUMBERS", 250)
-    assert [(i, own.roc_auc) for i, own in class_rankings(labels, scores)] == whole

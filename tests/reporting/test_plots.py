@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from photos import noise
-from vitkit.evaluation import Reliability, class_rankings
+from vitkit.evaluation import Reliability, class_curves
 from vitkit.reporting import plots
 from vitkit.text.pages import to_svg
 
@@ -146,7 +146,7 @@ def test_rankings_and_embeddings_can_be_drawn(tmp_path: Path, classes: list[str]
     rng, k = np.random.default_rng(0), len(classes)
     labels = np.append(rng.integers(0, k - 1, 120), 0)  # the last class has no image
     probabilities = rng.dirichlet(np.ones(k), 121).astype(np.float32)
-    drawn(plots.ranking(dict(class_rankings(labels, probabilities)), labels, probabilities, classes), tmp_path)
+    drawn(plots.ranking(class_curves(labels, probabilities), labels, probabilities, classes), tmp_path)
     points = rng.normal(size=(121, 2)).astype(np.float32)
     drawn(plots.embedding(points, labels, rng.random(121) < 0.8, classes, 121), tmp_path)
 
@@ -155,7 +155,7 @@ def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside
     rng = np.random.default_rng(0)
     for count, lines in ((12, 12), (13, 6)):
         labels, rows = np.arange(130) % count, rng.dirichlet(np.ones(count), 130).astype(np.float32)
-        for axis in plots.ranking(dict(class_rankings(labels, rows)), labels, rows, names(count)).axes:
+        for axis in plots.ranking(class_curves(labels, rows), labels, rows, names(count)).axes:
             shown = [text.get_text() for text in axis.get_legend().get_texts()]
             assert len(shown) == lines
             assert (f"mean of {count} classes" in shown) == (count == 13)
@@ -163,7 +163,7 @@ def test_up_to_twelve_classes_have_a_line_each_and_of_more_the_worst_five_beside
 
 def test_a_class_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
     labels, rows = np.arange(20) % 2, np.random.default_rng(0).dirichlet(np.ones(2), 20).astype(np.float32)
-    for axis in plots.ranking(dict(class_rankings(labels, rows)), labels, rows, ["_hidden", "b"]).axes:
+    for axis in plots.ranking(class_curves(labels, rows), labels, rows, ["_hidden", "b"]).axes:
         shown = [text.get_text() for text in axis.get_legend().get_texts()]
         assert len(shown) == 2 and "_hidden" in shown[0]
 

@@ -27,7 +27,7 @@ __all__, __getattr__ = public(
         ),
         "linear_models": "PENALTIES choose_least_squares least_squares one_or_minus_one regress",
         "metrics": (
-            "Evaluation MultiEvaluation average_precisions best_thresholds class_rankings cross_fitted grouped "
+            "Evaluation MultiEvaluation average_precisions best_thresholds class_curves cross_fitted grouped "
             "mean_average_precision pooled"
         ),
         "drift": "DetectableRise DriftTest Sample detectable_rise drift_tests shares_of",

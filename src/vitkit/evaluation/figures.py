@@ -88,8 +88,8 @@ def rank_areas(evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
     """Return the areas under the ROC and precision-recall curves of each class, one-vs-rest; None where undefined."""
     areas: dict[str, dict[str, float | None]]
     areas = {name: {"roc_auc": None, "average_precision": None} for name in evaluation.classes}
-    for i, ranking in evaluation.rankings.items():
-        areas[evaluation.classes[i]] = {"roc_auc": ranking.roc_auc, "average_precision": ranking.average_precision}
+    for i, curves in evaluation.curves.items():
+        areas[evaluation.classes[i]] = {"roc_auc": curves.roc_auc, "average_precision": curves.average_precision}
     return areas
 
 

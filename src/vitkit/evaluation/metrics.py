@@ -1,13 +1,8 @@
-"""Metrics of a classifier on labelled images, with one class per image or several, and the choice of thresholds.
-
-ROC and precision-recall curves are computed from class rankings. A class ranking contains the ranks of the class's
-images among all images, sorted by the probability of the class. The curves change direction only at these ranks.
-Therefore one sort per class, in O(n log n), is enough for all curves and areas of the class.
-"""
+"""Metrics of a classifier on labelled images, with one class per image or several, and the choice of thresholds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -23,113 +18,48 @@ from vitkit.text.cells import JOINT
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
-_NUMBERS = 2**20  # scores that are sorted at a time
+RATES = np.linspace(0, 1, 201)  # the rates at which the curves of classes are compared
 
 
 @dataclass(frozen=True)
-class ClassRanking:
-    """Ranks of the images of one class among all images, sorted by their score for this class.
-
-    The arrays are (m,). They have one entry for each distinct score of the class's images, from the highest score down.
+class ClassCurves:
+    """The curves of one class against all other classes, and the areas below them.
 
     Attributes:
-        hits: number of images of the class with this score or a higher one.
-        at_least: number of images of any class with this score or a higher one.
-        above: number of images of any class with a higher score.
-        images: total number of images of all classes.
+        roc_auc: area under the ROC curve; None if there are no images of other classes.
+        average_precision: area under the precision-recall curve, as a step function.
+        true_rates: true positive rate at each false positive rate of `RATES`; None if `roc_auc` is None.
+        precisions: the highest precision at each recall of `RATES` or above it.
     """
 
-    hits: Ints
-    at_least: Ints
-    above: Ints
-    images: int
-
-    @property
-    def at(self) -> Ints:
-        """Number of images of the class with exactly this score, (m,)."""
-        return np.concatenate([self.hits[:1], self.hits[1:] - self.hits[:-1]])  # numpy's diff is slower
-
-    @property
-    def others(self) -> int:
-        """Number of images of other classes."""
-        return self.images - int(self.hits[-1])
-
-    @property
-    def _others_ahead(self) -> tuple[Ints, Ints]:
-        """Two counts (m,) of images of other classes: those with a higher score, and those with at least this score."""
-        return self.above - (self.hits - self.at), self.at_least - self.hits
-
-    @property
-    def roc_auc(self) -> float | None:
-        """Area under the ROC curve; None if there are no images of other classes.
-
-        The area is the probability that an image of the class has a higher score than an image of another class. Ties
-        count half.
-        """
-        if not self.others:
-            return None
-        before, upto = self._others_ahead
-        ahead = int((self.at * (before + upto)).sum())  # twice the number of pairs in the wrong order
-        return 1 - ahead / (2 * int(self.hits[-1]) * self.others)
-
-    @property
-    def average_precision(self) -> float:
-        """Area under the precision-recall curve, as a step function."""
-        return float((self.at * self.hits / self.at_least).sum() / self.hits[-1])
-
-    def true_rate(self, false_rates: Floats) -> Floats:
-        """Return the true positive rate of the ROC curve at each false positive rate."""
-        before, upto = self._others_ahead
-        x = np.concatenate([[0], np.column_stack([before, upto]).ravel(), [self.others]]) / self.others
-        y = np.concatenate([[0], np.column_stack([self.hits - self.at, self.hits]).ravel(), self.hits[-1:]])
-        return np.interp(false_rates, x, y / self.hits[-1])
-
-    def best_precision(self, recalls: Floats) -> Floats:
-        """Return the highest precision at each recall or above it."""
-        last = np.append(self.above[1:], self.images)  # images ranked before the next image of the class, (m,)
-        steps = np.column_stack([self.hits / self.at_least, self.hits / last]).ravel()
-        recall = np.repeat(self.hits / self.hits[-1], 2)
-        start = [1.0] if self.above[0] == 0 else [1.0, 0.0]  # precision before any image, and before any of the class
-        precision = np.maximum.accumulate(np.concatenate([start, steps])[::-1])[::-1]
-        return np.interp(recalls, np.concatenate([np.zeros(len(start)), recall]), precision)
+    roc_auc: float | None
+    average_precision: float
+    true_rates: Floats | None
+    precisions: Floats
 
 
-def class_rankings(labels: npt.NDArray[Any], scores: Floats) -> Iterator[tuple[int, ClassRanking]]:
-    """Yield the class number and the ranking of each class that occurs, in the order of the classes.
+def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
+    """Return the curves of each class that occurs, by class number.
 
     Args:
-        labels: true classes (n,), or class indicators (n, K).
+        labels: true classes, (n,).
         scores: (n, K); a higher score means that the class is more probable.
     """
-    members = _members(labels, scores.shape[1])
-    occurring = [i for i, images in enumerate(members) if len(images)]
-    size = max(1, _NUMBERS // max(len(scores), 1))
-    for start in range(0, len(occurring), size):
-        classes = occurring[start : start + size]
-        columns = np.sort(np.ascontiguousarray(scores[:, classes].T), axis=1)  # (classes, n)
-        for i, column in zip(classes, columns, strict=True):
-            yield i, _ranking(column, scores[members[i], i])
+    from sklearn.metrics import auc, precision_recall_curve, roc_curve
 
-
-def _members(labels: npt.NDArray[Any], classes: int) -> Sequence[Ints]:
-    """Return the indices of the images of each class."""
-    if labels.ndim == 2:
-        return [np.flatnonzero(column) for column in labels.T]
-    order = np.argsort(labels, kind="stable")
-    return np.split(order, np.searchsorted(labels[order], np.arange(1, classes)))
-
-
-def _ranking(column: Floats, scores: Floats) -> ClassRanking:
-    """Rank the scores of a class's images among all scores for this class.
-
-    Args:
-        column: scores of all images for the class, sorted in ascending order, (n,).
-        scores: scores of the images of the class.
-    """
-    distinct, counts = np.unique(scores, return_counts=True)
-    at_least = len(column) - np.searchsorted(column, distinct, side="left")
-    above = len(column) - np.searchsorted(column, distinct, side="right")
-    return ClassRanking(np.cumsum(counts[::-1]), at_least[::-1], above[::-1], len(column))
+    by_class = {}
+    for i in np.unique(labels).tolist():
+        is_own, column = labels == i, scores[:, i]
+        precision, recall, _ = precision_recall_curve(is_own, column)
+        average_precision = -float(np.sum(np.diff(recall) * precision[:-1]))
+        precisions = np.interp(RATES, recall[::-1], np.maximum.accumulate(precision)[::-1])
+        if is_own.all():
+            by_class[i] = ClassCurves(None, average_precision, None, precisions)
+            continue
+        false, true, _ = roc_curve(is_own, column)
+        true_rates = np.interp(RATES, false, true)
+        by_class[i] = ClassCurves(float(auc(false, true)), average_precision, true_rates, precisions)
+    return by_class
 
 
 Counts = npt.NDArray[np.int64]
@@ -243,9 +173,9 @@ class Evaluation:
         return self.confidence if self.temperature == 1 else confidence_at(self.probabilities, self.temperature)
 
     @cached_property
-    def rankings(self) -> dict[int, ClassRanking]:
-        """Rankings of the classes that occur, by class number."""
-        return dict(class_rankings(self.labels, self.probabilities))
+    def curves(self) -> dict[int, ClassCurves]:
+        """Curves of the classes that occur, by class number."""
+        return class_curves(self.labels, self.probabilities)
 
     @property
     def brier(self) -> float:
@@ -550,10 +480,10 @@ def average_precisions(labels: Labels, scores: Floats) -> npt.NDArray[np.float64
         labels: class indicators, (n, K).
         scores: (n, K); a higher score means that the class is more probable.
     """
-    precisions = np.full(labels.shape[1], np.nan)
-    for i, ranking in class_rankings(labels, scores):
-        precisions[i] = ranking.average_precision
-    return precisions
+    from sklearn.metrics import average_precision_score
+
+    pairs = zip(labels.T, scores.T, strict=True)
+    return np.array([average_precision_score(own, column) if own.any() else np.nan for own, column in pairs])
 
 
 def mean_average_precision(labels: Labels, scores: Floats) -> float:

@@ -187,7 +187,7 @@ def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, C
         CONFUSION: lambda: plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
         CONFIDENCE: lambda: plots.reliability(states),
         "ROC and precision-recall": lambda: plots.ranking(
-            evaluation.rankings, labels, evaluation.probabilities, classes
+            evaluation.curves, labels, evaluation.probabilities, classes
         ),
     }
     if laid_out is not None:

@@ -29,7 +29,7 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.storage import Place
 from vitkit.evaluation.calibration import Reliability
-from vitkit.evaluation.metrics import ClassRanking
+from vitkit.evaluation.metrics import RATES, ClassCurves
 from vitkit.inference.pipeline import cores
 from vitkit.inference.prediction import Row
 from vitkit.system.files import common_folder, fitting, path_below, replacing
@@ -193,7 +193,7 @@ def draw_reliability(axis: Axes, state: Reliability, name: str) -> None:
 
 
 def ranking(
-    by_class: Mapping[int, ClassRanking],
+    by_class: Mapping[int, ClassCurves],
     labels: npt.NDArray[np.int64],
     probabilities: npt.NDArray[np.float32],
     classes: Sequence[str],
@@ -203,44 +203,36 @@ def ranking(
     If there are more than 12 classes, only the five with the lowest average precision and the mean of all are shown.
 
     Args:
-        by_class: rankings of the classes that occur, by class number.
+        by_class: curves of the classes that occur, by class number.
         labels: true classes, (n,).
         probabilities: predicted class probabilities, (n, K).
         classes: the K class names.
     """
     figure = new_figure(10.5, 4.4)
     roc, recall = figure.subplots(1, 2)
-    rankings = {i: each for i, each in by_class.items() if each.others}
-    precisions = {i: each.average_precision for i, each in rankings.items()}
-    shown = list(rankings) if len(rankings) <= _MOST_LINES else sorted(rankings, key=lambda i: precisions[i])[:_WORST]
+    curves = {i: each for i, each in by_class.items() if each.roc_auc is not None}
+    by_precision = sorted(curves, key=lambda i: curves[i].average_precision)
+    shown = list(curves) if len(curves) <= _MOST_LINES else by_precision[:_WORST]
     for i, (colour, line) in zip(shown, STYLES, strict=False):
-        area = rankings[i].roc_auc
+        area = curves[i].roc_auc
         style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.6}
         roc.plot(*roc_curve(labels == i, probabilities[:, i])[:2], label=f"{in_legend(classes[i])} {area:.3f}", **style)
         precision, recalled, _ = precision_recall_curve(labels == i, probabilities[:, i])
-        label = f"{in_legend(classes[i])} {precisions[i]:.3f}"
+        label = f"{in_legend(classes[i])} {curves[i].average_precision:.3f}"
         recall.plot(recalled, precision, label=label, drawstyle="steps-post", **style)
-    if len(rankings) > len(shown):
-        _draw_means(roc, recall, list(rankings.values()))
+    if len(curves) > len(shown):
+        mean = {"color": "black", "linewidth": 2.4, "label": f"mean of {len(curves)} classes"}
+        roc.plot(RATES, np.mean([each.true_rates for each in curves.values()], axis=0), **mean)
+        recall.plot(RATES, np.mean([each.precisions for each in curves.values()], axis=0), **mean)
     roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
     roc.set(title="ROC; area by class", xlabel="false positive rate", ylabel="true positive rate")
     recall.set(title="Precision and recall; average precision", xlabel="recall", ylabel="precision")
     for axis in (roc, recall):
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
         axis.grid(alpha=0.25)
-        if rankings:  # there is no curve if all images are of one class
+        if curves:  # there is no curve if all images are of one class
             axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
-
-
-def _draw_means(roc: Axes, recall: Axes, rankings: Sequence[ClassRanking]) -> None:
-    """Plot the ROC and precision-recall curves that are averaged over classes."""
-    grid = np.linspace(0, 1, 201)
-    label = f"mean of {len(rankings)} classes"
-    heights = sum(each.true_rate(grid) for each in rankings) / len(rankings)
-    precisions = sum(each.best_precision(grid) for each in rankings) / len(rankings)
-    roc.plot(grid, heights, color="black", linewidth=2.4, label=label)
-    recall.plot(grid, precisions, color="black", linewidth=2.4, label=label)
 
 
 def embedding(
