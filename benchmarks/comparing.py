@@ -21,8 +21,10 @@ Where one model has .9 and the others .8 (a quarter as many comparisons):
     found trained  the same of the trained models
     best of      the interval of the best model's accuracy holds its true one
 
-"by Holm" is how a comparison judged before: each pair's own variance, Student's quantile with Satterthwaite's degrees
-of freedom, Holm's correction.
+"resampled" is the plain bootstrap, for comparison: seeds and images are drawn again with replacement, percentiles of
+the differences give the p-values, and Holm's correction adjusts them. It shows what a few seeds do to it.
+
+The rows with other numbers of images have tiny test sets, and images in groups of five that are alike.
 """
 
 from __future__ import annotations
@@ -35,11 +37,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr
 from scipy.stats import norm
 from tables import RESULTS, result_path, write_table
 
@@ -48,44 +49,77 @@ from vitkit.experiments import LEVEL, Family, statistics
 
 MODELS, SEEDS, LUCK, IMAGES = (2, 3, 5, 10), (1, 2, 3, 4, 5), (0.0, 0.01, 0.03, 0.09), 359
 UNLIKE = (0.01, 0.05)  # luck of every other model
+OTHER_IMAGES = ((10, 1), (60, 1), (60, 5), (360, 5))  # numbers of images, and sizes of their groups
 EQUAL, BETTER = 0.8, 0.9
 REPEATS, DRAWS = {2: 1000, 3: 1000, 5: 500, 10: 500}, 2000
+ALIKE = 0.7  # the part of what makes an image hard that is the same in its group
 Answers = npt.NDArray[np.bool_]
 
 
+class Setting(NamedTuple):
+    """Comparisons of one kind; `group` images are alike."""
+
+    models: int
+    seeds: int
+    luck: tuple[float, ...]
+    images: int = IMAGES
+    group: int = 1
+
+    @property
+    def units(self) -> Units:
+        return Units.of(self.images, np.arange(self.images) // self.group if self.group > 1 else None)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        return list(itertools.combinations(range(self.models), 2))
+
+    def rng(self, *first: int) -> np.random.Generator:
+        usual = (IMAGES, 1)
+        other = (self.images, self.group) if (self.images, self.group) != usual else ()
+        return np.random.default_rng([*first, self.models, self.seeds, round(1000 * self.luck[0]), *other])
+
+
 def planted(
-    rng: np.random.Generator, accuracies: Sequence[float], seeds: int, luck: Sequence[float]
+    rng: np.random.Generator, accuracies: Sequence[float], setting: Setting
 ) -> tuple[Answers, npt.NDArray[np.float64]]:
     """Which images the trainings have right, (M, S, n), and each trained model's true accuracy, (M,)."""
-    shape = (len(accuracies), seeds, IMAGES)
+    shape = (setting.models, setting.seeds, setting.images)
+
+    def noise(variance: float, *size: int) -> npt.NDArray[np.float64]:
+        drawn = rng.normal(0, variance**0.5, size)
+        if setting.group == 1:
+            return drawn
+        of_group = rng.normal(0, variance**0.5, (*size[:-1], -(-size[-1] // setting.group)))
+        return (1 - ALIKE) ** 0.5 * drawn + ALIKE**0.5 * of_group.repeat(setting.group, axis=-1)[..., : size[-1]]
+
     mean = norm.ppf(accuracies)
-    width = np.array(luck) / norm.pdf(mean)
+    width = np.array(setting.luck) / norm.pdf(mean)
     centre = (mean * (1 + width**2) ** 0.5)[:, None] + width[:, None] * rng.normal(size=shape[:2])  # (M, S)
-    shared = rng.normal(0, 0.5**0.5, IMAGES)
-    own, rest = rng.normal(0, 0.1**0.5, (shape[0], 1, IMAGES)), rng.normal(0, 0.4**0.5, shape)
+    shared = noise(0.5, setting.images)
+    own, rest = noise(0.1, shape[0], 1, setting.images), noise(0.4, *shape)
     return centre[:, :, None] + shared + own + rest > 0, norm.cdf(centre).mean(axis=1)
 
 
-def by_holm(right: Answers) -> bool:
-    """Whether any two are told apart as it was done before."""
-    (M, S, n), values = right.shape, right.astype(np.float64)
-    p = []
-    for a, b in itertools.combinations(range(M), 2):
-        found = values[a] - values[b]
-        images = float(found.mean(axis=0).var()) / (n - 1) + 2 / (n + 2) ** 2
-        seeds = float(found.mean(axis=1).var(ddof=1)) / S if S > 1 else 0.0
-        freedom = (seeds + images) ** 2 / (images**2 / (n - 1) + (seeds**2 / (S - 1) if S > 1 else 0))
-        p.append(2 * float(stdtr(freedom, -abs(found.mean()) / (seeds + images) ** 0.5)))
-    return min(p) * len(p) < LEVEL
+def by_resampling(right: Answers, setting: Setting, rng: np.random.Generator) -> bool:
+    """Whether the plain bootstrap tells any two apart."""
+    units = setting.units
+    images = rng.multinomial(units.count, np.full(units.count, 1 / units.count), DRAWS)[:, units.group]  # (draws, n)
+    seeds = rng.multinomial(setting.seeds, np.full(setting.seeds, 1 / setting.seeds), DRAWS)  # (draws, S)
+    accuracy = np.einsum("msd,ds->dm", right.astype(np.float64) @ images.T, seeds)
+    first, second = np.array(setting.pairs).T
+    found = accuracy[:, first] - accuracy[:, second]
+    p = 2 * (1 + np.minimum((found <= 0).sum(axis=0), (found >= 0).sum(axis=0))) / (1 + DRAWS)
+    return bool(p.min() * len(p) < LEVEL)
 
 
-def of_equal(models: int, seeds: int, luck: Sequence[float], repeats: int) -> dict[str, float]:
+def of_equal(setting: Setting, repeats: int) -> dict[str, float]:
     """How often equal models are judged rightly."""
-    rng, pairs = np.random.default_rng([models, seeds, round(1000 * luck[0])]), _pairs(models)
+    rng, pairs = setting.rng(), setting.pairs
+    resampling = np.random.default_rng(5)
     counts: Counter[str] = Counter()
     for _ in range(repeats):
-        right, true = planted(rng, [EQUAL] * models, seeds, luck)
-        family = Family(right, Units.of(IMAGES, None))
+        right, true = planted(rng, [EQUAL] * setting.models, setting)
+        family = Family(right, setting.units)
         recipes, trained = family.differences(pairs), family.differences(pairs, of_recipes=False)
         low, high = family.interval(0)
         best = family.winner()
@@ -99,19 +133,19 @@ def of_equal(models: int, seeds: int, luck: Sequence[float], repeats: int) -> di
         counts["best"] += best.interval[0] <= EQUAL <= best.interval[1]
         counts["measured"] += 100 * (best.measured - EQUAL)
         counts["expected"] += 100 * (best.corrected - EQUAL)
-        counts["by Holm"] += by_holm(right)
+        counts["resampled"] += by_resampling(right, setting, resampling)
     return {name: value / repeats for name, value in counts.items()}
 
 
-def of_better(models: int, seeds: int, luck: Sequence[float], repeats: int) -> dict[str, float]:
+def of_better(setting: Setting, repeats: int) -> dict[str, float]:
     """How often a model that is ten points better is found."""
-    rng, pairs = np.random.default_rng([1, models, seeds, round(1000 * luck[0])]), _pairs(models)
-    accuracies = [BETTER, *[EQUAL] * (models - 1)]
+    rng, pairs, others = setting.rng(1), setting.pairs, setting.models - 1
+    accuracies = [BETTER, *[EQUAL] * others]
     counts: Counter[str] = Counter()
     for _ in range(repeats):
-        right, _ = planted(rng, accuracies, seeds, luck)
-        family = Family(right, Units.of(IMAGES, None))
-        recipes, trained = (family.differences(pairs, of_recipes=both)[: models - 1] for both in (True, False))
+        right, _ = planted(rng, accuracies, setting)
+        family = Family(right, setting.units)
+        recipes, trained = (family.differences(pairs, of_recipes=both)[:others] for both in (True, False))
         best = family.winner()
         counts["found"] += any(own.is_distinguished and own.mean > 0 for own in recipes)
         counts["found pair"] += recipes[0].is_distinguished
@@ -120,29 +154,29 @@ def of_better(models: int, seeds: int, luck: Sequence[float], repeats: int) -> d
     return {name: value / repeats for name, value in counts.items()}
 
 
-def _pairs(models: int) -> list[tuple[int, int]]:
-    return list(itertools.combinations(range(models), 2))
-
-
-def measure(setting: tuple[int, int, list[float]], is_smoke: bool = False) -> dict[str, Any]:
-    """A row of the table: models, seeds and the luck of each model."""
-    models, seeds, luck = setting
-    repeats = REPEATS[models] if len(set(luck)) == 1 else 1000  # the nearest to the limit
+def measure(setting: Setting, is_smoke: bool = False) -> dict[str, Any]:
+    """A row of the table."""
+    is_alike = len(set(setting.luck)) == 1
+    repeats = REPEATS[setting.models] if is_alike else 1000  # unlike models are the nearest to the limit
     repeats = 4 if is_smoke else repeats
     statistics.DRAWS = DRAWS  # the same statistics, with coarser p-values
-    found = of_equal(models, seeds, luck, repeats) | of_better(models, seeds, luck, repeats // 4)
-    shown = "/".join(f"{own:g}" for own in dict.fromkeys(luck))
+    found = of_equal(setting, repeats) | of_better(setting, repeats // 4)
+    luck = "/".join(f"{own:g}" for own in dict.fromkeys(setting.luck))
     figures = {name: round(own, 3) for name, own in found.items()}
-    return {"models": models, "seeds": seeds, "luck": shown, "comparisons": repeats, **figures}
+    return {**setting._asdict(), "luck": luck, "comparisons": repeats, **figures}
 
 
-def settings() -> list[tuple[int, int, list[float]]]:
-    """Models, seeds, and the luck of each model. With one seed nothing is said of recipes."""
+def settings() -> list[Setting]:
+    """The rows of the table. With one seed nothing is said of recipes."""
     found = []
     for models, seeds in itertools.product(MODELS, SEEDS):
-        found += [(models, seeds, [luck] * models) for luck in (LUCK if seeds > 1 else LUCK[:1])]
+        found += [Setting(models, seeds, (luck,) * models) for luck in (LUCK if seeds > 1 else LUCK[:1])]
         if seeds > 1:
-            found.append((models, seeds, [UNLIKE[place % 2] for place in range(models)]))
+            found.append(Setting(models, seeds, tuple(UNLIKE[place % 2] for place in range(models))))
+    for (images, group), models, seeds in itertools.product(OTHER_IMAGES, (2, 5), (1, 3)):
+        found += [
+            Setting(models, seeds, (luck,) * models, images, group) for luck in (LUCK[::2] if seeds > 1 else (0,))
+        ]
     return found
 
 
@@ -151,7 +185,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--smoke", action="store_true", help="a few settings and repeats; the figures mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the table")
     asked = parser.parse_args(arguments)
-    chosen = [(2, 2, [0.01] * 2), (3, 3, [0.01] * 3)] if asked.smoke else settings()
+    chosen = [Setting(2, 2, (0.01,) * 2), Setting(3, 3, (0.01,) * 3, 60, 5)] if asked.smoke else settings()
     path, rows = result_path("comparing", "float64", folder=asked.out), list[dict[str, Any]]()
     with ProcessPoolExecutor() as pool:
         for row in pool.map(partial(measure, is_smoke=asked.smoke), chosen):

@@ -109,7 +109,7 @@ def test_it_is_shown(found: Comparison) -> None:
     best, luck = found.figures["best"], found.figures["luck"]
     assert best["of"] == 2 and best["model"] in (A, B), "two names of one configuration are one model"
     assert best["interval"][0] <= best["expected"] <= best["measured"] == max(own["accuracy"] for own in found.models)
-    assert luck["trainings"] == 8 and luck["by_model"][A] == luck["by_model"][f"{A}@none"]
+    assert luck["trainings"] == 4 and luck["by_model"][A] == luck["by_model"][f"{A}@none"]
     assert "measured" in found.summary[0] and "correction for its selection" in found.summary[0]
     assert all(
         text in found.report.read_text(encoding="utf-8")

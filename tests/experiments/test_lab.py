@@ -523,7 +523,6 @@ def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Pa
     """The oracle is scikit-learn's, from the features that `vitkit embed` writes."""
     from sklearn.linear_model import RidgeCV
 
-    from vitkit.evaluation import PENALTIES
     from vitkit.experiments import subject_of
 
     found = package.lab("few-shot", photos, model=model, seeds=2, out=tmp_path / "lab").to_dict()["few_shot"]
@@ -541,8 +540,13 @@ def test_few_shot_counts_what_ridge_regression_has_right(photos: Path, model: Pa
             few = x[chosen].astype(np.float64)
             scale = ((few - few.mean(axis=0)) ** 2).mean()
             targets = np.where(labels[chosen][:, None] == np.arange(3), 1.0, -1.0)
-            ridge = RidgeCV(alphas=[scale * penalty for penalty in PENALTIES]).fit(few, targets)
+            ridge = RidgeCV(alphas=[scale * penalty for penalty in few_shot.PENALTIES]).fit(few, targets)
             assert accuracy == pytest.approx((ridge.predict(x_test).argmax(axis=1) == true).mean())
+
+
+def test_features_that_say_nothing_leave_the_largest_class() -> None:
+    labels = np.array([1, 1, 1, 1, 0, 0])
+    assert few_shot.fit_on(np.ones((6, 4)), labels, np.ones((3, 4)), 2).tolist() == [1, 1, 1]
 
 
 def test_more_shots_have_the_fewer_among_them() -> None:

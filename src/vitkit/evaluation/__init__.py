@@ -19,13 +19,13 @@ __all__, __getattr__ = public(
             "operating_points rank_areas tta_figures tta_lines"
         ),
         "headline": "UNRECORDED Headline describe_labels headline_of value_of",
-        "intervals": "Interval Units fold_intervals loss_bounds macro_f1_interval mean_interval",
+        "intervals": "TAIL Interval Units fold_intervals loss_bounds macro_f1_interval mean_interval",
         "label_choice": "PER_CLASS choose_next",
         "label_errors": (
             "LabelError LabelNoise find_suspects from_features from_predictions in_words probe_out_of_fold summary "
             "write_label_errors"
         ),
-        "linear_models": "PENALTIES choose_least_squares least_squares one_or_minus_one regress",
+        "linear_models": "regress",
         "metrics": (
             "Evaluation MultiEvaluation average_precisions best_thresholds class_curves cross_fitted grouped "
             "mean_average_precision pooled"

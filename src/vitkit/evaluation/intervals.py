@@ -185,18 +185,19 @@ def loss_bounds(evaluation: Evaluation, units: Units) -> Interval:
     return mean_interval(losses, max(float(losses.max()), float(np.quantile(mistaken, _CONFIDENT))), units)
 
 
-def mean_interval(values: Floats, most: float, units: Units, tests: int = 1) -> Interval:
+def mean_interval(values: Floats, most: float, units: Units, tests: int = 1, factor: float = 1.0) -> Interval:
     """Return the interval of the mean of `values` (n,), which lie between 0 and `most`.
 
     For values of 0 and 1, this is the interval of Clopper and Pearson. With several `tests`, the interval is wider, so
-    that the intervals of all tests hold together with a probability of 95 %.
+    that the intervals of all tests hold together with a probability of 95 %. The `factor` multiplies the variance
+    between units, if the mean also varies for other reasons.
     """
     ends = []
     for extreme in (0.0, most):
         weight = len(values) + units.imagined
         mean = (float(values.sum()) + units.imagined * extreme) / weight
         imagined = units.imagined * (extreme - mean) / weight
-        variance = units.variance((values - mean) / weight, imagined)
+        variance = factor * units.variance((values - mean) / weight, imagined)
         ends.append(_quantile(mean, variance, most, is_upper=extreme > 0, tail=TAIL / tests))
     return ends[0], ends[1]
 

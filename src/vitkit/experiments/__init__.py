@@ -23,7 +23,7 @@ __all__, __getattr__ = public(
         "lab.data_size": "Transfer changes_in_words halve",
         "lab": "Ablation LabResult Measurement of_model summary_of",
         "lab.lab": "LabList base_config base_fields claims_of pairs_against variant_fields",
-        "statistics": "Difference Family LEVEL SeedSpread",
+        "statistics": "Difference Family LEVEL",
         "comparison_request": "GRID STRESSES stresses_of",
         "training_plan": "job_of memory_of most_that_fit passes",
     },

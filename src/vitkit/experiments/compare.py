@@ -441,7 +441,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
         "chance": judged[-1].chance,
         "models": models,
         "best": best_of(plan, families[-1]),
-        "luck": luck_of(plan, families[-1], families),
+        "luck": luck_of(plan, families[-1]),
         "pairs": by_fraction[-1],
         "pairs_by_fraction": [pair for pairs in by_fraction for pair in pairs],
         "findings": findings_of(models, judged[-1], judging),

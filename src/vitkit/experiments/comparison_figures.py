@@ -32,7 +32,7 @@ from vitkit.experiments.comparison_plan import ComparisonJob, Plan, passes_of
 from vitkit.experiments.comparison_request import GRID, STRESSES
 from vitkit.experiments.comparison_runs import COSTS
 from vitkit.experiments.judging import JudgingImages
-from vitkit.experiments.statistics import LEVEL, Difference, Family, SeedSpread
+from vitkit.experiments.statistics import Difference, Family
 from vitkit.model_folder import read_description
 from vitkit.system.files import read_json, write_json
 from vitkit.system.progress import progress, reporting_within
@@ -138,28 +138,17 @@ class JudgedFamily:
 
 
 def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
-    """Prepare the models for joint statistical tests, separately for each fraction of the data.
-
-    The variance between seeds is estimated from all models and fractions together.
-    """
-    places, answers, spreads = [], [], []
+    """Prepare the models for joint statistical tests, separately for each fraction of the data."""
+    families = []
     for judged_fraction in judged:
         jobs = [job for job in plan.jobs if job.fraction == judged_fraction.fraction]
         folders = {name: tuple(sorted(job.folder for job in jobs if job.model == name)) for name in plan.models}
         name_of = {each: name for name, each in reversed(folders.items())}  # the first of those that share a folder
         different = list(dict.fromkeys(folders.values()))
-        places.append({name: different.index(each) for name, each in folders.items()})
-        answers.append(np.stack([judged_fraction.of(name_of[each]) for each in different]))
-        draws_subsets = any(job.fields.get("max_images") for job in jobs)
-        spreads.append(SeedSpread.of(answers[-1], judged_fraction.units, is_shared=draws_subsets))
-    return [
-        JudgedFamily(
-            judged_fraction,
-            Family(right, judged_fraction.units, spread, [other for other in spreads if other is not spread]),
-            place,
-        )
-        for judged_fraction, right, spread, place in zip(judged, answers, spreads, places, strict=True)
-    ]
+        right = np.stack([judged_fraction.of(name_of[each]) for each in different])
+        place = {name: different.index(each) for name, each in folders.items()}
+        families.append(JudgedFamily(judged_fraction, Family(right, judged_fraction.units), place))
+    return families
 
 
 # --- Each run and each model ------------------------------------------------------------------------------
@@ -404,25 +393,19 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
     }
 
 
-def luck_of(plan: Plan, models: JudgedFamily, families: Sequence[JudgedFamily]) -> dict[str, Any] | None:
+def luck_of(plan: Plan, models: JudgedFamily) -> dict[str, Any] | None:
     """Return the standard deviation of accuracy between seeds, by model and as a sentence; None for one seed."""
     family = models.family
     if family.seeds == 1:
         return None
-    each = family.luck  # (M,)
-    trainings = sum(group.family.models * group.family.seeds for group in families)
-    p = family.spread.p_alike
-    shown = (
-        f"the seed changes the accuracy by {_POINTS * float((each**2).mean() ** 0.5):.1f} points (standard deviation)"
-    )
-    if family.models * len(families) > 1:
+    variances = np.maximum(family.seed_variance - family.chance_variance, 0.0)  # (M,)
+    trainings = family.models * family.seeds
+    shown = f"the seed changes the accuracy by {_POINTS * float(variances.mean()) ** 0.5:.1f} points (standard deviation)"
+    if family.models > 1:
         shown += f", estimated from all {trainings} trainings"
-    if p is not None and p < LEVEL:
-        shown += f"; this differs between models (p = {p:.3f}), so each model's own trainings have most weight"
     return {
-        "by_model": {name: float(each[models.place[name]]) for name in plan.models},
+        "by_model": {name: float(variances[models.place[name]]) ** 0.5 for name in plan.models},
         "trainings": trainings,
-        "p_alike": p,
         "sentence": shown,
     }
 
