@@ -100,22 +100,27 @@ def planted(
     return centre[:, :, None] + shared + own + rest > 0, norm.cdf(centre).mean(axis=1)
 
 
-def by_resampling(right: Answers, setting: Setting, rng: np.random.Generator) -> bool:
-    """Whether the plain bootstrap tells any two apart."""
-    units = setting.units
-    images = rng.multinomial(units.count, np.full(units.count, 1 / units.count), DRAWS)[:, units.group]  # (draws, n)
-    seeds = rng.multinomial(setting.seeds, np.full(setting.seeds, 1 / setting.seeds), DRAWS)  # (draws, S)
-    accuracy = np.einsum("msd,ds->dm", right.astype(np.float64) @ images.T, seeds)
-    first, second = np.array(setting.pairs).T
-    found = accuracy[:, first] - accuracy[:, second]
-    p = 2 * (1 + np.minimum((found <= 0).sum(axis=0), (found >= 0).sum(axis=0))) / (1 + DRAWS)
-    return bool(p.min() * len(p) < LEVEL)
+class Resampling:
+    """The plain bootstrap of a setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        rng, units = np.random.default_rng(5), setting.units
+        drawn = rng.multinomial(units.count, np.full(units.count, 1 / units.count), DRAWS)
+        self._images = drawn[:, units.group].T.astype(np.float64)  # (n, draws)
+        self._seeds = rng.multinomial(setting.seeds, np.full(setting.seeds, 1 / setting.seeds), DRAWS)  # (draws, S)
+        self._first, self._second = np.array(setting.pairs).T
+
+    def is_any_distinguished(self, right: Answers) -> bool:
+        accuracy = np.einsum("msd,ds->dm", right.astype(np.float64) @ self._images, self._seeds)
+        found = accuracy[:, self._first] - accuracy[:, self._second]
+        p = 2 * (1 + np.minimum((found <= 0).sum(axis=0), (found >= 0).sum(axis=0))) / (1 + DRAWS)
+        return bool(p.min() * len(p) < LEVEL)
 
 
 def of_equal(setting: Setting, repeats: int) -> dict[str, float]:
     """How often equal models are judged rightly."""
     rng, pairs = setting.rng(), setting.pairs
-    resampling = np.random.default_rng(5)
+    resampling = Resampling(setting)
     counts: Counter[str] = Counter()
     for _ in range(repeats):
         right, true = planted(rng, [EQUAL] * setting.models, setting)
@@ -133,7 +138,7 @@ def of_equal(setting: Setting, repeats: int) -> dict[str, float]:
         counts["best"] += best.interval[0] <= EQUAL <= best.interval[1]
         counts["measured"] += 100 * (best.measured - EQUAL)
         counts["expected"] += 100 * (best.corrected - EQUAL)
-        counts["resampled"] += by_resampling(right, setting, resampling)
+        counts["resampled"] += resampling.is_any_distinguished(right)
     return {name: value / repeats for name, value in counts.items()}
 
 
@@ -154,11 +159,10 @@ def of_better(setting: Setting, repeats: int) -> dict[str, float]:
     return {name: value / repeats for name, value in counts.items()}
 
 
-def measure(setting: Setting, is_smoke: bool = False) -> dict[str, Any]:
+def measure(setting: Setting, repeats: int | None = None) -> dict[str, Any]:
     """A row of the table."""
     is_alike = len(set(setting.luck)) == 1
-    repeats = REPEATS[setting.models] if is_alike else 1000  # unlike models are the nearest to the limit
-    repeats = 4 if is_smoke else repeats
+    repeats = repeats or (REPEATS[setting.models] if is_alike else 1000)  # unlike models are the nearest to the limit
     statistics.DRAWS = DRAWS  # the same statistics, with coarser p-values
     found = of_equal(setting, repeats) | of_better(setting, repeats // 4)
     luck = "/".join(f"{own:g}" for own in dict.fromkeys(setting.luck))
@@ -183,12 +187,13 @@ def settings() -> list[Setting]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="a few settings and repeats; the figures mean nothing")
+    parser.add_argument("--repeats", type=int, help="comparisons of equal models in each row; by default 500 to 1000")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the table")
     asked = parser.parse_args(arguments)
     chosen = [Setting(2, 2, (0.01,) * 2), Setting(3, 3, (0.01,) * 3, 60, 5)] if asked.smoke else settings()
     path, rows = result_path("comparing", "float64", folder=asked.out), list[dict[str, Any]]()
     with ProcessPoolExecutor() as pool:
-        for row in pool.map(partial(measure, is_smoke=asked.smoke), chosen):
+        for row in pool.map(partial(measure, repeats=4 if asked.smoke else asked.repeats), chosen):
             if not rows:
                 print("| " + " | ".join(row) + " |\n" + "|---" * len(row) + "|")
             rows.append(row)

@@ -22,8 +22,8 @@ from vitkit.experiments.comparison_request import (
     NOT_COMPARED,
     STRESSES,
     ExperimentFolder,
+    arguments_of,
     refuse_not_compared,
-    stresses_of,
 )
 from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import read_json, without_place, write_json, write_text
@@ -124,6 +124,8 @@ class Comparison(Result):
         rows = [list(HEADINGS.values()), *map(cells, self.models)]
         images = images_in_words(self.figures["test_images"], self.figures["split"])
         judged = f"{images}, {plural(len(self.figures['seeds']), 'seed', 'seeds')}"
+        (best,) = (model for model in self.models if model["name"] == self.figures["best"]["model"])
+        caveats = f" ({'; '.join(best['caveats'])})" if best["caveats"] else ""
         return [
             f"{len(self.models)} models on {self.figures['data']}: {judged}",
             *aligned(rows),
@@ -131,12 +133,8 @@ class Comparison(Result):
             *self.summary[1:],
             *self.verdicts,
             *self.figures["findings"],
-            f"{self.summary[0]}, on {images}{self._caveats_of_best()}; page: {self.report}",
+            f"{self.summary[0]}, on {images}{caveats}; page: {self.report}",
         ]
-
-    def _caveats_of_best(self) -> str:
-        (best,) = (model for model in self.models if model["name"] == self.figures["best"]["model"])
-        return f" ({'; '.join(best['caveats'])})" if best["caveats"] else ""
 
     def _repr_html_(self) -> str:
         from vitkit.text.pages import table
@@ -280,7 +278,7 @@ def compare(
         named = [str(source) for source in sources if source is not None]
         return suite(named, models, {**rest, "devices": devices, **fields}, out, compare, say, resume=resume)
     data = sources[0] if sources else None
-    arguments = {**_arguments(data, models, recipe, seeds, fractions, budget), "stress": list(stresses_of(stress))}
+    arguments = arguments_of(data, models, recipe, seeds, fractions, budget, stress)
     shared: dict[str, Any] = {**fields}
     with ExitStack() as hold:
         if resume:
@@ -297,27 +295,6 @@ def compare(
         if past_help:
             plan = _without(past_help, plan, say)
         return _conclude(plan, folder, arguments["stress"] or plan.arguments["stress"])
-
-
-def _arguments(
-    data: str | Path | None,
-    models: str | Sequence[str] | None,
-    recipe: str | Path | None,
-    seeds: int,
-    fractions: str | float | Sequence[float],
-    budget: str | None,
-) -> dict[str, Any]:
-    """Return the arguments in plain JSON types, in the form in which the plan stores them."""
-    from vitkit.experiments.comparison_request import fractions_of, names_of
-
-    return {
-        "data": None if data is None else str(data),
-        "models": None if models is None else names_of(models),
-        "recipe": None if recipe is None else str(recipe),
-        "seeds": seeds,
-        "fractions": list(fractions_of(fractions)),
-        "budget": budget,
-    }
 
 
 def _begun(
@@ -367,7 +344,7 @@ def _taken_up(
         before, plan = stored["fields"], Plan.from_dict(stored["plan"])
     except (ValueError, KeyError, TypeError) as error:
         raise PLACE.damaged(folder) from error
-    usual = _arguments(None, None, None, 3, "1", None)
+    usual = arguments_of(None, None, None, 3, "1", None, "")
     for name in _SETTINGS:
         if arguments[name] not in (usual[name], plan.arguments[name]):
             raise VitkitError(
@@ -472,6 +449,7 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
         out: the folder of the comparison, whose runs are finished.
         device: the device on which speed is measured: auto, cpu, cuda or mps.
     """
+    from vitkit.profiling.model_info import describe
     from vitkit.weights import load
 
     last = {job.model: out / job.folder for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]}
@@ -483,17 +461,11 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
         model = classifiers[folder.name].model
         costs[name] = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "gmacs": _gmacs(model),
+            "gmacs": describe(model.config).gmacs,
             "file_bytes": (folder / WEIGHTS).stat().st_size,
             "predict_images_per_s": speeds[folder.name],
         }
     return costs
-
-
-def _gmacs(model: Any) -> float:
-    from vitkit.profiling.model_info import describe
-
-    return describe(model.config).gmacs
 
 
 def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> dict[str, float]:

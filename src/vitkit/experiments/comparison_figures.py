@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,10 +39,6 @@ from vitkit.system.progress import progress, reporting_within
 from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS
 from vitkit.text.cells import interval_text, restored
 from vitkit.training.run_folder import read_metrics
-
-if TYPE_CHECKING:
-    from vitkit.classifier import Classifier
-    from vitkit.data.table import ImageTable
 
 GOAL = 0.9  # the time to this validation accuracy is reported
 _POINTS = 100  # percentage points per unit of accuracy
@@ -168,6 +164,9 @@ def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -
     seconds = rows[-1].get("seconds") if rows else None
     epochs = int(rows[-1]["epoch"]) + 1 if rows else None
     costs = out / COSTS / f"{folder.name}.json"
+    validated = [row for row in rows if "val_acc" in row]
+    goal = next((row for row in validated if row["val_acc"] >= GOAL), {})
+    best = max(validated, key=lambda row: row["val_acc"], default={})
     return {
         "seed": job.seed,
         "fraction": job.fraction,
@@ -183,9 +182,12 @@ def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -
         "seconds": seconds,
         "train_images_per_s": epochs * job.images / seconds if epochs and seconds else None,
         "training_flops": training_flops(job, gmacs, epochs),
-        **_when(rows),
+        "epochs_to_90": int(goal["epoch"]) + 1 if goal else None,
+        "seconds_to_90": goal.get("seconds"),
+        "epochs_to_best": int(best["epoch"]) + 1 if best else None,
+        "seconds_to_best": best.get("seconds"),
         "peak_memory": read_json(costs).get("peak_memory") if costs.is_file() else None,
-        "curve": [[int(row["epoch"]) + 1, row["val_acc"]] for row in rows if "val_acc" in row],
+        "curve": [[int(row["epoch"]) + 1, row["val_acc"]] for row in validated],
     }
 
 
@@ -201,24 +203,6 @@ def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) 
         return None
     looks = 1 if job.fields["method"] == "probe" else epochs
     return None if looks is None else 2e9 * gmacs * passes_of(job.fields["method"]) * job.images * looks
-
-
-def _when(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return the epochs and seconds until the validation accuracy first reached `GOAL`, and until it was highest.
-
-    The values for `GOAL` are None if the accuracy never reached `GOAL`. All values are None without validation.
-
-    Args:
-        rows: the rows of metrics.csv.
-    """
-    judged = [row for row in rows if "val_acc" in row]
-    goal = next((row for row in judged if row["val_acc"] >= GOAL), {})
-    best = max(judged, key=lambda row: row["val_acc"], default={})
-    by_date: dict[str, Any] = {}
-    for name, row in (("to_90", goal), ("to_best", best)):
-        by_date[f"epochs_{name}"] = int(row["epoch"]) + 1 if row else None
-        by_date[f"seconds_{name}"] = row.get("seconds")
-    return by_date
 
 
 _MIDDLES = ("train_images_per_s", "peak_memory", "epochs_to_best", "seconds_to_best")
@@ -279,46 +263,30 @@ def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
         One entry for each pair, with the difference, intervals, p-values and verdict.
     """
     judged, family, place = models.judged, models.family, models.place
-    twos = list(itertools.combinations(plan.models, 2))
     compared = list(itertools.combinations(range(family.models), 2))  # models that share their runs count once
     recipes = dict(zip(compared, family.differences(compared), strict=True))
     trained = dict(zip(compared, family.differences(compared, of_recipes=False), strict=True))
     rows = []
-    for a, b in twos:
-        key, row = (place[a], place[b]), {"a": a, "b": b, "fraction": judged.fraction}
-        if key[0] == key[1]:
+    for a, b in itertools.combinations(plan.models, 2):
+        row: dict[str, Any] = {"a": a, "b": b, "fraction": judged.fraction}
+        if place[a] == place[b]:
             none = {"interval": [0.0, 0.0], "p": 1.0, "p_alone": 1.0, "needed": None}
-            text = f"{a} and {b} are the same configuration: tied, difference exactly 0"
             row |= {"difference": 0.0, **none, "trained": none, "better": {"recipe": None, "trained": None}}
-            rows.append({**row, "verdict": text})
-            continue
-        recipe, of_these = (
-            differences[key] if key in differences else differences[key[::-1]].reversed()
-            for differences in (recipes, trained)
-        )
-        row |= {"difference": recipe.mean, **numbers_of(recipe), "trained": numbers_of(of_these)}
-        row["better"] = {
-            "recipe": better_of(a, b, recipe) if family.seeds > 1 else None,
-            "trained": better_of(a, b, of_these),
-        }
-        text = verdict(a, b, recipe, of_these, family.seeds, judged.described, len(compared))
+            text = f"{a} and {b} are the same configuration: tied, difference exactly 0"
+        else:
+            key = (place[a], place[b])
+            recipe, of_these = (
+                differences[key] if key in differences else differences[key[::-1]].reversed()
+                for differences in (recipes, trained)
+            )
+            row |= {"difference": recipe.mean, **recipe.numbers(), "trained": of_these.numbers()}
+            row["better"] = {
+                "recipe": recipe.better(a, b) if family.seeds > 1 else None,
+                "trained": of_these.better(a, b),
+            }
+            text = verdict(a, b, recipe, of_these, family.seeds, judged.described, len(compared))
         rows.append({**row, "verdict": text})
     return rows
-
-
-def numbers_of(difference: Difference) -> dict[str, Any]:
-    """Return the interval and p-values of a difference, and the smallest significant difference, in JSON types."""
-    return {
-        "interval": list(difference.interval),
-        "p": difference.p,
-        "p_alone": difference.p_alone,
-        "needed": difference.needed,
-    }
-
-
-def better_of(a: str, b: str, difference: Difference) -> str | None:
-    """Return the name of the better of two models; None if they cannot be distinguished."""
-    return (a if difference.mean > 0 else b) if difference.is_distinguished else None
 
 
 def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int, images: str, pairs: int) -> str:
@@ -400,7 +368,9 @@ def luck_of(plan: Plan, models: JudgedFamily) -> dict[str, Any] | None:
         return None
     variances = np.maximum(family.seed_variance - family.chance_variance, 0.0)  # (M,)
     trainings = family.models * family.seeds
-    shown = f"the seed changes the accuracy by {_POINTS * float(variances.mean()) ** 0.5:.1f} points (standard deviation)"
+    shown = (
+        f"the seed changes the accuracy by {_POINTS * float(variances.mean()) ** 0.5:.1f} points (standard deviation)"
+    )
     if family.models > 1:
         shown += f", estimated from all {trainings} trainings"
     return {
@@ -412,16 +382,12 @@ def luck_of(plan: Plan, models: JudgedFamily) -> dict[str, Any] | None:
 
 def findings_of(models: Sequence[dict[str, Any]], judged: Judged, judging: JudgingImages) -> list[str]:
     """Return sentences that state limitations of the results, and name the models that are no better than chance."""
-    return [*judging.findings(), *_no_better_than_chance(models, judged)]
-
-
-def _no_better_than_chance(models: Sequence[dict[str, Any]], judged: Judged) -> list[str]:
     lost = [row["name"] for row in models if row["interval"][0] <= judged.chance]
     if not lost:
-        return []
+        return judging.findings()
     are = "is" if len(lost) == 1 else "are"
     always = f"always predicting the most frequent class ({_POINTS * judged.chance:.1f} %)"
-    return [f"{', '.join(lost)} {are} not distinguished from chance: {always}"]
+    return [*judging.findings(), f"{', '.join(lost)} {are} not distinguished from chance: {always}"]
 
 
 # --- Accuracy under stress ------------------------------------------------------------------------------------
@@ -550,7 +516,7 @@ def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], 
         return []
     folders = {(job.model, job.seed): job.folder for job in plan.jobs if job.fraction == plan.fractions[-1]}
     distinct = list(dict.fromkeys(folders.values()))
-    side = max(_short_side(out / folder) for folder in distinct)
+    side = max(Preprocess.from_dict(read_description(out / run)["preprocess"]).short_side for run in distinct)
     answers = {}
     for number, folder in enumerate(distinct, start=1):
         with reporting_within(f"stress, run {number} of {len(distinct)}"):
@@ -575,10 +541,6 @@ def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], 
         row = {"kind": name, "title": stress.title, "unit": stress.unit, "about": stress.about}
         rows.append({**row, "short_side": side, "strengths": list(stress.strengths), "models": models})
     return rows
-
-
-def _short_side(run: Path) -> int:
-    return Preprocess.from_dict(read_description(run)["preprocess"]).short_side
 
 
 def _answers_under_stress(
@@ -620,6 +582,9 @@ def _ask(
     Returns:
         For each key, a string with one character per image: `1` for a correct prediction, otherwise `0`.
     """
+    import torch
+
+    from vitkit.data.decode import picture_of
     from vitkit.data.split_file import images_of_run, refuse_changed
     from vitkit.system.run_files import SPLIT
     from vitkit.weights import load
@@ -630,24 +595,14 @@ def _ask(
     place = {path: i for i, path in enumerate(table.paths)}
     columns = []
     for done, path in enumerate(paths, start=1):
-        columns.append(_of_image(classifier, table, place[path], names, side, f"{seed} {path}"))
+        i = place[path]
+        with picture_of(table.file(i), side) as picture:
+            pixels = at_one_size(picture.image, side)
+        images = np.stack([classifier.preprocess(each) for each in variants(pixels, names, f"{seed} {path}")])
+        predicted = classifier.logits(torch.from_numpy(images)).argmax(dim=1).cpu().numpy()  # (V,)
+        columns.append(predicted == classifier.classes.index(table.name_of(i)))
         progress("pictures made harder", done, len(paths))
     rows = np.stack(columns, axis=1)  # (V, n)
     return {
         key: "".join("1" if is_right else "0" for is_right in row) for key, row in zip(keys, rows.tolist(), strict=True)
     }
-
-
-def _of_image(
-    classifier: Classifier, table: ImageTable, i: int, names: Sequence[str], side: int, key: str
-) -> npt.NDArray[np.bool_]:
-    """Classify the V variants of image `i` that `variants` yields; return whether each result is correct, (V,)."""
-    import torch
-
-    from vitkit.data.decode import picture_of
-
-    with picture_of(table.file(i), side) as picture:
-        pixels = at_one_size(picture.image, side)
-    images = np.stack([classifier.preprocess(each) for each in variants(pixels, names, key)])  # (V, C, height, width)
-    said = classifier.logits(torch.from_numpy(images)).argmax(dim=1).cpu().numpy()
-    return np.asarray(said == classifier.classes.index(table.name_of(i)))

@@ -6,7 +6,7 @@ All settings are resolved before the first training starts. Weights that do not 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -171,14 +171,25 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
             )
         entries.append(entry)
     assert first is not None
-    notes += _of_idle(labels, idle, shared)
+    for field in shared:
+        if all(field in reasons for reasons in idle):
+            raise VitkitError(f"{field} {idle[0][field]}: leave it out")
+    notes += [
+        f"{name}: {field} is ignored: it {reason}"
+        for name, reasons in zip(labels, idle, strict=True)
+        for field, reason in reasons.items()
+    ]
     notes += [*first.start.table.unmatched, *first.start.table.corrections]
     notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.start.reasons]
     judging = before_training((entry.label, entry.split_images) for entry in entries)
     judging.check()
     notes += judging.findings()
     seeds = tuple(first.seed + k for k in range(int(arguments["seeds"])))
-    _check_subsets(first, fractions, seeds)
+    for seed in seeds:  # the smallest fraction must contain an image of each class
+        try:
+            limit_training(first.split_images.images.table, _count(first.images, fractions[0]), seed)
+        except VitkitError as error:
+            raise VitkitError(f"--fractions {fractions[0]:g}: {error}") from error
     jobs, notes_on_jobs = _jobs(entries, fractions, seeds, budget)
     notes += notes_on_jobs
     if len(seeds) == 1:
@@ -188,27 +199,6 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     return Plan(
         dict(arguments), tuple(entry.label for entry in entries), seeds, fractions, jobs, first.judged_by, tuple(notes)
     )
-
-
-def _of_idle(labels: Sequence[str], idle: Sequence[Mapping[str, str]], shared: Collection[str]) -> list[str]:
-    """Return a note for each recipe field that has no effect on the training of a model.
-
-    Args:
-        labels: the names of the models.
-        idle: for each model, the fields without effect and the reasons.
-        shared: the fields that were set for the whole comparison.
-
-    Raises:
-        VitkitError: a field that was set for the comparison has no effect on any model.
-    """
-    for field in shared:
-        if all(field in reasons for reasons in idle):
-            raise VitkitError(f"{field} {idle[0][field]}: leave it out")
-    return [
-        f"{label}: {field} is ignored: it {reason}"
-        for label, reasons in zip(labels, idle, strict=True)
-        for field, reason in reasons.items()
-    ]
 
 
 def _label(name: str) -> str:
@@ -285,19 +275,6 @@ def _fields(
     return {field: value for field, value in resolved.items() if value is not None}
 
 
-def _check_subsets(entry: _Candidate, fractions: Sequence[float], seeds: Sequence[int]) -> None:
-    """Check that the smallest fraction contains a training image of each class, for every seed.
-
-    Raises:
-        VitkitError: a class would have no training image.
-    """
-    for seed in seeds:
-        try:
-            limit_training(entry.split_images.images.table, _count(entry.images, fractions[0]), seed)
-        except VitkitError as error:
-            raise VitkitError(f"--fractions {fractions[0]:g}: {error}") from error
-
-
 def _count(images: int, fraction: float) -> int:
     return max(round(fraction * images), 1)
 
@@ -313,6 +290,7 @@ def _jobs(
     jobs, notes = [], []
     for fraction in fractions:
         for place, entry in enumerate(entries):
+            name = f"{place + 1}-{re.sub(r'[^A-Za-z0-9._-]+', '-', entry.label)}"
             fields, images = dict(entry.fields), _count(entry.images, fraction)
             fields |= {"method": entry.start.recipe.method}  # chosen for all data, used for every fraction
             if images < entry.images:
@@ -328,16 +306,11 @@ def _jobs(
             spent = None if is_timed else passes_of(entry.start.recipe.method) * entry.forward_flops * images * looks
             for seed in seeds:
                 key = (f"{entry.configuration} {fields.get('epochs')}", fraction, seed)
-                folder = folders.setdefault(key, _folder(place, entry.label, fraction, seed))
+                folder = folders.setdefault(key, f"runs/{fitting(name, f'-{fraction:g}-seed{seed}')}")
                 job_fields = {**fields, "seed": seed}
                 jobs.append(ComparisonJob(entry.label, seed, fraction, images, job_fields, folder, None, spent))
     jobs.sort(key=lambda job: (job.fraction, job.seed))  # all models of one seed are trained one after another
     return tuple(jobs), list(dict.fromkeys(notes))
-
-
-def _folder(place: int, label: str, fraction: float, seed: int) -> str:
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", label)
-    return f"runs/{fitting(f'{place + 1}-{plain}', f'-{fraction:g}-seed{seed}')}"
 
 
 def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:

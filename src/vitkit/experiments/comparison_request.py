@@ -74,6 +74,27 @@ def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, st
     return kind, amount
 
 
+def arguments_of(
+    data: str | Path | None,
+    models: str | Sequence[str] | None,
+    recipe: str | Path | None,
+    seeds: int,
+    fractions: str | float | Sequence[float],
+    budget: str | None,
+    stress: str | Sequence[str],
+) -> dict[str, Any]:
+    """Return the arguments of a comparison in plain JSON types, in the form in which the plan stores them."""
+    return {
+        "data": None if data is None else str(data),
+        "models": None if models is None else names_of(models),
+        "recipe": None if recipe is None else str(recipe),
+        "seeds": seeds,
+        "fractions": list(fractions_of(fractions)),
+        "budget": budget,
+        "stress": list(stresses_of(stress)),
+    }
+
+
 def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
     """Check that the user has set only recipe fields that are allowed in a comparison or an experiment.
 

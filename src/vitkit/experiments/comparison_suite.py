@@ -156,6 +156,8 @@ def suite(
             before the first training.
         Interrupted: a signal stopped the comparison; `resume` continues it.
     """
+    from vitkit.training.run_folder import new_run_folder
+
     with ExitStack() as hold:
         if resume:
             if data or models is not None:
@@ -164,7 +166,8 @@ def suite(
             begun = PLACE.read(folder)
         else:
             begun = _planned(data, models, options, say)
-            folder = _reserved(out, hold)
+            folder = new_run_folder("compare-all", hold) if out is None else PLACE.reserve(out, hold)
+            folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / PLAN, begun)
         try:
             results = {place: _one(place, folder, begun, compare, say) for place in range(len(begun["data"]))}
@@ -176,22 +179,12 @@ def suite(
         return _conclude(begun, [result.figures for result in results.values()], folder)
 
 
-def _reserved(out: str | Path | None, hold: ExitStack) -> Path:
-    from vitkit.training.run_folder import new_run_folder
-
-    if out is None:
-        return new_run_folder("compare-all", hold)
-    folder = PLACE.reserve(out, hold)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _planned(
     data: Sequence[str], models: str | Sequence[str] | None, options: Mapping[str, Any], say: Say
 ) -> dict[str, Any]:
     """Check all models on all data sets, print the costs of the trainings, and return the plan in JSON types."""
     from vitkit.experiments.comparison_plan import make_plan
-    from vitkit.experiments.comparison_request import fractions_of, names_of, stresses_of
+    from vitkit.experiments.comparison_request import arguments_of, names_of
     from vitkit.verbs.inputs import check_data
 
     if models is None:
@@ -199,19 +192,12 @@ def _planned(
     if len({os.path.realpath(source) for source in data}) < len(data):
         raise VitkitError("a data set is given twice: leave out one of them")
     settings = dict(options)
-    shared = {name: settings.pop(name) for name in ("recipe", "seeds", "budget", "fractions", "stress", "devices")}
+    shared = {name: settings.pop(name) for name in ("recipe", "seeds", "fractions", "budget", "stress")}
+    settings.pop("devices")
     labels, costs = _labels(data), {}
     for source, label in zip(data, labels, strict=True):
         check_data(source)
-        arguments = {
-            "data": source,
-            "models": names_of(models),
-            "recipe": shared["recipe"],
-            "seeds": shared["seeds"],
-            "fractions": list(fractions_of(shared["fractions"])),
-            "budget": shared["budget"],
-            "stress": list(stresses_of(shared["stress"])),
-        }
+        arguments = arguments_of(source, models, **shared)
         try:
             plan = make_plan(arguments, settings)
         except VitkitError as error:
@@ -346,12 +332,14 @@ def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: int) -> list[str]:
     """Return sentences with the conclusions from the table and their limitations."""
     of = "as recipes if shown, otherwise as trained" if seeds > 1 else "as trained, with one seed"
-    said = [
-        f"{row['name']} is significantly better than another model in {row['wins']} and worse in {row['losses']} of "
-        f"{_comparisons(row, rows)} comparisons ({of})"
-        for row in rows
-        if row["wins"] or row["losses"]
-    ]
+    said = []
+    for row in rows:
+        if row["wins"] or row["losses"]:
+            count = sum(data in other["by_data"] for data in row["by_data"] for other in rows if other is not row)
+            said.append(
+                f"{row['name']} is significantly better than another model in {row['wins']} and worse in "
+                f"{row['losses']} of {count} comparisons ({of})"
+            )
     if not said:
         said = [f"on none of these data sets is a model significantly better than another ({of})"]
     said.append("intervals are over the images and seeds of these data sets, and not over other data sets")
@@ -373,11 +361,6 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
     return said
 
 
-def _comparisons(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of comparisons of a model with other models, summed over all data sets."""
-    return sum(data in other["by_data"] for data in row["by_data"] for other in rows if other is not row)
-
-
 def _to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -389,12 +372,6 @@ def _to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _on_two_lines(accuracy: str) -> str:
-    """Format an accuracy as HTML with its interval on a second line; a dash remains unchanged."""
-    accuracy = accuracy.replace(" %", "\N{NO-BREAK SPACE}%").replace(" to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}")
-    return accuracy.replace(" (", "<br>(")
-
-
 def _write_page(result: ComparisonSuite) -> None:
     from vitkit.reporting.comparison import draw_suite
     from vitkit.text.pages import figure, table, to_svg, wide, write_page
@@ -403,7 +380,9 @@ def _write_page(result: ComparisonSuite) -> None:
     rows = []
     for name, *cells in table_rows(figures):
         accuracies = cells[: len(figures["data"]) + 1]  # those on each data set, and their mean
-        rows.append([escape(name), *map(_on_two_lines, accuracies), *cells[len(accuracies) :]])
+        accuracies = [each.replace(" %", "\N{NO-BREAK SPACE}%").replace(" (", "<br>(") for each in accuracies]
+        accuracies = [each.replace(" to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}") for each in accuracies]
+        rows.append([escape(name), *accuracies, *cells[len(accuracies) :]])
     linked = [
         f'<a href="{escape(figures["folders"][data])}/comparison.html">{escape(data)}</a>' for data in figures["data"]
     ]

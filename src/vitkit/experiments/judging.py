@@ -148,29 +148,19 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
     chosen: dict[str, None] = {}
     split, held_out = "all", 0
     for model, folder in runs:
-        table = _check_judge(folder, test_hash)
+        table, contents = split_from_file(folder / SPLIT), read_contents(folder / SPLIT)
         split = held_out_split(table)
-        judging = table.paths if split == "all" else table.of_split(split).paths
-        held_out = len(judging)
-        seen[model] = seen.get(model, frozenset()) | _seen_in_run(folder, judging, split)
+        chosen_images = [i for i, name in enumerate(table.splits) if split in ("all", name)]
+        if _hash_of(sorted((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen_images)) != test_hash:
+            raise VitkitError(f"{folder} was tested on other images than the comparison started with: start a new one")
+        held_out = len(chosen_images)
+        if (pictures := read_record(folder, read_description(folder))) is not None:
+            roles = roles_in_run(folder / SPLIT, PictureRecord.from_bytes(pictures, folder))
+            exposed = seen_of({table.paths[i]: roles.get(table.paths[i]) for i in chosen_images}, split)
+            seen[model] = seen.get(model, frozenset()) | frozenset(exposed)
         recipe = load_of_run(folder / RECIPE)
         chosen |= dict.fromkeys(chosen_on(split, vars(recipe), table.task))
     return JudgingImages(split, held_out, {model: paths for model, paths in seen.items() if paths}, tuple(chosen))
-
-
-def _seen_in_run(run: Path, judging: Sequence[str], split: str) -> frozenset[str]:
-    """Return the paths of those images of a split that a run's weights had seen; empty if the run did not record them.
-
-    Args:
-        run: the run folder.
-        judging: the paths of the split's images.
-        split: the name of the split.
-    """
-    pictures = read_record(run, read_description(run))
-    if pictures is None:
-        return frozenset()
-    roles = roles_in_run(run / SPLIT, PictureRecord.from_bytes(pictures, run))
-    return frozenset(seen_of({path: roles.get(path) for path in judging}, split))
 
 
 def hash_of_images(images: SplitImages, split: str) -> str:
@@ -178,22 +168,6 @@ def hash_of_images(images: SplitImages, split: str) -> str:
     table, contents = images.images.table, images.images.contents
     chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
     return _hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
-
-
-def _check_judge(run: Path, test_hash: str) -> ImageTable:
-    """Check that a run was tested on the images of the comparison, and return the table of all images of the run.
-
-    Images are compared by content and class.
-
-    Raises:
-        VitkitError: the run was tested on other images.
-    """
-    table, contents = split_from_file(run / SPLIT), read_contents(run / SPLIT)
-    split = held_out_split(table)
-    chosen = [i for i, name in enumerate(table.splits) if split in ("all", name)]
-    if _hash_of(sorted((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen)) != test_hash:
-        raise VitkitError(f"{run} was tested on other images than the comparison started with: start a new one")
-    return table
 
 
 def _hash_of(rows: Sequence[tuple[str, str]]) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from vitkit.evaluation import TAIL, Interval, Units, mean_interval
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 LEVEL = 2 * TAIL
+_STEPS = 8  # iterations that find the ends of an accuracy's interval
 DRAWS = 20_000  # random draws of errors; the resolution of p-values is 1 / DRAWS
 
 
@@ -55,6 +57,14 @@ class Difference:
     def is_distinguished(self) -> bool:
         """Whether the models differ by more than chance explains, adjusted for all pairs that are compared."""
         return self.p < LEVEL
+
+    def better(self, first: str, second: str) -> str | None:
+        """Return the name of the better of two models; None if they cannot be distinguished."""
+        return (first if self.mean > 0 else second) if self.is_distinguished else None
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the interval and p-values, and the smallest significant difference, in JSON types."""
+        return {"interval": list(self.interval), "p": self.p, "p_alone": self.p_alone, "needed": self.needed}
 
 
 @dataclass(frozen=True)
@@ -137,18 +147,22 @@ class Family:
 
         Resampling a few seeds would give too small a variance and no tails. Therefore the errors are drawn from
         Student's t distribution. A few trainings determine a variance only roughly, so the variances of all models are
-        averaged, relative to p (1 - p) for accuracy p, because accuracies near 1 vary less. A model that varies more
-        than this average keeps its own variance: an average of unlike variances would be too small for it.
+        averaged, relative to their `_scale`. A model that varies more than this average keeps its own variance: an
+        average of unlike variances would be too small for it.
         """
         if self.seeds == 1:
             return self._image_errors
         rng, freedom = np.random.default_rng(1), self.models * (self.seeds - 1)
-        rate = (self.accuracy * self.images + 1) / (self.images + 2)
-        scale = rate * (1 - rate)
+        scale = self._scale(self.accuracy)
         variance = np.maximum(self.seed_variance, (self.seed_variance / scale).mean() * scale)
         drawn = variance * freedom / rng.chisquare(freedom, (DRAWS, 1)) - self.chance_variance
         errors = rng.standard_normal((DRAWS, self.models)) * np.sqrt(np.maximum(drawn, 0.0) / self.seeds)
         return self._image_errors + errors
+
+    def _scale(self, accuracy: Floats | float) -> Floats:
+        """Return p (1 - p) for accuracy p, to which variances are proportional: accuracies near 1 vary less."""
+        rate = (np.asarray(accuracy) * self.images + 1) / (self.images + 2)
+        return rate * (1 - rate)
 
     def differences(self, pairs: Sequence[tuple[int, int]], *, of_recipes: bool = True) -> list[Difference]:
         """Compare the models of each pair, with p-values that are adjusted for all pairs.
@@ -187,13 +201,22 @@ class Family:
         """Return the 95 % interval of a model's accuracy on other images and with other seeds.
 
         With one seed, the interval includes only the uncertainty from the images (Clopper and Pearson). With several
-        seeds, the variance is increased by the ratio of the errors with and without the choice of the seeds.
+        seeds, the variance is increased by the ratio of the errors with and without the choice of the seeds. The part
+        of the seeds is as large as it would be at the end of the interval (`_scale`), or at the measured accuracy if
+        that is larger: a training that is mostly right can have more bad luck than good luck.
         """
+        values, scale = self._of_image[model], float(self._scale(self.accuracy[model]))
         both, images = (
             float(np.quantile(np.abs(errors[:, model]), 1 - LEVEL))
             for errors in (self._recipe_errors, self._image_errors)
         )
-        return mean_interval(self._of_image[model], 1.0, self.units, factor=max(both / images, 1.0) ** 2)
+        by_seeds = max((both / images) ** 2 - 1, 0.0)
+        ends = (float(self.accuracy[model]),) * 2
+        for _ in range(_STEPS if by_seeds else 1):  # until the ends agree with the variance at the ends
+            factors = [1 + by_seeds * max(float(self._scale(end)) / scale, 1.0) for end in ends]
+            (low, _), (_, high) = (mean_interval(values, 1.0, self.units, factor=factor) for factor in factors)
+            ends = (low, high)
+        return ends
 
     def winner(self) -> Winner:
         """Return the best model, with its accuracy corrected for the selection.

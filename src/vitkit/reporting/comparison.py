@@ -24,7 +24,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLoc
 
 from vitkit.evaluation.headline import images_in_words
 from vitkit.reporting.plots import BLUE, GREY, ORANGE, STYLES, in_legend
-from vitkit.text.cells import interval_text, sentence
+from vitkit.text.cells import interval_text, plural, sentence
 from vitkit.text.pages import figure, finding, folded, new_figure, table, to_png, whole_numbers, wide, write_page
 
 _POINTS = 100  # percentage points in 1
@@ -60,6 +60,8 @@ def write_comparison(
         rows: the rows of the table, one for each model.
     """
     models = figures["models"]
+    names, *values = zip(*rows, strict=True)  # a column for each model, because there are more values than models
+    lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
     body = [
         f"<h1>Which model for {escape(figures['data'])}?</h1>",
         _headline(figures),
@@ -71,11 +73,14 @@ def write_comparison(
         "</ul>",
         *([folded("All pairs", wide(_pair_table(figures["pairs_by_fraction"])))] if figures["pairs"] else []),
         "<h2>The models</h2>",
-        wide(_model_table(headings, rows)),
+        wide(table(lines, ["", *map(escape, names)])),
         f'<p class="soft">{escape(_ABOUT)}</p>',
         '<div class="pictures">',
         *_pictures(models),
-        *_stressed(figures),
+        *(
+            _picture(f"Under stress: {stress['title']}", _by_strength(models, stress), stress["about"])
+            for stress in figures.get("stress", [])
+        ),
         "</div>",
         "<h2>The runs</h2>",
         folded(f"All {sum(len(model['runs']) for model in models)}", wide(_run_table(models))),
@@ -120,6 +125,7 @@ def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for pair in sorted(pairs, key=lambda pair: -pair["fraction"]):
         low, high = (_POINTS * end for end in pair["interval"])
+        of_trained = [_POINTS * end for end in pair["trained"]["interval"]]
         needed = "-" if pair["needed"] is None else f"{_POINTS * pair['needed']:.1f}"
         rows.append(
             [
@@ -129,16 +135,12 @@ def _pair_table(pairs: Sequence[Mapping[str, Any]]) -> str:
                 f"{low:+.1f} to {high:+.1f}",
                 needed,
                 f"{pair['p']:.3f}",
-                *_as_trained(pair["trained"]),
+                f"{of_trained[0]:+.1f} to {of_trained[1]:+.1f}",
+                f"{pair['trained']['p']:.3f}",
             ]
         )
     heading = ["difference in points", *(["fraction"] if has_fractions else []), "", "95 %", "needed", "p"]
     return table(rows, [*heading, "as trained: 95 %", "p"])
-
-
-def _as_trained(trained: Mapping[str, Any]) -> list[str]:
-    low, high = (_POINTS * end for end in trained["interval"])
-    return [f"{low:+.1f} to {high:+.1f}", f"{trained['p']:.3f}"]
 
 
 def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
@@ -156,13 +158,6 @@ def _run_table(models: Sequence[Mapping[str, Any]]) -> str:
         for run in model["runs"]
     ]
     return table(rows, ["run", "seed", "training images", "accuracy", "log loss", "epochs", "seconds"])
-
-
-def _model_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the HTML table of models with one column per model, because there are more values than models."""
-    names, *values = zip(*rows, strict=True)
-    lines = [[escape(heading), *map(escape, cells)] for heading, cells in zip(headings[1:], values, strict=True)]
-    return table(lines, ["", *map(escape, names)])
 
 
 def _picture(caption: str, drawn: Figure, about: str) -> str:
@@ -226,21 +221,10 @@ def _reached(models: Sequence[Model]) -> list[str]:
             there = next(epoch for epoch, value in curve.items() if value == highest)
             first = next(epoch for epoch, value in means[best].items() if value >= highest)
             said.append(
-                f"{best} reaches {_POINTS * highest:.1f} %, the best accuracy of {name}, after {_epochs(first)}; "
-                f"{name} needs {_epochs(there)}"
+                f"{best} reaches {_POINTS * highest:.1f} %, the best accuracy of {name}, after "
+                f"{plural(first, 'epoch', 'epochs')}; {name} needs {plural(there, 'epoch', 'epochs')}"
             )
     return said
-
-
-def _epochs(number: int) -> str:
-    return "1 epoch" if number == 1 else f"{number} epochs"
-
-
-def _stressed(figures: Mapping[str, Any]) -> list[str]:
-    return [
-        _picture(f"Under stress: {stress['title']}", _by_strength(figures["models"], stress), stress["about"])
-        for stress in figures.get("stress", [])
-    ]
 
 
 def _learning_curves(models: Sequence[Model]) -> Figure:
@@ -249,14 +233,15 @@ def _learning_curves(models: Sequence[Model]) -> Figure:
     Each thin line is a seed, and each thick line is the mean over the seeds.
     """
     figure, axis = _new_axes([model["name"] for model in models])
-    for model, style in _styled(models):
+    for place, model in enumerate(models):
+        style = _style(place)
         curves = [run["curve"] for run in _whole(model)]
         for curve in curves:
             axis.plot([epoch for epoch, _ in curve], [value for _, value in curve], **style, linewidth=0.7, alpha=0.45)
         shared = min(map(len, curves), default=0)
         if not shared:
             continue
-        mean = [sum(curve[place][1] for curve in curves) / len(curves) for place in range(shared)]
+        mean = [sum(curve[epoch][1] for curve in curves) / len(curves) for epoch in range(shared)]
         epochs = [epoch for epoch, _ in curves[0][:shared]]
         marker = "." if shared < 15 else ""
         axis.plot(epochs, mean, **style, linewidth=2, marker=marker, label=in_legend(model["name"], _LONGEST))
@@ -269,9 +254,9 @@ def _learning_curves(models: Sequence[Model]) -> Figure:
 def _by_images(models: Sequence[Model]) -> Figure:
     """Plot accuracy by the number of training images, with 95 % intervals."""
     figure, axis = _new_axes([model["name"] for model in models])
-    for place, (model, style) in enumerate(_styled(models)):
+    for place, model in enumerate(models):
         images = {run["fraction"]: run["training_images"] for run in model["runs"]}
-        _with_intervals(axis, model, [images[part["fraction"]] for part in model["by_fraction"]], style, place)
+        _with_intervals(axis, model, [images[part["fraction"]] for part in model["by_fraction"]], place)
     _logarithmic(axis, {run["training_images"] for model in models for run in model["runs"]})
     return _finish(figure, axis, "training images", "accuracy on held-out images")
 
@@ -279,12 +264,12 @@ def _by_images(models: Sequence[Model]) -> Figure:
 def by_compute(models: Sequence[Model]) -> Figure:
     """Plot accuracy by the FLOPs of the training, with a point and 95 % interval for each fraction of the data."""
     figure, axis = _new_axes([model["name"] for model in models])
-    for place, (model, style) in enumerate(_styled(models)):
+    for place, model in enumerate(models):
         spent: dict[float, list[float]] = {}
         for run in model["runs"]:
             spent.setdefault(run["fraction"], []).append(run["training_flops"] or 0.0)
         means = [sum(spent[part["fraction"]]) / len(spent[part["fraction"]]) for part in model["by_fraction"]]
-        _with_intervals(axis, model, means, style, place)
+        _with_intervals(axis, model, means, place)
     _powers_of_ten(axis)
     return _finish(figure, axis, "FLOPs of a training", "accuracy on held-out images")
 
@@ -297,9 +282,9 @@ def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
         stress: an entry of `stress` in comparison.json, with the strengths and the results of each model by name.
     """
     figure, axis = _new_axes([model["name"] for model in models])
-    for place, (model, style) in enumerate(_styled(models)):
+    for place, model in enumerate(models):
         measured = stress["models"][model["name"]]
-        _bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], style, model["name"], place)
+        _bars(axis, stress["strengths"], measured["accuracy"], measured["interval"], model["name"], place)
     return _finish(figure, axis, stress["unit"], "accuracy on held-out images")
 
 
@@ -311,12 +296,12 @@ def draw_suite(figures: Mapping[str, Any]) -> Figure:
     """
     models, data = figures["models"], figures["data"]
     figure, axis = _new_axes([model["name"] for model in models], width=max(_SIZE[0], 0.7 * len(data) + 1.5))
-    for place, (model, style) in enumerate(_styled(models)):
+    for place, model in enumerate(models):
         there = [(column, model["by_data"][name]) for column, name in enumerate(data) if name in model["by_data"]]
         shift = 0.5 * ((place + 0.5) / len(models) - 0.5)
         accuracies, intervals = ([cell[key] for _, cell in there] for key in ("accuracy", "interval"))
-        dots = {**style, "linestyle": "none"}
-        _bars(axis, [column + shift for column, _ in there], accuracies, intervals, dots, model["name"], place)
+        x = [column + shift for column, _ in there]
+        _bars(axis, x, accuracies, intervals, model["name"], place, linestyle="none")
     names = [in_legend(name) for name in data]
     is_short = sum(map(len, names)) < _MOST_BELOW
     axis.set_xticks(range(len(data)), names, rotation=0 if is_short else 30, ha="center" if is_short else "right")
@@ -329,16 +314,16 @@ def _whole(model: Model) -> list[Mapping[str, Any]]:
     return [run for run in model["runs"] if run["fraction"] == last and run["curve"]]
 
 
-def _styled(models: Sequence[Model]) -> list[tuple[Model, dict[str, Any]]]:
-    """Return each model with the colour and line style of its curve."""
-    styles = [STYLES[place % len(STYLES)] for place in range(len(models))]
-    return [(model, {"color": colour, "linestyle": line}) for model, (colour, line) in zip(models, styles, strict=True)]
+def _style(place: int) -> dict[str, Any]:
+    """Return the colour and line style of the curve with this number."""
+    colour, line = STYLES[place % len(STYLES)]
+    return {"color": colour, "linestyle": line}
 
 
-def _with_intervals(axis: Axes, model: Model, x: Sequence[float], style: dict[str, Any], place: int) -> None:
+def _with_intervals(axis: Axes, model: Model, x: Sequence[float], place: int) -> None:
     parts = model["by_fraction"]
     accuracies, intervals = [each["accuracy"] for each in parts], [each["interval"] for each in parts]
-    _bars(axis, x, accuracies, intervals, style, model["name"], place)
+    _bars(axis, x, accuracies, intervals, model["name"], place)
 
 
 def _bars(
@@ -346,17 +331,16 @@ def _bars(
     x: Sequence[float],
     y: Sequence[float],
     intervals: Sequence[Sequence[float]],
-    style: dict[str, Any],
     name: str,
     place: int,
+    **style: str,
 ) -> None:
-    """Draw a line with 95 % intervals as error bars. `place` is the number of the line, which determines its marker."""
+    """Draw a line with 95 % intervals as error bars. `place` is the number of the line, which determines its style."""
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(y, intervals, strict=True)]
     marker = _MARKERS[place % len(_MARKERS)]
-    axis.errorbar(
-        x, y, yerr=[below, above], **style, label=in_legend(name, _LONGEST), marker=marker, capsize=3, markersize=5
-    )
+    style, label = {**_style(place), **style}, in_legend(name, _LONGEST)
+    axis.errorbar(x, y, yerr=[below, above], **style, label=label, marker=marker, capsize=3, markersize=5)
 
 
 def _logarithmic(axis: Axes, values: set[int]) -> None:
@@ -478,7 +462,8 @@ def _dots(figures: _Figures) -> Figure:
         axes[1].margins(x=0.25)
         axes[1].xaxis.set_major_locator(MaxNLocator(2))
     for axis in axes:
-        _tidy(axis)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
     return drawn
 
 
@@ -486,11 +471,6 @@ def _number(text: str | None) -> float | None:
     """Return the number with which a text from the paper begins; None if there is no text or no such number."""
     match = None if text is None else re.match(r"\d+(\.\d+)?", text)
     return None if match is None else float(match[0])
-
-
-def _tidy(axis: Axes) -> None:
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _as_models(variants: Sequence[_Figures]) -> list[dict[str, Any]]:
@@ -525,9 +505,8 @@ def _by_computation(variants: Sequence[_Figures], lines: Mapping[str, Sequence[s
 def _few_shot(figures: _Figures) -> Figure:
     rows = figures["few_shot"]
     drawn, axis = _new_axes([figures["model"]])
-    style = _styled([{}])[0][1]
     shots = [row["shots"] for row in rows]
-    _bars(axis, shots, [row["accuracy"] for row in rows], [row["interval"] for row in rows], style, figures["model"], 0)
+    _bars(axis, shots, [row["accuracy"] for row in rows], [row["interval"] for row in rows], figures["model"], 0)
     axis.axhline(figures["chance"], color=GREY, linewidth=0.8, linestyle=":", label="chance")
     _logarithmic(axis, set(shots))
     return _finish(drawn, axis, "training images per class", "accuracy on held-out images")
@@ -536,10 +515,10 @@ def _few_shot(figures: _Figures) -> Figure:
 def _by_size(figures: _Figures, key: str) -> Figure:
     """Plot accuracy by the number of pre-training images (Figures 3 and 4); `key` is `fine_tuned` or `few_shot`."""
     drawn, axis = _new_axes([model["name"] for model in figures["models"]])
-    for place, (model, style) in enumerate(_styled(figures["models"])):
+    for place, model in enumerate(figures["models"]):
         parts = model["by_size"]
         accuracies, intervals = ([part[key][name] for part in parts] for name in ("accuracy", "interval"))
-        _bars(axis, [part["images"] for part in parts], accuracies, intervals, style, model["name"], place)
+        _bars(axis, [part["images"] for part in parts], accuracies, intervals, model["name"], place)
     _logarithmic(axis, {part["images"] for model in figures["models"] for part in model["by_size"]})
     return _finish(drawn, axis, "pre-training images", "accuracy on held-out images")
 
@@ -557,9 +536,10 @@ def draw_lines(
     """
     drawn, axis = _new_axes(list(lines))
     for place, (name, points) in enumerate(lines.items()):
-        style = _styled([{}] * (place + 1))[place][1]
         values = np.array(points) / (1, 100)  # (n, 2)
-        axis.plot(*values.T, **style, marker=_MARKERS[place % len(_MARKERS)], markersize=5, label=in_legend(name))
+        axis.plot(
+            *values.T, **_style(place), marker=_MARKERS[place % len(_MARKERS)], markersize=5, label=in_legend(name)
+        )
     axis.set_xscale("log")
     if ticks:
         axis.set_xticks(list(ticks.values()), list(ticks))

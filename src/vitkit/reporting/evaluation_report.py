@@ -186,9 +186,7 @@ def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, C
     pictures: dict[str, Callable[[], Figure]] = {
         CONFUSION: lambda: plots.confusion(evaluation.confusion(plots.MOST_SHADED), classes, title),
         CONFIDENCE: lambda: plots.reliability(states),
-        "ROC and precision-recall": lambda: plots.ranking(
-            evaluation.curves, labels, evaluation.probabilities, classes
-        ),
+        "ROC and precision-recall": lambda: plots.ranking(evaluation.curves, labels, evaluation.probabilities, classes),
     }
     if laid_out is not None:
         chosen, points = laid_out

@@ -619,7 +619,7 @@ def family_of(labels: Sequence[str], judged: Judged) -> Family:
 
 def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[dict[str, Any]]:
     """Compare each variant with the variant `against`, with p-values that are adjusted for these comparisons."""
-    from vitkit.experiments.comparison_figures import numbers_of, verdict
+    from vitkit.experiments.comparison_figures import verdict
 
     family, last = family_of(labels, judged), labels.index(against)
     compared = [(place, last) for place in range(len(labels)) if place != last]
@@ -633,8 +633,8 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
                 "a": label,
                 "b": against,
                 "difference": recipe.mean,
-                **numbers_of(recipe),
-                "trained": numbers_of(trained),
+                **recipe.numbers(),
+                "trained": trained.numbers(),
                 "verdict": verdict(
                     quoted(label), quoted(against), recipe, trained, family.seeds, judged.described, len(compared)
                 ),
