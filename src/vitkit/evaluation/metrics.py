@@ -18,6 +18,7 @@ from vitkit.text.cells import JOINT
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.floating[Any]]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
+_NUMBERS = 2**20  # scores that are read at a time
 RATES = np.linspace(0, 1, 201)  # the rates at which the curves of classes are compared
 
 
@@ -45,20 +46,27 @@ def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
         labels: true classes, (n,).
         scores: (n, K); a higher score means that the class is more probable.
     """
-    from sklearn.metrics import auc, precision_recall_curve, roc_curve
+    from sklearn.metrics import auc, roc_curve
 
-    by_class = {}
-    for i in np.unique(labels).tolist():
-        is_own, column = labels == i, scores[:, i]
-        precision, recall, _ = precision_recall_curve(is_own, column)
-        average_precision = -float(np.sum(np.diff(recall) * precision[:-1]))
-        precisions = np.interp(RATES, recall[::-1], np.maximum.accumulate(precision)[::-1])
-        if is_own.all():
-            by_class[i] = ClassCurves(None, average_precision, None, precisions)
+    n, by_class = len(labels), {}
+    occurring, counts = np.unique(labels, return_counts=True)
+    for place, (i, own) in enumerate(zip(occurring.tolist(), counts.tolist(), strict=True)):
+        if place % (step := max(_NUMBERS // n, 1)) == 0:  # a table in a file is read a few columns at a time
+            columns = np.ascontiguousarray(scores[:, occurring[place : place + step]].T)
+        if own == n:
+            by_class[i] = ClassCurves(None, 1.0, None, np.ones_like(RATES))
             continue
-        false, true, _ = roc_curve(is_own, column)
-        true_rates = np.interp(RATES, false, true)
-        by_class[i] = ClassCurves(float(auc(false, true)), average_precision, true_rates, precisions)
+        # Precision and recall follow from the points of the ROC curve, so that the scores are sorted only once.
+        false, true, _ = roc_curve(labels == i, columns[place % step], drop_intermediate=False)
+        precision = np.ones_like(true)
+        precision[1:] = true[1:] * own / (true[1:] * own + false[1:] * (n - own))
+        highest = np.maximum.accumulate(precision[::-1])[::-1]
+        by_class[i] = ClassCurves(
+            roc_auc=float(auc(false, true)),
+            average_precision=float((np.diff(true) * precision[1:]).sum()),
+            true_rates=np.interp(RATES, false, true),
+            precisions=np.interp(RATES, true, highest),
+        )
     return by_class
 
 
