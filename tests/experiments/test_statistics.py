@@ -313,3 +313,13 @@ def test_images_on_which_trainings_differ_by_chance_are_counted_once() -> None:
     right = np.stack(planted(np.random.default_rng(16), [0.8] * 10, 5, 300, luck=0.0))
     own = Family(right, alone(300))
     assert own.chance_variance.mean() == pytest.approx(own.seed_variance.mean(), rel=0.3)
+
+
+def test_what_a_seed_does_to_all_models_alike_is_no_difference_between_them() -> None:
+    rng = np.random.default_rng(16)
+    shift = np.array([0.5, -0.5, 0.2])[:, None]  # the subset that the seed draws is a good one, or a bad one
+    shared = rng.normal(size=600)
+    answers = np.stack([1 + shift + shared + rng.normal(0, 0.3, (3, 600)) > 0 for _ in range(3)])
+    apart, together = (Family(answers, alone(600), shares_subsets=shares) for shares in (False, True))
+    assert together.differences([(0, 1)])[0].needed < 0.3 * apart.differences([(0, 1)])[0].needed
+    assert together.interval(0) == apart.interval(0), "a model's accuracy does depend on the subset"

@@ -143,7 +143,9 @@ def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
         different = list(dict.fromkeys(folders.values()))
         right = np.stack([judged_fraction.of(name_of[each]) for each in different])
         place = {name: different.index(each) for name, each in folders.items()}
-        families.append(JudgedFamily(judged_fraction, Family(right, judged_fraction.units), place))
+        shares_subsets = any(job.fields.get("max_images") for job in jobs)
+        family = Family(right, judged_fraction.units, shares_subsets=shares_subsets)
+        families.append(JudgedFamily(judged_fraction, family, place))
     return families
 
 

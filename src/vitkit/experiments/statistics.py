@@ -90,15 +90,17 @@ class Family:
     Args:
         right: whether each training of each model classifies each image correctly, (M, S, n).
         units: the statistically independent units: single images, or groups of related images.
+        shares_subsets: whether a seed also draws the subset of training images, which is the same for all models. The
+            effect that all models have in common is then no difference between them.
 
     Attributes:
         models, seeds, images: the number of models (M), of seeds (S), and of images (n).
         accuracy: the accuracy of each model, averaged over its seeds, (M,).
     """
 
-    def __init__(self, right: Bools, units: Units) -> None:
+    def __init__(self, right: Bools, units: Units, *, shares_subsets: bool = False) -> None:
         self.models, self.seeds, self.images = right.shape
-        self.units, self._right = units, right
+        self.units, self._right, self._shares_subsets = units, right, shares_subsets and self.models > 1
         self._of_image = right.mean(axis=1, dtype=np.float64)  # (M, n)
         self.accuracy = self._of_image.mean(axis=1)
         self._imagined = (units.imagined / (self.images + 2 * units.imagined)) ** 2
@@ -109,7 +111,10 @@ class Family:
 
         It includes the part that is due to the finite number of images (`chance_variance`).
         """
-        return self._right.mean(axis=2).var(axis=1, ddof=1) + self._imagined
+        return self._variance_of(self._right.mean(axis=2))
+
+    def _variance_of(self, accuracies: Floats) -> Floats:
+        return accuracies.var(axis=1, ddof=1) + self._imagined
 
     @cached_property
     def chance_variance(self) -> Floats:
@@ -150,11 +155,31 @@ class Family:
         averaged, relative to their `_scale`. A model that varies more than this average keeps its own variance: an
         average of unlike variances would be too small for it.
         """
-        if self.seeds == 1:
-            return self._image_errors
-        rng, freedom = np.random.default_rng(1), self.models * (self.seeds - 1)
-        scale = self._scale(self.accuracy)
-        variance = np.maximum(self.seed_variance, (self.seed_variance / scale).mean() * scale)
+        return (
+            self._with_seeds(self.seed_variance, self.models * (self.seeds - 1))
+            if self.seeds > 1
+            else self._image_errors
+        )
+
+    @cached_property
+    def _pair_errors(self) -> Floats:
+        """The same without the effect of the seeds that all models have in common, if they share subsets."""
+        if self.seeds == 1 or not self._shares_subsets:
+            return self._recipe_errors
+        accuracies = self._right.mean(axis=2)  # (M, S)
+        part = (self.models - 1) / self.models  # of the variance and its degrees of freedom that is left
+        variance = self._variance_of(accuracies - accuracies.mean(axis=0)) / part
+        return self._with_seeds(variance, self.models * (self.seeds - 1) * part)
+
+    def _with_seeds(self, variance: Floats, freedom: float) -> Floats:
+        """Add errors that are due to the seeds to those that are due to the images.
+
+        Args:
+            variance: variance between seeds of each model, (M,).
+            freedom: degrees of freedom of all models' variances together.
+        """
+        rng, scale = np.random.default_rng(1), self._scale(self.accuracy)
+        variance = np.maximum(variance, (variance / scale).mean() * scale)
         drawn = variance * freedom / rng.chisquare(freedom, (DRAWS, 1)) - self.chance_variance
         errors = rng.standard_normal((DRAWS, self.models)) * np.sqrt(np.maximum(drawn, 0.0) / self.seeds)
         return self._image_errors + errors
@@ -176,7 +201,7 @@ class Family:
             return []
         first, second = np.array(pairs).T
         mean = self.accuracy[first] - self.accuracy[second]
-        errors = self._recipe_errors if of_recipes else self._image_errors
+        errors = self._pair_errors if of_recipes else self._image_errors
         drawn = np.abs(errors[:, first] - errors[:, second])  # (draws, pairs)
         margin = np.quantile(drawn, 1 - LEVEL, axis=0, method="higher")
         drawn, seen = drawn / margin, np.abs(mean) / margin
