@@ -333,7 +333,7 @@ def _bars(
     intervals: Sequence[Sequence[float]],
     name: str,
     place: int,
-    **style: str,
+    **style: Any,
 ) -> None:
     """Draw a line with 95 % intervals as error bars. `place` is the number of the line, which determines its style."""
     below = [max(value - low, 0.0) for value, (low, _) in zip(y, intervals, strict=True)]

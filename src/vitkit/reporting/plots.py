@@ -221,8 +221,9 @@ def ranking(
         label = f"{in_legend(classes[i])} {curves[i].average_precision:.3f}"
         recall.plot(recalled, precision, label=label, drawstyle="steps-post", **style)
     if len(curves) > len(shown):
-        mean = {"color": "black", "linewidth": 2.4, "label": f"mean of {len(curves)} classes"}
-        roc.plot(RATES, np.mean([each.true_rates for each in curves.values()], axis=0), **mean)
+        mean: dict[str, Any] = {"color": "black", "linewidth": 2.4, "label": f"mean of {len(curves)} classes"}
+        true_rates = [each.true_rates for each in curves.values() if each.true_rates is not None]
+        roc.plot(RATES, np.mean(true_rates, axis=0), **mean)
         recall.plot(RATES, np.mean([each.precisions for each in curves.values()], axis=0), **mean)
     roc.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle=":")
     roc.set(title="ROC; area by class", xlabel="false positive rate", ylabel="true positive rate")
