@@ -488,7 +488,7 @@ def fit_on(
     from sklearn.linear_model import RidgeCV
 
     # The penalties refer to features that are centred and scaled to a mean square of 1. The largest wins a tie.
-    scale = max(float(((x - x.mean(axis=0)) ** 2).mean()), np.finfo(np.float64).tiny)
+    scale = float(((x - x.mean(axis=0)) ** 2).mean()) or 1.0
     targets = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
     ridge = RidgeCV(alphas=[scale * penalty for penalty in PENALTIES]).fit(x, targets)
     predicted: npt.NDArray[np.integer] = ridge.predict(others).argmax(axis=1)
