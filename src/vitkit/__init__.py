@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.bench import Benchmark, bench
     from vitkit.verbs.convert import Conversion, convert
     from vitkit.verbs.doctor import Checkup, doctor
+    from vitkit.verbs.drift import Drift
     from vitkit.verbs.embed import Embeddings, embed
     from vitkit.verbs.evaluate import EvaluationResult, evaluate
     from vitkit.verbs.explain import Anatomy, Explanations, explain
@@ -45,10 +46,8 @@ if TYPE_CHECKING:
     from vitkit.verbs.predict import Predictions, predict
     from vitkit.verbs.pretrain import PretrainingRun, pretrain
     from vitkit.verbs.push import Push, push
-    from vitkit.verbs.search import SearchResult, search
     from vitkit.verbs.shard import Sharding, shard
     from vitkit.verbs.train import TrainingRun, train
-    from vitkit.verbs.watch import Watch, watch
     from vitkit.webapp.studio import studio
     from vitkit.weights import load
     from vitkit.weights.loading import create_model
@@ -63,6 +62,7 @@ __all__ = [
     "Classifier",
     "Comparison",
     "Conversion",
+    "Drift",
     "Embeddings",
     "EvaluationResult",
     "Explanations",
@@ -78,7 +78,6 @@ __all__ = [
     "Preprocess",
     "PretrainingRun",
     "Push",
-    "SearchResult",
     "Server",
     "Sharding",
     "TrainingPlan",
@@ -86,7 +85,6 @@ __all__ = [
     "ViTConfig",
     "VisionTransformer",
     "VitkitError",
-    "Watch",
     "WeightList",
     "bench",
     "compare",
@@ -109,12 +107,10 @@ __all__ = [
     "register_block",
     "register_metric",
     "register_model",
-    "search",
     "serve",
     "shard",
     "studio",
     "train",
-    "watch",
     "zero_shot",
 ]
 
@@ -127,6 +123,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "Classifier": "classifier",
     "Comparison": "experiments.compare",
     "Conversion": "verbs.convert",
+    "Drift": "verbs.drift",
     "Embeddings": "verbs.embed",
     "EvaluationResult": "verbs.evaluate",
     "Explanations": "verbs.explain",
@@ -142,7 +139,6 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "Preprocess": "data.preprocess",
     "PretrainingRun": "verbs.pretrain",
     "Push": "verbs.push",
-    "SearchResult": "verbs.search",
     "Server": "serving.serve",
     "Sharding": "verbs.shard",
     "TrainingPlan": "experiments.training_plan",
@@ -150,7 +146,6 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
     "VitkitError": "errors",
-    "Watch": "verbs.watch",
     "WeightList": "verbs.models",
     "bench": "verbs.bench",
     "compare": "experiments.compare",
@@ -173,12 +168,10 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "register_block": "model.registry",
     "register_metric": "evaluation.registry",
     "register_model": "model.registry",
-    "search": "verbs.search",
     "serve": "serving.serve",
     "shard": "verbs.shard",
     "studio": "webapp.studio",
     "train": "verbs.train",
-    "watch": "verbs.watch",
     "zero_shot": "language.zero_shot",
 }
 

@@ -181,7 +181,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "predict": ("predict", "runs/first", "photos", "-o", "OUT.csv"),
     "convert": ("convert", "runs/first", "OUT.pth", "--to", "timm"),
     "embed": ("embed", "runs/first", "photos", "-o", "OUT.npz"),
-    "search": ("search", "CLIP", "photos", "a red photograph"),
+    "embed by text": ("embed", "CLIP", "photos", "--text", "a red photograph"),
     "explain": ("explain", "runs/first", "photos/red/img1.png", "--method", "all", "-o", "OUT"),
     "info": ("info", "runs/first"),
     "models": ("models",),
@@ -198,7 +198,7 @@ VERBS: dict[str, tuple[str, ...]] = {
 def test_verbs(verb: str, place_of_run: Path, tmp_path: Path) -> None:
     if verb == "doctor" and not (place_of_run / "many").is_dir():  # as many as are looked at by several processes
         runs.photos(place_of_run / "many", images=700)
-    if verb == "search":
+    if verb == "embed by text":
         wordy.clip(tmp_path / "clip")
     words = [re.sub("^OUT", str(tmp_path / "out"), word) for word in VERBS[verb]]
     execute(place_of_run, VITKIT, *(str(tmp_path / "clip") if word == "CLIP" else word for word in words))

@@ -50,7 +50,6 @@ def defaults(place: Path) -> dict[str, dict[str, Any]]:
         "convert": {"source": place / "model", "destination": place / "c.npz", "force": True},
         "create_model": {"name": "vit_micro_patch8_16"},
         "list_models": {},
-        "search": {"model": place / "model", "sources": photo, "text": "a"},
         "zero_shot": {"source": place / "model", "classes": ["a", "b"]},
         "plan": {"recipe": "vit_micro_patch8_16", "classes": 10},
     }
@@ -58,7 +57,7 @@ def defaults(place: Path) -> dict[str, dict[str, Any]]:
 
 NAMES = (
     *("load", "predict", "embed", "evaluate", "explain", "info", "doctor", "models", "convert", "create_model"),
-    *("list_models", "search", "zero_shot", "plan"),
+    *("list_models", "zero_shot", "plan"),
 )
 
 

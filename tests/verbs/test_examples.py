@@ -20,7 +20,7 @@ import warm
 ROOT = Path(__file__).parents[2]
 _LONG = {"Comparison", "LabResult", "PretrainingRun", "TrainingRun", "compare", "lab", "pretrain", "train"}
 _TIMED = {"Benchmark", "bench"}
-_TEXT = {"SearchResult", "search", "zero_shot"}  # need the extra `text`, and CLIP or SigLIP
+_TEXT = {"zero_shot"}  # need the extra `text`, and CLIP or SigLIP
 _SMALLER = {"plan": ("vit_large_patch16_224", "vit_micro_patch8_16")}  # whose step is simulated in no time
 _NOT_HERE = {"studio"}  # runs until somebody stops it
 

@@ -97,7 +97,7 @@ def test_the_images_that_a_text_describes_best(place: Path) -> None:
     model, tokenizer = wordy.clip(place / "again")
     own = package.zero_shot(place / "clip", CLASSES)
     text = "a red daisy on the beach"
-    found = package.search(place / "clip", place / "photos", text, top=3)
+    found = package.embed(place / "clip", place / "photos", text=text, top=3)
     pixels = {path: own.read(place / "photos" / path) for path in ("0.png", "1.png", "2.png", "3.png")}
     with torch.inference_mode():
         tokens = torch.tensor(wordy.ids(tokenizer, [text]))
@@ -107,26 +107,41 @@ def test_the_images_that_a_text_describes_best(place: Path) -> None:
     assert [Path(path).name for path, _ in found.nearest] == [name for _, name in expected]
     assert np.allclose([similarity for _, similarity in found.nearest], [own for own, _ in expected], atol=1e-5)
     assert [Path(path).name for path in found.errors] == ["broken.png"]
-    assert (len(found), found.images) == (3, 4)
+    assert (len(found.nearest), len(found)) == (3, 4)
     assert json.dumps(found.to_dict())
     assert "0.png" in found._repr_html_() or "0.png" not in str(found.nearest)
 
 
-def test_search_by_the_command(place: Path, vitkit: Any) -> None:
-    told = vitkit("search", place / "siglip", place / "photos", "a dog on a beach", "--top", 2)
+def test_search_by_the_command(place: Path, vitkit: Any, tmp_path: Path) -> None:
+    flags = ("--text", "a dog on a beach", "--top", 2, "-o", tmp_path / "features.npz")
+    told = vitkit("embed", place / "siglip", place / "photos", *flags)
     assert told.code == 0
-    rows = list(csv.DictReader(io.StringIO(told.out)))
+    rows = list(csv.DictReader(io.StringIO(told.out.split("\n", 1)[1])))
     assert len(rows) == 2
     assert float(rows[0]["similarity"]) >= float(rows[1]["similarity"])
-    as_json = vitkit("search", place / "siglip", place / "photos", "a dog on a beach", "--top", 2, "--json")
-    assert [row["path"] for row in json.loads(as_json.out)["nearest"]] == [row["path"] for row in rows]
+    with np.load(tmp_path / "features.npz") as written:
+        assert {row["path"] for row in rows} < set(written["paths"].tolist())
 
 
-def test_a_search_for_nothing_or_among_nothing_is_refused(place: Path) -> None:
-    with pytest.raises(VitkitError, match="text to search for is empty"):
-        package.search(place / "clip", place / "photos", "  ")
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"text": "  "}, "text to search for is empty"),
+        ({"text": "a dog", "near": "0.png"}, "--text and --near are two ways"),
+        ({"text": "a dog", "what": "mean"}, "leave out --what mean"),
+        ({"text": "a dog", "shard": "1/2"}, "leave out --shard"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(place: Path, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitkitError, match=message):
+        package.embed(place / "clip", place / "photos", **asked)
+
+
+def test_a_search_among_nothing_or_without_a_text_encoder_is_refused(place: Path) -> None:
     with pytest.raises(VitkitError, match="can be read"):
-        package.search(place / "clip", place / "photos" / "broken.png", "a dog")
+        package.embed(place / "clip", place / "photos" / "broken.png", text="a dog")
+    with pytest.raises(VitkitError, match="not a classifier in memory"):
+        package.embed(package.zero_shot(place / "clip", CLASSES), place / "photos", text="a dog")
 
 
 @pytest.fixture(scope="module")

@@ -145,12 +145,6 @@ def _doctor(function: _Function, values: _Values, *, as_json: bool) -> int:
     return int(not result.is_trustworthy)
 
 
-def _watch(function: _Function, values: _Values, *, as_json: bool) -> int:
-    result = _call(function, values)
-    show(result, as_json=as_json)
-    return int(result.differs)
-
-
 def _predict(function: _Function, values: _Values, *, strict: bool, as_json: bool) -> int:
     """Predict, print the rows (unless they are written to a file) and a summary, and return the exit code.
 
@@ -176,17 +170,9 @@ def _predict(function: _Function, values: _Values, *, strict: bool, as_json: boo
 
 
 def _embed(function: _Function, values: _Values) -> None:
-    if "out" not in values and "near" not in values:
-        raise VitkitError("name the file to write: --out FILE.npz; or an image to search for: --near IMAGE")
+    if not {"out", "near", "text"} & values.keys():
+        raise VitkitError("name the file to write: --out FILE.npz; or what to search for: --near IMAGE or --text TEXT")
     _answer(function, values)
-
-
-def _search(function: _Function, values: _Values, *, as_json: bool) -> None:
-    result = _call(function, values)
-    if as_json:
-        print(to_json(result.to_dict()))
-    else:
-        show(result, as_json=False)
 
 
 def _explain(function: _Function, values: _Values) -> int:
@@ -266,10 +252,8 @@ _ROWS = {
             "as_json": "Print a line with a JSON object for each image, as in a .jsonl file; with --out, the counts.",
         },
     ),
-    "watch": Verb("verbs.watch", "watch", _watch, {"as_json": "Print everything as a JSON object."}),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),
     "embed": Verb("verbs.embed", "embed", _embed),
-    "search": Verb("verbs.search", "search", _search, {"as_json": "Print a JSON object."}),
     "explain": Verb("verbs.explain", "explain", _explain),
     "info": Verb("verbs.info", "info", switches=_EVERYTHING, ahead="image_size"),
     "models": Verb("verbs.models", "models", _models, {"as_json": "Print a JSON list."}),

@@ -211,7 +211,8 @@ class SureThreshold:
             f"--accuracy {self.accuracy}: predictions with a confidence above {max(self.confidence, 0):.6g} are given, "
             f"which {self.answered} of {self.images} {self.kind} have ({self.share:.1%}), {self.wrong} of them "
             f"wrong; with a probability of {1 - RISK:.0%}, at least {self.accuracy:.4g} of such predictions are right, "
-            f"for photographs like the {self.kind}; `vitkit watch` tests whether yours are"
+            f"for photographs like the {self.kind}; `vitkit doctor PHOTOS --against RUN` tests "
+            "whether yours are"
         )
 
 
@@ -313,7 +314,7 @@ MOST = 20_000  # held-out images that are stored; more hardly change a quantile
 class RecordedTests:
     """The predictions for m test images of a run.
 
-    Guarantees do not use these predictions. `vitkit watch` compares new predictions with them.
+    Guarantees do not use these predictions. `vitkit doctor --against` compares new predictions with them.
 
     Attributes:
         predicted: most probable class, (m,).

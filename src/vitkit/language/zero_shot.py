@@ -214,7 +214,7 @@ class ImagesAndWords:
         if one and len(names) == 1:
             raise VitkitError(
                 f"--classes has only {names[0]!r}, which would be the prediction for every image with probability 1; "
-                "add other classes, or rank the images with vitkit search"
+                "add other classes, or rank the images with vitkit embed --text"
             )
         model = filled(bare.config.replace(num_classes=len(names)), {**_copied(bare), **head})
         thresholds = None if one else (_THRESHOLD,) * len(names)

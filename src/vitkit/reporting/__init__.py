@@ -13,7 +13,7 @@ __all__, __getattr__ = public(
     __name__,
     {
         "comparison": "write_comparison",
-        "dataset_report": "write_checkup write_watch",
+        "dataset_report": "write_checkup write_drift",
         "evaluation_report": "confidence headline multi_class_table write_evaluation write_predictions write_report",
         "model_card": "model_card",
         "plots": "Album SIDE save_figure",

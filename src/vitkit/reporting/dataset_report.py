@@ -1,7 +1,7 @@
 """Write the pages about a data set: the doctor's check-up, the suspected label errors, and drift.
 
 `write_checkup` shows statistics of the data set and pictures as evidence of its problems. `write_suspects` shows each
-picture whose label is suspected to be wrong, with its label and the class that the models predict. `write_watch`
+picture whose label is suspected to be wrong, with its label and the class that the models predict. `write_drift`
 compares photographs with the validation and test images of a model.
 """
 
@@ -158,12 +158,12 @@ _ORDER = (
 )
 
 
-def write_watch(
+def write_drift(
     path: Path,
     verdict: str,
     tests: Sequence[Mapping[str, Any]],
     shares: Mapping[str, tuple[float, float]],
-    strangers: Sequence[tuple[str, Sequence[str]]],
+    unfamiliar: Sequence[tuple[str, Sequence[str]]],
     notes: Sequence[str],
     level: float,
     detection: str,
@@ -173,10 +173,10 @@ def write_watch(
     Args:
         path: the HTML file.
         verdict: the result in a sentence.
-        tests: the rows of `vitkit.verbs.watch.Watch`.
+        tests: the rows of `vitkit.verbs.drift.Drift`.
         shares: for each class, the fraction of the earlier images and the fraction of the photographs for which the
             class is predicted.
-        strangers: the paths of the photographs that differ most from the earlier images, with the lines of their
+        unfamiliar: the paths of the photographs that differ most from the earlier images, with the lines of their
             captions.
         notes: remarks on the comparison.
         level: the probability of a false alarm.
@@ -199,7 +199,7 @@ def write_watch(
         *_shares(shares),
         "<h2>Photographs that differ most</h2>",
         f"<p>{_ORDER}</p>",
-        _photographs(strangers),
+        _photographs(unfamiliar),
     ]
     write_page(path, "Are these the photographs that the model was made for?", body)
 
@@ -236,6 +236,6 @@ def _bars(name: str, before: float, now: float) -> str:
     )
 
 
-def _photographs(strangers: Sequence[tuple[str, Sequence[str]]]) -> str:
-    pictures = thumbnails((Path(path) for path, _ in strangers), _THUMBNAIL)
-    return gallery([(picture, "", lines) for picture, (_, lines) in zip(pictures, strangers, strict=True)])
+def _photographs(unfamiliar: Sequence[tuple[str, Sequence[str]]]) -> str:
+    pictures = thumbnails((Path(path) for path, _ in unfamiliar), _THUMBNAIL)
+    return gallery([(picture, "", lines) for picture, (_, lines) in zip(pictures, unfamiliar, strict=True)])

@@ -1,6 +1,7 @@
 """`vitkit.doctor`: check a data set for problems before training, or review the suspected label errors of a run.
 
-The verb is `doctor`. It returns a `Checkup` of a data set, or the `SuspectedLabels` in the label_errors.csv of a run.
+The verb is `doctor`. It returns a `Checkup` of a data set, the `SuspectedLabels` in the label_errors.csv of a run, or
+the `Drift` of photographs from the images of a run.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, plural
+from vitkit.verbs.drift import Drift, compare_with_run
 from vitkit.verbs.inputs import check_choice, check_out, exclusive_out, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from vitkit.classifier import Classifier
     from vitkit.data.doctor.examine import Diagnosis
     from vitkit.data.labels import Suspect
     from vitkit.data.table import ImageTable
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 _BAR = 40  # characters of the longest bar
 _PIXELS = Preprocess(size=(224, 224))  # what a model reads if nothing else is stated
+_LEVEL = 0.05  # of the tests with `against`
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,6 +111,8 @@ def doctor(
     data: str | Path,
     out: Path | str | None = None,
     *,
+    against: str | Path | Classifier | None = None,
+    level: float = _LEVEL,
     labels: Path | str | None = None,
     data_root: Path | str | None = None,
     preprocess: str | PreprocessLike | None = None,
@@ -114,22 +120,29 @@ def doctor(
     follow_links: bool = False,
     force: bool = False,
     progress: Progress = silent,
-) -> Checkup | SuspectedLabels:
+) -> Checkup | SuspectedLabels | Drift:
     """Check a data set for problems: broken files, copies across splits, copies with different labels, tiny classes.
 
     Every file is decoded only once: later calls recognise files by their content. If a picture is in two splits or has
     two labels, results cannot be trusted, and the command exits with 1. For a run's label_errors.csv, the suspected
     label errors are listed instead.
 
+    With `against`, the photographs need no labels. Statistical tests compare the predicted classes and confidences of
+    the photographs, and their scores for unfamiliar images, with those of the validation and test images that the run
+    has recorded. If a difference is significant, the command exits with 1.
+
         >>> import vitkit
         >>> vitkit.doctor("digits").lines()[-1]
         'nothing wrong was found'
 
-    On the command line: `vitkit doctor digits`.
+    On the command line: `vitkit doctor digits`, or `vitkit doctor photos --against runs/digits-1`.
 
     Args:
         data: a folder, a CSV file, or the name of a data set; or the label_errors.csv of a run.
         out: also write an HTML page with pictures.
+        against: a run or model folder, or a file that was exported from one: check whether the photographs in `data` (a
+            folder, an image or a glob pattern) are similar to its validation and test images.
+        level: with `against`, the probability of a false alarm, above 0 and below 1.
         labels: a label file (CSV: path, label), whose rows take precedence over the labels of the data. For
             label_errors.csv, the suspected label errors that the label file has decided are not listed: those with a
             row that was added since the run or that confirms the label.
@@ -149,6 +162,14 @@ def doctor(
     from vitkit.data.labels import is_list_of_suspects
 
     out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)
+    if against is not None:
+        given = {"--labels": labels, "--data-root": data_root, "--preprocess": preprocess}
+        others = [flag for flag, value in given.items() if value is not None]
+        if others or layout != "auto":
+            raise VitkitError(f"--against compares unlabelled photographs: leave out {(others or ['--layout'])[0]}")
+        return compare_with_run(against, data, out, level, follow_links=follow_links, force=force)
+    if level != _LEVEL:
+        raise VitkitError("--level is the level of the tests with --against: add --against RUN, or leave it out")
     if is_list_of_suspects(data):
         if layout != "auto" or follow_links or preprocess is not None:
             raise VitkitError(

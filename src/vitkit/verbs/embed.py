@@ -25,6 +25,7 @@ from vitkit.verbs.inputs import (
     find_pictures,
     labels_by_path,
     of_shard,
+    open_images_and_words,
     open_model,
     path_of,
     source_folders,
@@ -55,8 +56,8 @@ class Embeddings(Result):
         features: the features of the images in `paths`: (n, D), or (n, h * w, D) for `patches`.
         what: the kind of features: `head`, `class`, `mean` or `patches`.
         errors: the reason why an image could not be read, by path.
-        nearest: the images most similar to `near` and their cosine similarities, the most similar first; empty without
-            `near`.
+        nearest: the images most similar to `near` or `text` and their cosine similarities, the most similar first;
+            empty without both.
         out: the file with the features; None if none was written.
         notes: assumptions about the model, and folders that were left out.
         labels: the label of each image in `paths`, empty if the label file has no row for it; None without a label
@@ -143,6 +144,7 @@ def embed(
     out: Path | str | None = None,
     what: Features = "head",
     near: Path | str | None = None,
+    text: str | None = None,
     labels: Path | str | None = None,
     top: Annotated[int, Between(1)] = 5,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
@@ -157,7 +159,7 @@ def embed(
 ) -> Embeddings | Any:  # `EmbeddingFiles` with `cluster`; `Any` spares other callers a type check
     """Compute the features of images, to save them in an .npz file or to find the images most similar to a given one.
 
-    Images are decoded and preprocessed as for predictions.
+    Images are decoded and preprocessed as for predictions. With CLIP or SigLIP, images can also be found by a text.
 
         import vitkit
 
@@ -177,9 +179,11 @@ def embed(
         what: the kind of features: `head` is the input of the head, `class` the class token, `mean` the mean of the
             patch tokens, and `patches` all patch tokens.
         near: find the images most similar to this one.
+        text: find the images that match this text best, with CLIP or SigLIP. The text is used unchanged, without a
+            template.
         labels: a label file (CSV: path, label). Images that the file excludes are left out, and the labels of the
             others are part of the result.
-        top: with `near`, the number of images to list.
+        top: with `near` or `text`, the number of images to list.
         preprocess: the preprocessing of images, as settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
             preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
@@ -201,6 +205,8 @@ def embed(
         OSError: `out` cannot be written.
     """
     names, held = split_sources(sources)
+    if text is not None:
+        _check_text(text, near, what, is_divided=shard is not None or cluster is not None)
     if held and labels is not None:
         raise VitkitError("--labels requires files, and these are pictures in memory")
     out, near = path_of(out), path_of(near)
@@ -233,13 +239,21 @@ def embed(
             tally = tally_parquet(folder)
         return EmbeddingFiles(out, tally.images, tally.unreadable, in_words(computation), tuple(notes.lines))
     with exclusive_out(out, force=force):
-        classifier = open_model(model, notes, device, preprocess)
+        query = None
+        if text is None:
+            classifier = open_model(model, notes, device, preprocess)
+        else:
+            words = open_images_and_words(model, notes, preprocess)
+            query = words.vectors([text])[0].numpy()
+            classifier = words.images.to(device)
         classifier.preprocess.check_known()
         collected = _embed(classifier, held or paths, what, batch_size)
         known_labels = None if label_of is None else tuple(label_of[path] for path in collected.paths)
         if out is not None:
             _write(out, collected, what, known_labels)
-    nearest = () if near is None else _nearest(_query(classifier, near, what), collected, top)
+    if near is not None:
+        query = _query(classifier, near, what)
+    nearest = () if query is None else _nearest(query, collected, top)
     return Embeddings(
         paths=tuple(collected.paths),
         features=collected.features,
@@ -322,6 +336,17 @@ def _check(out: Path | None, near: Path | None, what: str, sources: list[str]) -
         raise VitkitError(f"--near {near}: no such file")
     if out is not None:
         check_out(out, (".npz",), source_folders(sources))
+
+
+def _check_text(text: str, near: Path | str | None, what: Features, *, is_divided: bool) -> None:
+    if not text.strip():
+        raise VitkitError("the text to search for is empty")
+    if near is not None:
+        raise VitkitError("--text and --near are two ways to search for images: use only one of them")
+    if what != "head":
+        raise VitkitError(f"--text compares the vectors of CLIP or SigLIP: leave out --what {what}")
+    if is_divided:
+        raise VitkitError("--text needs the features of all images: leave out --shard and --cluster")
 
 
 def _embed(classifier: Classifier, images: Sequence[Source], what: Features, batch_size: int) -> _FeatureCollector:

@@ -589,7 +589,8 @@ def _answer(
 def _difference(classifier: Classifier, answered: Sequence[tuple[int, float]]) -> str | None:
     """Return a note if photographs differ from the validation and test images, so that promises may not hold.
 
-    The classes and the confidences are compared, as `vitkit watch` does. The result is None if they do not differ.
+    The classes and the confidences are compared, as by `vitkit doctor --against`. The result is None if they do not
+    differ.
     """
     import numpy as np
 
@@ -605,7 +606,7 @@ def _difference(classifier: Classifier, answered: Sequence[tuple[int, float]]) -
     images = plural(len(answered), "photograph differs", "photographs differ")
     return (
         f"{images} from the images of the run ({', '.join(test.title for test in tests)}), so --accuracy promises "
-        "nothing about them: `vitkit watch` shows how they differ"
+        "nothing about them: `vitkit doctor PHOTOS --against RUN` shows how they differ"
     )
 
 

@@ -1,29 +1,23 @@
-"""`vitkit.watch`: check whether photographs are similar to the validation and test images of a model."""
+"""`vitkit.doctor` with `against`: check whether photographs are similar to the images of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import islice
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, ignore, progress, silent
-from vitkit.text.arguments import Between, check_arguments
+from vitkit.system.progress import ignore, progress
 from vitkit.text.cells import aligned, harmless, plural
 from vitkit.verbs.inputs import (
-    BackendName,
-    PrecisionName,
-    check_choice,
     check_out,
     exclusive_out,
     find_pictures,
     open_model,
-    path_of,
     source_folders,
     source_names,
 )
@@ -35,12 +29,12 @@ if TYPE_CHECKING:
     from vitkit.inference.trust import Trust
 
 _BLOCK = 256  # images whose scores are computed at a time
-_LISTED = 10  # photographs in the printed list
+_SHOWN, _LISTED = 24, 10  # photographs that differ most: in the result and its page, and in the printed list
 _FEW = 30  # photographs; with fewer, only large differences are noticed
 
 
 @dataclass(frozen=True)
-class Stranger:
+class Unfamiliar:
     """A photograph, with its predicted class and its familiarity.
 
     Attributes:
@@ -63,13 +57,13 @@ class Stranger:
 
 
 @dataclass(frozen=True, repr=False)
-class Watch(Result):
+class Drift(Result):
     """The comparison of photographs with the validation and test images of a model.
 
         import vitkit
 
-        watch = vitkit.watch("runs/digits-1", "docs/pictures", level=0.01)
-        print(watch.verdict, watch.tests, watch.shares)
+        drift = vitkit.doctor("docs/pictures", against="runs/digits-1", level=0.01)
+        print(drift.verdict, drift.tests, drift.shares)
 
     Attributes:
         model: the name of the model.
@@ -84,7 +78,7 @@ class Watch(Result):
         detectable: an example of a change that is usually detected: the smallest rise of one class's fraction that is
             detected with a probability of 80 %, for this number of photographs. It is None if there are too few
             photographs, `level` is too low, or there is only one class.
-        strangers: the photographs that differ most, the least familiar first.
+        unfamiliar: the photographs that differ most, the least familiar first.
         errors: the reasons why other photographs could not be read, by path.
         computed: a description of the backend and precision of the computation.
         notes: assumptions about the model, and remarks on the comparison.
@@ -99,7 +93,7 @@ class Watch(Result):
     tests: tuple[DriftTest, ...]
     shares: dict[str, tuple[float, float]]
     detectable: DetectableRise | None
-    strangers: tuple[Stranger, ...]
+    unfamiliar: tuple[Unfamiliar, ...]
     errors: dict[str, str] = field(default_factory=dict)
     computed: str = ""
     notes: tuple[str, ...] = ()
@@ -109,6 +103,11 @@ class Watch(Result):
     def differs(self) -> bool:
         """Whether any test found a significant difference: an adjusted p-value of at most `level`."""
         return any(test.adjusted <= self.level for test in self.tests)
+
+    @property
+    def is_trustworthy(self) -> bool:
+        """Whether no test found a significant difference, so that figures of the model apply to the photographs."""
+        return not self.differs
 
     @property
     def verdict(self) -> str:
@@ -148,7 +147,7 @@ class Watch(Result):
             "tests": [{"name": test.name, **row} for test, row in zip(self.tests, self.rows(), strict=True)],
             "shares": {name: {"before": before, "now": now} for name, (before, now) in self.shares.items()},
             "detectable": None if self.detectable is None else vars(self.detectable),
-            "strangers": [vars(stranger) for stranger in self.strangers],
+            "unfamiliar": [vars(photo) for photo in self.unfamiliar],
             "errors": self.errors,
             "computed": self.computed,
             "notes": list(self.notes),
@@ -158,7 +157,7 @@ class Watch(Result):
         """Return the verdict, the tests as a table, and the photographs that differ most."""
         heads = ("", "images of the run", "these photographs", "p", "adjusted")
         rows = [(test.title, test.before, test.now, f"{test.p:.4f}", f"{test.adjusted:.4f}") for test in self.tests]
-        strangers = [each.cells() for each in islice(self.strangers, _LISTED)]
+        unfamiliar = [each.cells() for each in islice(self.unfamiliar, _LISTED)]
         errors = islice(self.errors.items(), _LISTED)
         chance = f"{100 * self.level:g}% of comparisons in which nothing differs"
         return [
@@ -168,7 +167,8 @@ class Watch(Result):
             self.detection,
             "",
             "photographs that differ most:",
-            *aligned([("path", "label", "confidence", "familiar"), *strangers]),
+            *aligned([("path", "label", "confidence", "familiar"), *unfamiliar]),
+            *(f"note: {note}" for note in self.notes),
             *(f"note: {harmless(path)} cannot be read: {reason}" for path, reason in errors),
             *([f"with photographs: {self.out}"] if self.out is not None else []),
         ]
@@ -192,77 +192,35 @@ class Watch(Result):
         return f"<p>{escape(self.verdict)}</p>" + table_of_tests(self.rows())
 
 
-@check_arguments
-def watch(
+def compare_with_run(
     model: str | Path | Classifier,
-    sources: str | Path | Iterable[str | Path],
+    photos: str | Path,
+    out: Path | None,
+    level: float,
     *,
-    out: Path | str | None = None,
-    level: float = 0.05,
-    top: Annotated[int, Between(1)] = 24,
-    backend: BackendName = "auto",
-    precision: PrecisionName = "auto",
-    batch_size: Annotated[int | None, Between(1)] = None,
-    device: DeviceName = "auto",
-    force: bool = False,
-    note: Say = ignore,
-    progress: Progress = silent,
-) -> Watch:
-    """Check whether photographs are similar to the validation and test images of a model.
-
-    Statistical tests compare the predicted classes and confidences of the photographs with those of the validation and
-    test images, which the run has recorded. If the model has a score for unfamiliar images, the scores of the
-    photographs are compared with the recorded scores of the validation images. If a difference is significant, the
-    command exits with 1. The p-values are adjusted for the number of tests. Therefore the probability of a false alarm
-    is at most `level`.
-
-        import vitkit
-
-        print(vitkit.watch("runs/digits-1", "docs/pictures").verdict)
-
-    On the command line: `vitkit watch runs/digits-1 photos --out watch.html`.
-
-    Args:
-        model: a run or model folder, or a file that was exported from one. A classifier in memory is accepted, too.
-        sources: images, folders (including their sub-folders), or glob patterns.
-        out: also write an HTML page with the photographs that differ most.
-        level: the probability of a false alarm, above 0 and below 1.
-        top: the number of photographs to list, beginning with those that differ most.
-        backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
-        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
-            float32; `float16` is for GPUs without bfloat16.
-        batch_size: the number of images in a batch; by default a value that suits the backend.
-        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
-        force: overwrite `out`.
-        note: called with each note of the result as soon as it is added.
-        progress: called with the current task, the number of finished items and the total number of items.
-
-    Raises:
-        VitkitError: the model cannot be loaded or has no record of validation images, no image can be read, a value is
-            not allowed, or `out` exists.
-        OSError: `out` cannot be written.
-    """
-    check_choice("--device", device, DeviceName)
+    follow_links: bool,
+    force: bool,
+) -> Drift:
+    """Check whether photographs are similar to the validation and test images of a model; see `vitkit.doctor`."""
     if not 0 < level < 1:
         raise VitkitError(f"--level {level} must be above 0 and below 1")
-    names, out = source_names(sources), path_of(out)
+    names, notes = source_names(photos), Notes(ignore)
     if out is not None:
         check_out(out, (".html",), source_folders(names))
-    notes = Notes(note)
-    paths, _ = find_pictures(names, notes)
+    paths, _ = find_pictures(names, notes, follow_links=follow_links)
     paths = list(dict.fromkeys(paths))
     with exclusive_out(out, force=force):
         classifier = open_model(model, notes)
         trust = _trust_of(classifier, model, notes)
-        classifier = classifier.use(backend, precision, len(paths), say=notes, device=device)
-        looks, strangers, errors = _look(classifier, trust, paths, batch_size, top)
-        if len(looks) < _FEW:
-            notes(f"with {plural(len(looks), 'photograph', 'photographs')}, only large differences are noticed")
-        result = _compare(classifier, trust, looks, strangers, errors, level, notes, _name_of(model), out)
+        classifier = classifier.use(images=len(paths), say=notes)
+        sample, unfamiliar, errors = _read(classifier, trust, paths)
+        if len(sample) < _FEW:
+            notes(f"with {plural(len(sample), 'photograph', 'photographs')}, only large differences are noticed")
+        result = _compare(classifier, trust, sample, unfamiliar, errors, level, notes, _name_of(model), out)
         if out is not None:
-            from vitkit.reporting.dataset_report import write_watch
+            from vitkit.reporting.dataset_report import write_drift
 
-            write_watch(
+            write_drift(
                 out,
                 result.verdict,
                 result.rows(),
@@ -304,17 +262,17 @@ def _trust_of(classifier: Classifier, model: str | Path | Classifier, notes: Not
     return trust
 
 
-def _look(
-    classifier: Classifier, trust: Trust, paths: Sequence[str], batch_size: int | None, top: int
-) -> tuple[Sample, tuple[Stranger, ...], dict[str, str]]:
+def _read(
+    classifier: Classifier, trust: Trust, paths: Sequence[str]
+) -> tuple[Sample, tuple[Unfamiliar, ...], dict[str, str]]:
     """Return the values for the tests, the photographs that differ most, and the errors of unreadable ones by path."""
     import numpy as np
 
     from vitkit.evaluation.drift import Sample
 
     K, parts = len(classifier.classes), list[Sample]()
-    errors, strangers, done = dict[str, str](), list[tuple[tuple[float, ...], Stranger]](), 0
-    outcomes = classifier.logits_and_features(paths, batch_size)
+    errors, unfamiliar, done = dict[str, str](), list[tuple[tuple[float, ...], Unfamiliar]](), 0
+    outcomes = classifier.logits_and_features(paths)
     while block := list(islice(outcomes, _BLOCK)):
         done += len(block)
         progress("comparing", done, len(paths))
@@ -323,44 +281,44 @@ def _look(
         if not named:
             continue
         rows = np.stack([row for _, row in named])
-        looks = Sample.of(trust, classifier.calibrated(rows[:, :K]), rows[:, K:])
+        sample = Sample.of(trust, classifier.calibrated(rows[:, :K]), rows[:, K:])
         familiar = None if trust.unknown is None else trust.unknown.of(rows[:, K:])
         for i, (path, _) in enumerate(named):
-            value, confidence = None if familiar is None else float(familiar[i]), 1 - float(looks.doubt[i])
-            stranger = Stranger(path, classifier.classes[looks.predicted[i]], confidence, value)
-            strangers.append(((1.0 if value is None else value, confidence), stranger))
-        strangers = sorted(strangers, key=lambda pair: pair[0])[:top]
-        parts.append(looks)
+            value, confidence = None if familiar is None else float(familiar[i]), 1 - float(sample.doubt[i])
+            photo = Unfamiliar(path, classifier.classes[sample.predicted[i]], confidence, value)
+            unfamiliar.append(((1.0 if value is None else value, confidence), photo))
+        unfamiliar = sorted(unfamiliar, key=lambda pair: pair[0])[:_SHOWN]
+        parts.append(sample)
     if not parts:
         raise VitkitError(f"none of the {len(paths)} images can be read; the first: {next(iter(errors.values()))}")
-    return Sample.joined(parts), tuple(stranger for _, stranger in strangers), errors
+    return Sample.joined(parts), tuple(photo for _, photo in unfamiliar), errors
 
 
 def _compare(
     classifier: Classifier,
     trust: Trust,
-    looks: Sample,
-    strangers: tuple[Stranger, ...],
+    sample: Sample,
+    unfamiliar: tuple[Unfamiliar, ...],
     errors: dict[str, str],
     level: float,
     notes: Notes,
     name: str,
     out: Path | None,
-) -> Watch:
+) -> Drift:
     from vitkit.evaluation.drift import Sample, detectable_rise, drift_tests, shares_of
 
     before = Sample.recorded(trust)
-    first, second = (shares_of(each, classifier.classes) for each in (before, looks))
-    return Watch(
+    first, second = (shares_of(each, classifier.classes) for each in (before, sample))
+    return Drift(
         model=name,
-        images=len(looks),
+        images=len(sample),
         validation_images=len(trust.held_out),
         test_images=0 if trust.tests is None else len(trust.tests),
         level=level,
-        tests=drift_tests(before, looks, classifier.classes),
+        tests=drift_tests(before, sample, classifier.classes),
         shares={name: (first[name], second[name]) for name in classifier.classes},
-        detectable=detectable_rise(before, len(looks), classifier.classes, level),
-        strangers=strangers,
+        detectable=detectable_rise(before, len(sample), classifier.classes, level),
+        unfamiliar=unfamiliar,
         errors=errors,
         computed=classifier.computed,
         notes=tuple(notes.lines),
@@ -368,7 +326,7 @@ def _compare(
     )
 
 
-def _captions(result: Watch) -> list[tuple[str, tuple[str, ...]]]:
+def _captions(result: Drift) -> list[tuple[str, tuple[str, ...]]]:
     """Return the path and the caption lines of each photograph that differs most."""
     return [
         (
@@ -379,5 +337,5 @@ def _captions(result: Watch) -> list[tuple[str, tuple[str, ...]]]:
                 Path(each.path).name,
             ),
         )
-        for each in result.strangers
+        for each in result.unfamiliar
     ]

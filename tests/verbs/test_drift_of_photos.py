@@ -1,4 +1,4 @@
-"""`vitkit watch`: from a run and photographs to a verdict, a page, and an exit code."""
+"""`vitkit doctor --against`: from a run and photographs to a verdict, a page, and an exit code."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def photographs(folder: Path, counts: dict[str, int], seed: int, noise: float = 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("watch")
+    root = tmp_path_factory.mktemp("drift")
     data = runs.photos(root / "photos", images=60, noise=60, seed=3)
     return train(runs.quick(data, split=(0.4, 0.6, 0.0), epochs=3), root / "run", say=lambda _: None)
 
 
 def test_photographs_like_those_of_the_training_are_not_different(run: Path, tmp_path: Path, vitkit: Any) -> None:
     now = photographs(tmp_path / "now", dict.fromkeys(runs.COLOURS, 30), 1)
-    result = package.watch(run, now, **EXACT)
+    result = package.doctor(now, against=run)
     assert not result.differs and result.images == 90
     trust = load(run).held_out
     assert trust is not None and result.validation_images == len(trust.held_out)
-    outcome = vitkit("watch", run, now, "--backend", "eager", "--precision", "float32")
+    outcome = vitkit("doctor", now, "--against", run)
     assert outcome.code == 0 and "no difference between 90 photographs" in outcome.out
     assert result.detection in outcome.out
     assert result.detectable is not None and result.detectable.before == result.shares[result.detectable.name][0]
@@ -64,10 +64,10 @@ def test_photographs_like_those_of_the_training_are_not_different(run: Path, tmp
 
 def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: Any) -> None:
     now = photographs(tmp_path / "now", {"red": 120, "green": 30, "blue": 30}, 1)
-    result = package.watch(run, now, **EXACT)
+    result = package.doctor(now, against=run)
     assert [test.name for test in result.tests if test.adjusted <= 0.05][:1] == ["classes"]
     assert result.shares["red"][1] == pytest.approx(2 / 3, abs=0.05)
-    outcome = vitkit("watch", run, now, "--json", "--backend", "eager", "--precision", "float32")
+    outcome = vitkit("doctor", now, "--against", run, "--json")
     told = json.loads(outcome.out)
     assert outcome.code == 1 and told["differs"] and told["tests"][0]["name"] == "classes"
     assert told == json.loads(json.dumps(result.to_dict()))
@@ -85,7 +85,7 @@ def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
     assert Counter(names) == Counter(row["predicted"] for row in rows)
     assert sorted(1 - trust.tests.doubt) == pytest.approx(sorted(float(row["confidence"]) for row in rows), abs=1e-4)
     now = photographs(tmp_path / "now", dict.fromkeys(runs.COLOURS, 30), 1)
-    result = package.watch(run, now, **EXACT)
+    result = package.doctor(now, against=run)
     assert (result.validation_images, result.test_images) == (len(trust.held_out), len(rows))
     assert any("of the validation images alone" in note for note in result.notes)
     assert f"the {len(trust.held_out)} validation and {len(rows)} test images" in result.verdict
@@ -93,9 +93,9 @@ def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
     assert result.shares["red"][0] == pytest.approx((both == load(run).classes.index("red")).mean())
     bare = load(run)
     bare.trust = replace(trust, tests=None).to_bytes()
-    alone = package.watch(bare, now, **EXACT)
+    alone = package.doctor(now, against=bare)
     bare.trust = replace(trust, held_out=replace(trust.held_out, folds=3)).to_bytes()
-    assert any("a model of the other folds (of 3)" in note for note in package.watch(bare, now, **EXACT).notes)
+    assert any("a model of the other folds (of 3)" in note for note in package.doctor(now, against=bare).notes)
     assert not alone.notes and alone.test_images == 0 and "validation images of" in alone.verdict
     assert [test.p for test in alone.tests][2:] == [test.p for test in result.tests][2:], "scores are of validation"
 
@@ -105,22 +105,22 @@ def test_other_pictures_are_reported_and_listed_first(run: Path, tmp_path: Path)
     for i in range(30):
         Image.new("RGB", (16, 16), (255, 255, 8 * i)).save(now / f"strange{i}.png")
     (now / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    result = package.watch(run, now, top=12, **EXACT)
-    assert result.differs and len(result.strangers) == 12
-    assert sum("strange" in each.path for each in result.strangers) >= 9
+    result = package.doctor(now, against=run)
+    assert result.differs and len(result.unfamiliar) == 24
+    assert sum("strange" in each.path for each in result.unfamiliar) >= 18
     assert [Path(path).name for path in result.errors] == ["broken.png"]
-    values = [each.familiar for each in result.strangers]
+    values = [each.familiar for each in result.unfamiliar]
     assert values == sorted(values)  # type: ignore[type-var]
     rows = {row.path: row.familiar for row in package.predict(run, now, **EXACT)}
-    assert all(rows[each.path] == pytest.approx(each.familiar, abs=1e-6) for each in result.strangers)
+    assert all(rows[each.path] == pytest.approx(each.familiar, abs=1e-6) for each in result.unfamiliar)
 
 
-def test_an_exported_file_watches_as_well(run: Path, tmp_path: Path) -> None:
+def test_an_exported_file_is_compared_as_well(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     now = photographs(tmp_path / "now", {"red": 40, "green": 10, "blue": 10}, 1)
     out = tmp_path / "model.onnx"
     export(load(run), out, Pictures("photographs", tuple(sorted(now.iterdir()))[:4]))
-    first, second = package.watch(run, now, **EXACT), package.watch(out, now)
+    first, second = package.doctor(now, against=run), package.doctor(now, against=out)
     assert [test.name for test in second.tests] == [test.name for test in first.tests]
     assert [test.p for test in second.tests] == pytest.approx([test.p for test in first.tests], abs=0.2)
     assert second.shares["red"] == pytest.approx(first.shares["red"], abs=0.05)
@@ -128,42 +128,42 @@ def test_an_exported_file_watches_as_well(run: Path, tmp_path: Path) -> None:
 
 def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> None:
     now = photographs(tmp_path / "now", {"red": 2}, 1)
-    few = package.watch(run, now, **EXACT)
+    few = package.doctor(now, against=run)
     assert any("only large differences" in note for note in few.notes)
     assert few.detectable is None and few.detection.endswith("there is one class, too few images, or a low level")
     with pytest.raises(VitkitError, match=r"--level 1\.0 must be above 0 and below 1"):
-        package.watch(run, now, level=1.0)
+        package.doctor(now, against=run, level=1.0)
     with pytest.raises(VitkitError, match="nothing is written next to the photographs"):
-        package.watch(run, now, out=now / "watch.html")
+        package.doctor(now, now / "drift.html", against=run)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.png").write_bytes(b"no picture")
     with pytest.raises(VitkitError, match="none of the 1 images can be read"):
-        package.watch(run, tmp_path / "empty", **EXACT)
+        package.doctor(tmp_path / "empty", against=run)
     classifier = load(run)
     trust = classifier.held_out
     assert trust is not None
     classifier.trust = Trust(trust.held_out).to_bytes()
-    result = package.watch(classifier, now, **EXACT)
+    result = package.doctor(now, against=classifier)
     assert [test.name for test in result.tests] == ["classes", "confidence"]
     assert any("no score for unknown images" in note for note in result.notes)
     classifier.trust = None
     with pytest.raises(VitkitError, match="has no record of validation images"):
-        package.watch(classifier, now)
+        package.doctor(now, against=classifier)
 
 
 @pytest.mark.parametrize("size", ["phone", "desk"])
 def test_the_page_fits_and_names_what_differs(run: Path, tmp_path: Path, size: str, browser: Browser) -> None:
     now = photographs(tmp_path / "now", {"red": 60, "green": 10, "blue": 10}, 1)
-    page_file = tmp_path / "watch.html"
-    result = package.watch(run, now, out=page_file, top=8, **EXACT)
+    page_file = tmp_path / "drift.html"
+    result = package.doctor(now, page_file, against=run)
     assert result.out == page_file and result.differs
     with pytest.raises(VitkitError, match="exists"):
-        package.watch(run, now, out=page_file, **EXACT)
+        package.doctor(now, page_file, against=run)
     with watched(browser, size, has_script=False) as page:
         page.goto(page_file.as_uri())
         assert page.get_by_text("No", exact=True).is_visible()
         assert result.verdict in page.inner_text("main") and result.detection[1:] in page.inner_text("main")
-        assert page.locator("figure img").count() == 8
+        assert page.locator("figure img").count() == 24
         assert page.locator("td strong").all_inner_texts()[0] == "predicted classes"
         assert is_within(page)
     if size == "desk":
@@ -188,6 +188,6 @@ def test_the_server_counts_what_is_compared(run: Path, tmp_path: Path) -> None:
     at_most = float(values['vitkit_familiar_bucket{le="0.25",model="run"}'])
     assert len(unknown) == 8 and at_most == sum(value <= 0.25 for value in unknown)
     assert float(values['vitkit_confidence_count{model="run"}']) == 8
-    before = package.watch(run, now, **EXACT).shares
+    before = package.doctor(now, against=run).shares
     for name, (share, _) in before.items():
         assert float(values[f'vitkit_expected_share{{label="{name}",model="run"}}']) == pytest.approx(share)
