@@ -1,7 +1,7 @@
 """Speed of later architectures beside timm's: `python benchmarks/later.py [--batch 8] [--rounds 15] [--smoke]`.
 
 Each of timm's models is built with random weights, which vitkit loads from timm's layout. The eager backend (`vitkit
-predict --backend eager --precision float32`) as it is, by `--plan packed-fused`, and timm's model then take their turn
+predict --backend eager --precision float32`) as it is, by the plan packed-fused, and timm's model then take their turn
 in one process (A B C A B C ...).
 """
 

@@ -22,7 +22,7 @@ from vitkit.data.table import check_names
 from vitkit.errors import VitkitError
 from vitkit.inference.pipeline import BATCH, BATCH_ALONE, Images, flow, try_read, unless_short
 from vitkit.inference.prediction import Prediction, Ranking, rank
-from vitkit.inference.trust import NOT_MERGED, PredictionRules, Trust, parsed, rules_for
+from vitkit.inference.trust import PredictionRules, Trust, parsed, rules_for
 from vitkit.inference.unknown import Unknown
 from vitkit.system.environment import check_precision, choose_device
 from vitkit.system.progress import Say, ignore
@@ -55,9 +55,9 @@ class Outputs(NamedTuple):
 
 def computed_in_words(computation: Mapping[str, Any]) -> str:
     """Return `Classifier.computation` as a short text, such as `openvino, bfloat16`."""
-    merged, plan = computation["merge"], computation["plan"]
-    words = [computation["backend"], computation["precision"], *([f"plan {plan}"] if plan not in ("", "plain") else [])]
-    return ", ".join([*words, *([f"merging {merged} patches a layer"] if merged else [])])
+    plan = computation["plan"]
+    named = [f"plan {plan}"] if plan not in ("", "plain") else []
+    return ", ".join([computation["backend"], computation["precision"], *named])
 
 
 @dataclass(repr=False)
@@ -236,7 +236,6 @@ class Classifier:
         backend: str = "auto",
         precision: str = "auto",
         images: int | None = None,
-        merge: int = 0,
         plan: str = "auto",
         say: Say = ignore,
         device: str = "auto",
@@ -249,25 +248,23 @@ class Classifier:
             precision: `float32`, `bfloat16` or, on a GPU, `float16`; `auto` is bfloat16 if the hardware has
                 instructions for it, else float32.
             images: the expected number of images, by which `auto` chooses; None means that there are many.
-            merge: number of patches that every layer merges with others; only with backend `eager`.
             plan: the way in which `eager` computes on a CPU. `auto` is the fastest plan; in float32, it is `plain` if
                 fewer than 500 images are expected.
             say: a function that is called with lines of text about the measured speeds.
             device: `cpu`, `cuda` or `mps`, for the backend; `auto` is the model's device, or a GPU if there is one.
             features: whether the backend also computes the input of the head, which the score for unknown images
-                requires. None means that it does so if the classifier has such a score and no patches are merged.
+                requires. None means that it does so if the classifier has such a score.
 
         Raises:
-            VitkitError: the backend, precision, plan or device does not exist or does not work here, or the model's
-                patches cannot be merged.
+            VitkitError: the backend, precision, plan or device does not exist or does not work here.
         """
         from vitkit.inference.backends import open_runner
         from vitkit.model.build import with_features
 
         if features is None:
-            features = not merge and self._by(None).unknown is not None
+            features = self._by(None).unknown is not None
         model = with_features(self.model) if features else self.model
-        runner = open_runner(model, backend, precision, images, merge, plan, say, device)
+        runner = open_runner(model, backend, precision, images, plan, say, device)
         return self._by(runner, has_features=features)
 
     def with_views(self, names: str) -> Classifier:
@@ -312,9 +309,9 @@ class Classifier:
 
     @property
     def computation(self) -> dict[str, Any]:
-        """The settings of the computation: `backend`, `precision`, `plan` (empty if there is only one) and `merge`."""
-        merged, plan = (0, "") if self.runner is None else (self.runner.merged, self.runner.plan)
-        return {"backend": self.backend, "precision": self.precision, "plan": plan, "merge": merged}
+        """The settings of the computation: `backend`, `precision` and `plan` (empty if there is only one)."""
+        plan = "" if self.runner is None else self.runner.plan
+        return {"backend": self.backend, "precision": self.precision, "plan": plan}
 
     @property
     def computed(self) -> str:
@@ -579,7 +576,7 @@ class Classifier:
 
         Raises:
             VitkitError: the model was not calibrated on enough held-out images, a value is not allowed, or rules are
-                requested although several views are averaged or patches are merged.
+                requested although several views are averaged.
         """
         requested = coverage is not None or accuracy is not None or unknown is not None
         if requested and self.views is not None:
@@ -587,8 +584,6 @@ class Classifier:
                 "--coverage, --accuracy and --unknown were fitted to single views of validation images, which --tta "
                 "changes: leave out --tta, or these flags"
             )
-        if requested and self.computation["merge"]:
-            raise VitkitError(NOT_MERGED)
         return rules_for(
             self.held_out if requested else None,
             coverage=coverage,

@@ -785,9 +785,3 @@ def test_a_disk_full_of_pictures_is_told_and_keeps_the_rows(
     assert len(outcome.err.splitlines()) == 1
     assert drawn("drawn") == [f"img{i}.png.png" for i in (1, 2, 3)]
     assert len((here / "out.csv.partial").read_text().splitlines()) == 1 + 3
-
-
-@pytest.mark.parametrize("flag", ["--coverage", "--accuracy", "--unknown"])
-def test_what_was_fitted_without_merging_is_refused_with_it(vitkit: Any, trained: Path, flag: str) -> None:
-    outcome = vitkit("predict", trained, trained, flag, "0.5", "--merge", "2")
-    assert outcome.code == 2 and "leave out --merge, or these flags" in outcome.err

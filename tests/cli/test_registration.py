@@ -24,7 +24,7 @@ import torch
 from vitkit.inference.backends.registry import Backend, register
 
 class Toy:
-    backend, precision, is_concurrent, merged, plan = "toy", "float32", True, 0, ""
+    backend, precision, is_concurrent, plan = "toy", "float32", True, ""
 
     def __call__(self, images):
         return torch.tensor([0.0, 0, 9, 0, 0, 0, 0]).repeat(len(images), 1)

@@ -20,7 +20,7 @@ from vitkit.data import Preprocess, Views
 from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, export, load_exported
 
-EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32", "plan": "plain"}
+EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
 VIEWS = ("flip", "crops", "flip,crops")
 
 

@@ -59,7 +59,7 @@ def predictions(paths: Sequence[str], seed: int = 0) -> list[Prediction]:
     return made
 
 
-COMPUTATION = {"backend": "eager", "precision": "float32", "plan": "", "merge": 0}
+COMPUTATION = {"backend": "eager", "precision": "float32", "plan": ""}
 
 
 def write(out: Path, form: RowFormat, made: Sequence[Prediction], stock: Stock | None = None) -> list[str]:

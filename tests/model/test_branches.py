@@ -13,7 +13,7 @@ from torch import nn
 from tiny import build, images, tiny
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
-from vitkit.inference import Branch, branches, in_order, merge, prepare
+from vitkit.inference import Branch, branches, in_order, prepare
 from vitkit.model import MLP, VisionTransformer, ViTConfig, variants
 from vitkit.weights import refuse
 
@@ -28,7 +28,6 @@ def emit(model: VisionTransformer) -> object:
 COMPUTE: dict[str, Compute] = {
     "optimized": prepare,
     "graph_builder": emit,
-    "token_merging": lambda model: merge(model, 1),
     "explanation": lambda model: next(iter(attention_maps(model, images(1)))),
 }
 
@@ -43,7 +42,6 @@ class Later(ViTConfig):
 WHO = {
     "optimized": "the optimised model",
     "graph_builder": "the graph builder",
-    "token_merging": "token merging",
     "explanation": "attention maps",
 }
 

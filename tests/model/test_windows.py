@@ -17,7 +17,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps, can_explain, gradient_rollout, rollout
-from vitkit.inference import merge, plain, prepare
+from vitkit.inference import plain, prepare
 from vitkit.model import VisionTransformer, ViTConfig
 from vitkit.model.vit import Attention
 from vitkit.profiling import describe
@@ -346,10 +346,7 @@ def test_a_run_trains_and_is_loaded_explained_and_exported(
 @few
 def test_what_needs_other_tokens_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     name = fields["attention"]
-    model = build(**fields, num_classes=5)
-    with pytest.raises(VitkitError, match=f"token merging cannot be used with attention='{name}'.*leave out --merge"):
-        merge(model, 1)
-    saved(model, tmp_path / "model")
+    saved(build(**fields, num_classes=5), tmp_path / "model")
     for to, end in (("timm", ".safetensors"), ("hf", ""), ("npz", ".npz")):
         with pytest.raises(VitkitError, match=f"layout cannot express attention '{name}'"):
             vitkit.convert(tmp_path / "model", tmp_path / f"written{end}", to=to)

@@ -17,7 +17,8 @@ from vitkit.weights import load
 
 
 @pytest.mark.parametrize(
-    ("values", "flags"), [({}, ()), ({"split": "val", "merge": 1}, ("--split", "val", "--merge", 1))]
+    ("values", "flags"),
+    [({}, ()), ({"split": "val", "precision": "float32"}, ("--split", "val", "--precision", "float32"))],
 )
 def test_function_and_command_give_the_same_figures(
     vitkit: Any, trained: Path, tmp_path: Path, values: dict[str, Any], flags: tuple[Any, ...]
@@ -72,10 +73,8 @@ def test_an_evaluation_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> No
     [
         ({"layout": "pairs"}, "--layout 'pairs' is none of auto, classes, splits"),
         ({"layout": "classes"}, "--layout classes applies to the folders of DATA"),
-        ({"merge": -1}, "--merge must be at least 0"),
         ({"backend": "fastest"}, "fastest"),
         ({"precision": "float16"}, "float16"),
-        ({"plan": "best"}, "best"),
         ({"split": "tset"}, "tset"),
         ({"data_root": "nowhere"}, "--data-root nowhere: no such folder"),
     ],

@@ -172,6 +172,28 @@ def test_a_damaged_record_is_told_in_a_line(
         package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
 
 
+def test_the_rest_is_computed_by_the_plan_of_the_first_rows(
+    model: Path, photos: Path, tmp_path: Path, stopped: bytes
+) -> None:
+    computation = {"backend": "eager", "precision": "float32", "plan": "folded-fused"}
+    (tmp_path / "out.csv.partial.json").write_text(json.dumps(computation))
+    found = package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
+    assert found.computed == "eager, float32, plan folded-fused"
+
+
+def test_rows_of_an_earlier_version_are_continued_unless_it_merged_patches(
+    model: Path, photos: Path, tmp_path: Path, stopped: bytes
+) -> None:
+    record = tmp_path / "out.csv.partial.json"
+    computation = json.loads(record.read_text())
+    record.write_text(json.dumps(computation | {"merge": 2}))
+    with pytest.raises(VitkitError, match=r"out.csv.partial do not fit \(they were computed with --merge"):
+        package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
+    record.write_text(json.dumps(computation | {"merge": 0}))
+    package.predict(model, photos, out=tmp_path / "out.csv", batch_size=1, resume=True)
+    assert (tmp_path / "out.csv").read_bytes() == stopped
+
+
 def test_notes_are_told_and_kept(model: Path, photos: Path) -> None:
     (photos / ".hidden").mkdir()
     (photos / "1.png").rename(photos / ".hidden" / "1.png")
@@ -202,13 +224,11 @@ def test_a_place_that_another_process_writes_is_left_to_it(model: Path, photos: 
     ("values", "told"),
     [
         ({"top": 0}, "--top must be at least 1, not 0"),
-        ({"merge": -1}, "--merge must be at least 0"),
         ({"batch_size": 0}, "--batch-size must be at least 1"),
         ({"reject": 1.5}, "--reject 1.5 must be from 0 to 1"),
         ({"reject": float("nan")}, "--reject nan must be"),
         ({"backend": "fastest"}, "fastest"),
         ({"precision": "float16"}, "float16"),
-        ({"plan": "best"}, "best"),
         ({"out": "out.txt"}, "must end in .csv or .jsonl"),
         ({"resume": True}, "--resume requires --out"),
         ({"out": "photos/out.csv"}, "next to the photographs"),

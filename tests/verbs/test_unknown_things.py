@@ -234,13 +234,6 @@ def test_logits_do_not_change_by_a_bit(made: tuple[Path, Path]) -> None:
     assert wide.logits(images).equal(plain.logits(images)) and wide.logits(images).equal(classifier.logits(images))
 
 
-def test_merged_patches_have_no_score(made: tuple[Path, Path]) -> None:
-    model, photographs = made
-    assert [row.familiar for row in package.predict(model, photographs, merge=1)] == [None] * 12
-    with pytest.raises(VitkitError, match="leave out --merge, or these flags"):
-        package.predict(model, photographs, merge=1, unknown=LEVEL)
-
-
 def test_the_server_says_how_unfamiliar_pictures_look(made: tuple[Path, Path]) -> None:
     model, photographs = made
     paths = sorted(photographs.iterdir())

@@ -20,8 +20,7 @@ from tiny import largest_difference, some
 from vitkit.classifier import Classifier
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
-from vitkit.inference import merge, prepare
-from vitkit.model import VisionTransformer
+from vitkit.inference import prepare
 from vitkit.weights import inspect
 
 SIDE = 64
@@ -292,11 +291,7 @@ def test_exported_files_pass_their_gate(tmp_path: Path, name: str, kind: str) ->
 
 
 @pytest.mark.parametrize("name", some(ROTARY, QUICK))
-def test_what_needs_each_patch_in_its_place_is_refused(tmp_path: Path, name: str) -> None:
-    model = loaded(name, tmp_path).model
-    assert isinstance(model, VisionTransformer)
-    with pytest.raises(VitkitError, match=r"positions act in every layer|pool 'map'"):
-        merge(model, 2)
+def test_layouts_that_cannot_express_it_refuse(tmp_path: Path, name: str) -> None:
     for to, end in (("timm", ".safetensors"), ("npz", ".npz")):
         loaded(name, tmp_path).save(tmp_path / f"model-{to}")
         with pytest.raises(VitkitError, match="cannot express"):

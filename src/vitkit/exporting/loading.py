@@ -110,7 +110,6 @@ class Exported(Classifier):
         backend: str = "auto",
         precision: str = "auto",
         images: int | None = None,  # noqa: ARG002
-        merge: int = 0,
         plan: str = "auto",
         say: Say | None = None,  # noqa: ARG002
         device: str = "auto",
@@ -119,14 +118,12 @@ class Exported(Classifier):
         """Open the same file in another precision. The backend is determined by the file's format.
 
         Raises:
-            VitkitError: another backend or device, a plan, or merging of patches is requested, or the backend does not
-                support the precision.
+            VitkitError: another backend, another device or a plan is requested, or the backend does not support the
+                precision.
         """
         self.to(device)
-        if merge:
-            _ = self.model  # raises an error, because there is no model
         if plan != "auto":
-            raise VitkitError(f"--plan is for the model itself, not for the exported file {self.path}: leave it out")
+            raise VitkitError(f"plan {plan!r} is for the model itself, not for the exported file {self.path}")
         if backend not in ("auto", self._form.backend):
             raise VitkitError(
                 f"{self.path} runs by the backend {self._form.backend}, not {backend}: leave out --backend {backend}"

@@ -13,9 +13,7 @@ __all__, __getattr__ = public(
     __name__,
     {
         "backends": "open_runner",
-        "backends.optimized": (
-            "Branch OptimizedModel branches can_pack in_order merge merge_tokens plain prepare qkv_after_norm"
-        ),
+        "backends.optimized": "Branch OptimizedModel branches can_pack in_order plain prepare qkv_after_norm",
         "backends.registry": "BACKENDS Backend PLANS PRECISIONS Runner backend_names register",
         "backends.torch": "GAIN best build choose KernelReplay measure model_on_gpu processor",
         "trust": (

@@ -640,12 +640,14 @@ def _read_computation(partial: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     found = read_json(file)
+    if found.pop("merge", 0):  # files of earlier versions have this number
+        raise _misfit(partial, "they were computed with --merge of an earlier version")
     if {name: type(value) for name, value in found.items()} != _COMPUTATION:
         raise VitkitError(f"{file} is damaged: start again with --force, or delete it to choose the backend anew")
     return found
 
 
-_COMPUTATION = {"backend": str, "precision": str, "plan": str, "merge": int}
+_COMPUTATION = {"backend": str, "precision": str, "plan": str}
 
 
 def take_stock(out: Path, form: RowFormat, paths: Sequence[str]) -> Stock:

@@ -303,10 +303,6 @@ NOT_FITTED = (
     "one with one class per image that `vitkit train` fitted to validation images, or an export of it; models that "
     "earlier versions of vitkit trained have none"
 )
-NOT_MERGED = (
-    "--coverage, --accuracy and --unknown were fitted to predictions without --merge, which changes them: leave out "
-    "--merge, or these flags"
-)
 MOST = 20_000  # held-out images that are stored; more hardly change a quantile
 
 

@@ -1,7 +1,7 @@
 """Which fields of the configuration each consumer supports.
 
-Some code computes or describes a model without calling its `forward`: the optimised model, the graph builder, token
-merging, attention maps, and the layouts of other libraries. These are called consumers. A consumer would silently
+Some code computes or describes a model without calling its `forward`: the optimised model, the graph builder,
+attention maps, and the layouts of other libraries. These are called consumers. A consumer would silently
 ignore a field of the configuration that it does not know. It therefore first calls `check`, which raises an error that
 names the field. For layouts, `weights.formats.export.refuse` does the same.
 
@@ -10,7 +10,7 @@ A consumer supports the value of a field if one of these conditions is met:
 - The value is the default. A new field therefore does not affect the consumers until it is set.
 - The field does not affect predictions (`WITHOUT_EFFECT`).
 - The field is in `COMPUTED`. For layouts, it is in `WRITTEN` instead, or the value is in the layout's own list.
-- The value is one of `ATTENTION`, and the consumer is not token merging.
+- The value is one of `ATTENTION`.
 
 This module does not import torch.
 """
@@ -26,14 +26,12 @@ from vitkit.model.config import ViTConfig
 
 OPTIMIZED = "the optimised model"
 GRAPH = "the graph builder"
-MERGING = "token merging"
 MAPS = "attention maps"
 
 # Fields that only affect the initialisation, training or resizing of weights, and not the predictions of a model.
 WITHOUT_EFFECT = frozenset({"init", "dropout", "attention_dropout", "position_dropout", "drop_path", "position_resize"})
 ATTENTION = ("softmax", "axial", "window")  # values of `attention` that consumers compute or draw
-# Fields that `check` accepts at any value. A consumer itself refuses a value that it does not support. For example,
-# token merging refuses positions in every layer.
+# Fields that `check` accepts at any value. A consumer itself refuses a value that it does not support.
 COMPUTED = frozenset(
     {"image_size", "patch_size", "in_channels", "stem", "stem_kind", "patch_norm", "patch_bias"}  # eq. 1: patches
     | {"class_token", "distill_token", "registers", "position", "position_at", "prefix_positions", "embed_norm"}
@@ -66,15 +64,11 @@ def reason_against(config: ViTConfig, who: str) -> str | None:
 
     Args:
         config: the configuration of the model.
-        who: the consumer: `OPTIMIZED`, `GRAPH`, `MERGING` or `MAPS`.
+        who: the consumer: `OPTIMIZED`, `GRAPH` or `MAPS`.
     """
     for name, value in settings(config, COMPUTED).items():
-        why = "which would be ignored"
-        if name == "attention" and value in ATTENTION:
-            if who != MERGING:
-                continue
-            why = "which needs all patches of the grid: leave out --merge"
-        return f"{who} cannot be used with {name}={value!r} of ViTConfig, {why}"
+        if name != "attention" or value not in ATTENTION:
+            return f"{who} cannot be used with {name}={value!r} of ViTConfig, which would be ignored"
     return None
 
 

@@ -295,7 +295,7 @@ class _ClusterJob:
                 labels = [] if self.label_of is None else [self.label_of[path]]
                 yield [path, *labels, *((outcome, None) if isinstance(outcome, str) else (None, outcome.tolist()))]
 
-        return {"backend": "eager", "precision": "float32", "plan": "", "merge": 0}, compute
+        return {"backend": "eager", "precision": "float32", "plan": ""}, compute
 
 
 class _FeatureCollector:

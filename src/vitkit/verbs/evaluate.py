@@ -28,7 +28,6 @@ from vitkit.verbs.cluster import Cells, ClusterName, Compute, check_cluster, in_
 from vitkit.verbs.inputs import (
     PREPROCESS,
     BackendName,
-    PlanName,
     PrecisionName,
     check_choice,
     exclusive_out_folder,
@@ -199,8 +198,6 @@ def evaluate(
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
-    plan: PlanName = "auto",
-    merge: Annotated[int, Between(0)] = 0,
     device: DeviceName = "auto",
     force: bool = False,
     shard: str | None = None,
@@ -251,9 +248,6 @@ def evaluate(
         backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
         precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
             float32; `float16` is for GPUs without bfloat16.
-        plan: how the backend eager computes on a CPU; `auto` is the fastest plan, which is measured once per machine.
-        merge: the number of patches to merge with similar ones in every layer, which is faster and slightly less
-            accurate (token merging, arXiv 2210.09461).
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         force: overwrite files in `out`.
         shard: evaluate only one part of the images, such as 2/8: the second of eight runs of consecutive images. The
@@ -288,8 +282,6 @@ def evaluate(
         preprocess=preprocess,
         backend=backend,
         precision=precision,
-        plan=plan,
-        merge=merge,
         device=device,
         shard=shard,
         cluster=cluster,
@@ -322,8 +314,6 @@ class _EvaluationRequest:
     preprocess: str | PreprocessLike | None
     backend: str
     precision: str
-    plan: str
-    merge: int
     device: DeviceName
     shard: str | None
     cluster: ClusterName | None
@@ -382,8 +372,8 @@ class _EvaluationRequest:
         return table
 
     @property
-    def _settings(self) -> tuple[str, str, str, int, str]:
-        return self.backend, self.precision, self.plan, self.merge, self.device
+    def _settings(self) -> tuple[str, str, str]:
+        return self.backend, self.precision, self.device
 
     def evaluate(self, out: Path | None, notes: Notes, *, force: bool) -> EvaluationResult:
         """Compute the figures, and write the report."""
@@ -481,8 +471,7 @@ class _EvaluationRequest:
         request = self
         if computation is not None:
             request = replace(self, backend=computation["backend"], precision=computation["precision"])
-        backend, precision, plan, merge, device = request._settings
-        classifier = classifier.use(backend, precision, images, merge, plan, ignore, device)
+        classifier = classifier.use(request.backend, request.precision, images, device=request.device)
 
         def compute(paths: Iterable[str]) -> Iterator[Cells]:
             names = list(paths)
@@ -532,18 +521,18 @@ def _prepared(
     classifier: Classifier,
     table: ImageTable,
     split: str,
-    settings: tuple[str, str, str, int, str],
+    settings: tuple[str, str, str],
     note: Say,
     *,
     is_timed: bool,
 ) -> Classifier:
-    """Return the classifier with the requested `settings`: backend, precision, plan, merging and device.
+    """Return the classifier with the requested `settings`: backend, precision and device.
 
     If the evaluation is timed, one image is predicted first, because the first prediction takes longer.
     """
-    backend, precision, plan, merge, device = settings
+    backend, precision, device = settings
     rows = table if split == "all" else table.of_split(split)
-    classifier = classifier.use(backend, precision, len(rows), merge, plan, note, device)
+    classifier = classifier.use(backend, precision, len(rows), say=note, device=device)
     if is_timed and len(rows):
         next(classifier.stream([rows.file(0)]))
     return classifier

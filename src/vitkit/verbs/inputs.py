@@ -31,7 +31,7 @@ from vitkit.data.sources import find_source, storage_at
 from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
-from vitkit.inference.backends.registry import PLANS, PRECISIONS, backend_names
+from vitkit.inference.backends.registry import PRECISIONS, backend_names
 from vitkit.system.files import (
     address_of,
     check_here,
@@ -55,9 +55,8 @@ if TYPE_CHECKING:
 
     BackendName: TypeAlias = str  # the choices are only known at run time
     PrecisionName: TypeAlias = str
-    PlanName: TypeAlias = str
 else:
-    BackendName, PrecisionName, PlanName = Literal[backend_names()], Literal[PRECISIONS], Literal[PLANS]
+    BackendName, PrecisionName = Literal[backend_names()], Literal[PRECISIONS]
 
 T = TypeVar("T")
 

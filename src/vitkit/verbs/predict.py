@@ -51,7 +51,6 @@ from vitkit.verbs.inputs import (
     PIPED,
     PREPROCESS,
     BackendName,
-    PlanName,
     PrecisionName,
     check_apart,
     check_choice,
@@ -207,8 +206,6 @@ def predict(
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     backend: BackendName = "auto",
     precision: PrecisionName = "auto",
-    plan: PlanName = "auto",
-    merge: Annotated[int, Between(0)] = 0,
     batch_size: Annotated[int | None, Between(1)] = None,
     device: DeviceName = "auto",
     resume: bool = False,
@@ -274,9 +271,6 @@ def predict(
         backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
         precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
             float32; `float16` is for GPUs without bfloat16.
-        plan: how the backend eager computes on a CPU; `auto` is the fastest plan, which is measured once per machine.
-        merge: the number of patches to merge with similar ones in every layer, which is faster and slightly less
-            accurate (token merging, arXiv 2210.09461).
         batch_size: the number of images in a batch; by default a value that suits the backend.
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         resume: continue an interrupted `out`, or add rows for images that it lacks.
@@ -318,8 +312,6 @@ def predict(
         unknown=unknown,
         backend=backend,
         precision=precision,
-        plan=plan,
-        merge=merge,
         batch_size=batch_size,
         device=device,
     )
@@ -446,8 +438,6 @@ class _PredictCommand:
     unknown: float | None
     backend: str
     precision: str
-    plan: str
-    merge: int
     batch_size: int | None
     device: DeviceName
 
@@ -474,10 +464,6 @@ class _PredictCommand:
         if self.reject is not None and not 0 <= self.reject <= 1:
             raise VitkitError(f"--reject {self.reject} must be from 0 to 1")
         check_choice("--device", self.device, DeviceName)
-        if self.merge and not (self.coverage is None and self.accuracy is None and self.unknown is None):
-            from vitkit.inference.trust import NOT_MERGED
-
-            raise VitkitError(NOT_MERGED)
 
     def paths(self, note: Say) -> tuple[list[str], bool]:
         """Return the names of the images without repetitions, and whether all folders could be read."""
@@ -508,34 +494,32 @@ class _PredictCommand:
         )
         for line in rules.notes():
             note(line)
-        has_familiar = not self.merge and classifier.unknown is not None
         top, is_multi = min(self.top, len(classifier.classes)), classifier.task == "multi"
-        return classifier, Columns(top, self.reject, is_multi, rules, has_familiar)
+        return classifier, Columns(top, self.reject, is_multi, rules, classifier.unknown is not None)
 
     def prepared(self, classifier: Classifier, images: int, note: Say, stock: Stock | None = None) -> Classifier:
-        """Return the classifier with the requested backend, precision, plan, merging and device.
+        """Return the classifier with the requested backend, precision and device.
 
         The automatic choice of the backend depends on the number of all images. If there are rows already (`stock`),
         it is the backend, the precision and the plan of these rows instead.
         """
         from vitkit.classifier import computed_in_words
 
-        chosen: dict[str, Any] = {name: getattr(self, name) for name in ("backend", "precision", "plan")}
-        use = partial(classifier.use, images=images, merge=self.merge, say=note, device=self.device)
+        use = partial(classifier.use, images=images, say=note, device=self.device)
         if stock is None or stock.computation is None:
-            return use(**chosen)
+            return use(self.backend, self.precision)
         earlier = computed_in_words(stock.computation)
-        if set(chosen.values()) == {"auto"}:
+        if self.backend == self.precision == "auto":
             try:
-                chosen |= {name: stock.computation[name] or "auto" for name in chosen}
-                prepared = use(**chosen)
+                kept: dict[str, Any] = {name: value or "auto" for name, value in stock.computation.items()}
+                prepared = use(**kept)
             except VitkitError as error:
                 raise VitkitError(
                     f"the rows in {stock.file} were computed by {earlier}, which is not possible here ({error}): "
                     "choose another way with --backend, or start again with --force"
                 ) from error
         else:
-            prepared = use(**chosen)
+            prepared = use(self.backend, self.precision)
         if stock.missing and (now := computed_in_words(prepared.computation)) != earlier:
             rows = plural(stock.tally.images, "row was", "rows were")
             note(f"{rows} computed by {earlier}, and the others are computed by {now}: numbers may differ slightly")

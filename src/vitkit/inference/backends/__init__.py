@@ -21,7 +21,6 @@ def open_runner(
     backend: str = "auto",
     precision: str = "auto",
     images: int | None = None,
-    merge: int = 0,
     plan: str = "auto",
     say: Say = ignore,
     device: str = "auto",
@@ -37,8 +36,6 @@ def open_runner(
         precision: one of `PRECISIONS`. `auto` is bfloat16 if the hardware can multiply in bfloat16, otherwise float32.
             float16 is for GPUs without bfloat16, such as a T4 or a V100.
         images: the number of images to predict; None if it is unknown, which counts as many.
-        merge: the number of patches that every layer merges. Merging is faster but changes the results slightly. Only
-            backend eager supports it.
         plan: how backend eager computes on a CPU, one of `PLANS`. `auto` is the plan that a stored measurement found to
             be the fastest on this machine. If there is no measurement, the plans are measured for many images, and
             `auto` is `plain` for few. In float32, `auto` is `plain` unless `images` is large, because the results of
@@ -49,20 +46,15 @@ def open_runner(
 
     Raises:
         VitkitError: there is no such backend, precision, plan or device; the backend is not installed, cannot run the
-            model, or does not support the requested device or precision; or merging is requested, but the backend is
-            not eager or the model needs all patches.
+            model, or does not support the requested device or precision.
     """
-    _check(backend, precision, plan, merge)
+    _check(backend, precision, plan)
     here = _place(model, device)
     if backend in BACKENDS and device == "auto" and here.partition(":")[0] not in BACKENDS[backend].devices:
         here = "cpu"
     if precision == "auto":
         precision = (BACKENDS[backend].precision if backend in BACKENDS else None) or best_precision(here)
     check_precision(precision, here)
-    if merge:
-        from vitkit.inference.backends.torch import merging
-
-        return merging(model, merge, precision, here)
     if plan != "auto":
         backend = "eager"
     if backend not in ("auto", "eager"):
@@ -80,7 +72,7 @@ def open_runner(
     return eager(model, precision, here, plan, may_measure=may_measure, say=say)
 
 
-def _check(backend: str, precision: str, plan: str, merge: int) -> None:
+def _check(backend: str, precision: str, plan: str) -> None:
     """Raise a `VitkitError` if a backend, precision or plan is unknown, or if they cannot be combined."""
     if backend != "auto" and backend not in BACKENDS:
         raise VitkitError(f"backend must be one of {', '.join(backend_names())}, not {backend!r}")
@@ -88,12 +80,8 @@ def _check(backend: str, precision: str, plan: str, merge: int) -> None:
         raise VitkitError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     if plan not in PLANS:
         raise VitkitError(f"plan must be one of {', '.join(PLANS)}, not {plan!r}")
-    if plan != "auto" and (merge or backend not in ("auto", "eager")):
-        raise VitkitError(
-            f"--plan requires backend eager: leave it out with {'--merge' if merge else f'--backend {backend}'}"
-        )
-    if merge and backend not in ("auto", "eager"):
-        raise VitkitError(f"--merge requires backend eager: leave out --backend {backend}")
+    if plan != "auto" and backend not in ("auto", "eager"):
+        raise VitkitError(f"plan {plan!r} requires backend eager, not {backend}")
 
 
 def _place(model: Model, device: str) -> str:

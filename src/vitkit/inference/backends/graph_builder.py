@@ -409,8 +409,7 @@ class _GraphBuilder(Generic[V]):
             return self.linear(x, *after_norm(layer, norm, twice))
         if layer is not None and not isinstance(layer, nn.Identity):
             raise VitkitError(
-                f"the head is a {type(layer).__name__}, which only --backend eager --precision float32 --plan plain "
-                "can compute"
+                f"the head is a {type(layer).__name__}, which only --backend eager --precision float32 can compute"
             )
         return x if norm is None else self.affine(x, norm, twice)
 

@@ -33,7 +33,6 @@ class GraphRunner:
     backend: str
     precision: str
     is_concurrent = False
-    merged = 0
     plan = ""
     batch: int | None
     outputs: int | None

@@ -7,8 +7,6 @@ into the matrix product, so that their operand is still in the cache.
 
 With dtype bfloat16, attention and MLP compute in bfloat16, while the residual stream, the tokens and the input of the
 head stay in float32. The float32 parts cost a few percent of the time and reduce the error of the logits by a seventh.
-
-`merge` returns a model that also merges similar patches.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
 from vitkit.model.hybrids import ConvMixer, ConvProjection, StandardisedConv2d
 from vitkit.model.layers import (
     Dropout,
@@ -40,7 +37,7 @@ from vitkit.model.layers import (
     attend_fused,
 )
 from vitkit.model.position import Relative
-from vitkit.model.variants import MERGING, OPTIMIZED, check
+from vitkit.model.variants import OPTIMIZED, check
 from vitkit.model.vit import MLP, Attention, Block, PatchEmbed, VisionTransformer
 
 
@@ -210,14 +207,7 @@ class _PreparedBlock(nn.Module):
         def attend(x: Tensor, total: Tensor | None) -> Tensor:
             return self.attn(x, None if total is None else total[:, :queries], queries, relative)
 
-        return self.mixed(self.spread(x, attend, queries))
-
-    def spread(self, x: Tensor, attend: Callable[[Tensor, Tensor | None], Tensor], queries: int | None) -> Tensor:
-        """Return the output of the token-mixing branch, computed by `attend`: (B, N, D) -> (B, n, D)."""
-        return in_order(self.order, x, self.norm1, attend, lambda total, part: total[:, :queries] + part)
-
-    def mixed(self, x: Tensor) -> Tensor:
-        """Return the output of the MLP branch, (B, n, D)."""
+        x = in_order(self.order, x, self.norm1, attend, lambda total, part: total[:, :queries] + part)  # (B, n, D)
         return in_order(self.order, x, self.norm2, self.mlp, torch.add)
 
 
@@ -253,28 +243,21 @@ class _PreparedAttention(nn.Module):
         self.norm = without_affine(attention.norm)
         self.proj = _Linear(*with_scale(attention.proj, scale, attention.norm), way)
 
-    def project(self, x: Tensor, queries: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute scaled q (B, H, n, D_h) for the first n = `queries` tokens; k and v (B, H, N, D_h) for all."""
+    def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
         x = x.to(self.dtype)
         if len(self.qkv) == 1:
             parts = self.qkv[0](x).chunk(3, dim=-1)
         else:
             parts = (self.qkv[0](x[:, :queries]), *self.qkv[1](x).chunk(2, dim=-1))
+        # Scaled q (B, H, n, D_h) of the first n = `queries` tokens; k and v (B, H, N, D_h) of all.
         q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
-        return q, k, v
-
-    def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
-        q, k, v = self.project(x, queries)
         q, k, bias = (q, k, None) if relative is None else relative(q, k, 1.0)
         if self.windows is None:
-            return self.finish(self.attend(q, k, v, bias), residual)
-        bias = None if bias is None else bias.to(q.dtype)
-        x = self.windows(partial(attend_fused, scale=1.0), q, k, v, bias)
-        return self.finish(x.transpose(1, 2).flatten(2), residual)
-
-    def finish(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """Apply eq. 8 to the concatenated heads (B, n, D), and add the residual."""
-        x = self.proj(self.norm(x), residual)
+            x = self.attend(q, k, v, bias)
+        else:
+            bias = None if bias is None else bias.to(q.dtype)
+            x = self.windows(partial(attend_fused, scale=1.0), q, k, v, bias).transpose(1, 2).flatten(2)
+        x = self.proj(self.norm(x), residual)  # eq. 8: the concatenated heads (B, n, D)
         return x.float() if residual is None else x
 
 
@@ -398,146 +381,9 @@ def sharing(model: VisionTransformer) -> VisionTransformer:
     return copy.deepcopy(model, kept).eval()
 
 
-# --- Token merging --------------------------------------------------------------------------------------------
-
-# Every layer merges its most similar patches (Bolya et al., arXiv 2210.09461). Between attention and MLP, the patches
-# are assigned alternately to two sets. Each patch of the first set is matched with the patch of the second set whose
-# key is most similar. The r best matches are merged into their mean (sec. 3). In attention, a merged token counts once
-# for each of its patches: the logarithm of its size is added to the logits (eq. 1). Predictions change slightly;
-# `benchmarks/merging.py` measures by how much.
-
-
-class MergingModel(nn.Module):
-    """An optimised model that merges tokens: images (B, C, height, width) float32 -> logits (B, K) float32.
-
-    Attributes:
-        plain: the optimised model without merging.
-        r: the number of patches that each layer merges, but at most half of the remaining ones.
-    """
-
-    def __init__(self, plain: OptimizedModel, r: int) -> None:
-        super().__init__()
-        self.plain, self.r = plain, r
-
-    def forward(self, images: Tensor) -> Tensor:
-        model, config = self.plain.model, self.plain.model.config
-        x = model.embed(images)  # (B, N, D)
-        sizes: Tensor | None = None  # (B, N), the number of patches in each token; None: one
-        last = len(model.blocks) - 1
-        for i, block in enumerate(model.blocks):
-            x, sizes = self._layer(block, x, sizes, self.plain.reads if i == last else None)
-        x = model.norm(x.float())
-        if sizes is not None and config.pool != "token":  # weighted, so that the mean over tokens is one over patches
-            ahead = config.prefix_tokens
-            weights = sizes[:, ahead:] * (x.shape[1] - ahead) / config.patches  # (B, n)
-            x = torch.cat([x[:, :ahead], x[:, ahead:] * weights.unsqueeze(2)], dim=1)
-        return model.forward_head(x)
-
-    def _layer(
-        self, block: nn.Module, x: Tensor, sizes: Tensor | None, queries: int | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute eqs. 2-3 for all tokens, and merge tokens between the two equations.
-
-        If `queries` is not None, compute only the first `queries` tokens, and merge none.
-        """
-        assert isinstance(block, _PreparedBlock) and isinstance(block.attn, _PreparedAttention)
-        attention, keys = block.attn, list[Tensor]()
-        bias = None if sizes is None else sizes.log()[:, None, None, :]  # (B, 1, 1, N): eq. 1
-
-        def attend(x: Tensor, total: Tensor | None) -> Tensor:
-            q, k, v = attention.project(x, queries)
-            keys.append(k.mean(dim=1, dtype=torch.float32))  # (B, N, D_h)
-            residual = None if total is None else total[:, :queries]  # (B, n, D)
-            return attention.finish(attention.attend(q, k, v, bias), residual)
-
-        x = block.spread(x, attend, queries)
-        if queries is None:
-            x, sizes = merge_tokens(x, keys[0], sizes, self.r, self.plain.model.config)
-        return block.mixed(x), sizes
-
-
-def merge(model: VisionTransformer, r: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> MergingModel:
-    """Return an optimised copy of the model in which every layer merges `r` patches.
-
-    Args:
-        model: the model, which is not changed; later changes do not affect the copy.
-        r: the number of patches; 0 for no merging.
-        dtype: the dtype in which the layers compute.
-        device: the device to compute on.
-
-    Raises:
-        VitkitError: r is negative, or the model does not support merging, for example because every layer uses
-            positions.
-    """
-    if r < 0:
-        raise VitkitError(f"the number of tokens to merge in each layer must be 0 or more, not {r}")
-    config = model.config
-    if config.pool == "map":
-        raise VitkitError("--merge does not support pool 'map', whose attention would count a merged patch only once")
-    check(config, MERGING)
-    if config.positions_in_layers:
-        raise VitkitError("tokens of this model cannot be merged: positions act in every layer")
-    if config.conv_layers or config.projection == "conv" or config.mlp_kind == "conv":
-        raise VitkitError("tokens of this model cannot be merged: it has convolutional layers")
-    return MergingModel(prepare(model, dtype, device), r)
-
-
-def merge_tokens(
-    x: Tensor, metric: Tensor, sizes: Tensor | None, r: int, config: ViTConfig
-) -> tuple[Tensor, Tensor | None]:
-    """Merge the r most similar pairs of patches; prefix tokens stay unchanged.
-
-    Args:
-        x: tokens (B, N, D).
-        metric: (B, N, d); similarity is the cosine of these vectors.
-        sizes: (B, N) float32, the number of patches that were merged into each token; None if every token has size 1.
-        r: the number of patches to remove; at most half of the patches are removed.
-        config: the configuration, for the number of prefix tokens.
-
-    Returns:
-        Tokens (B, N - r, D) and their sizes. Patches alternately belong to two sets, and patches of the first set are
-        merged into those of the second. Prefix tokens come first, then the unmerged patches of the first set, then all
-        patches of the second set.
-    """
-    (B, N, D), ahead = x.shape, config.prefix_tokens
-    r = min(r, (N - ahead) // 2)
-    if r == 0:
-        return x, sizes
-    # The sets alternate over the whole sequence, starting with its first token, as in the authors' code.
-    a, b = slice(ahead + ahead % 2, None, 2), slice(ahead + 1 - ahead % 2, None, 2)
-    left, src, dst = _match(metric[:, a], metric[:, b], r)
-    sizes = x.new_ones(B, N, dtype=torch.float32) if sizes is None else sizes
-    going, into = sizes[:, a].gather(1, src), sizes[:, b]  # (B, r), (B, |b|)
-    grown = into.scatter_add(1, dst, going)  # (B, |b|)
-    share = (going / grown.gather(1, dst)).unsqueeze(2).to(x.dtype)  # (B, r, 1)
-    merged = x[:, b] * (into / grown).unsqueeze(2).to(x.dtype)  # (B, |b|, D)
-    merged.scatter_add_(1, dst.unsqueeze(2).expand(B, r, D), _rows(x[:, a], src) * share)
-    x = torch.cat([x[:, :ahead], _rows(x[:, a], left), merged], dim=1)
-    return x, torch.cat([sizes[:, :ahead], sizes[:, a].gather(1, left), grown], dim=1)
-
-
-def _match(a: Tensor, b: Tensor, r: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Match tokens a (B, |a|, d) with the most similar tokens b (B, |b|, d) (sec. 3).
-
-    Returns:
-        The indices of the tokens of a that stay, in ascending order; the indices of the r tokens of a that are merged;
-        and the indices of their partners in b.
-    """
-    likeness = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).transpose(1, 2)  # (B, |a|, |b|)
-    best, partner = likeness.max(dim=2)  # (B, |a|)
-    order = best.argsort(dim=1, descending=True, stable=True)
-    src = order[:, :r]
-    return order[:, r:].sort(dim=1).values, src, partner.gather(1, src)
-
-
-def _rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Select the tokens at `rows` (B, n) from tokens (B, N, D)."""
-    return x.gather(1, rows.unsqueeze(2).expand(-1, -1, x.shape[2]))
-
-
 # --- A block as two residual branches -------------------------------------------------------------------------
 
-# The optimised model, token merging and graphs for other runtimes compute a block without calling its `forward`. They
+# The optimised model and graphs for other runtimes compute a block without calling its `forward`. They
 # get the parts of the block from `branches`, and the order of operations from `in_order`. A block with an unknown part
 # is refused, because the part would silently be skipped. `variants` refuses unsupported fields of the configuration in
 # the same way. `vit.Block` is the block as in the paper.
@@ -621,15 +467,13 @@ def _refuse_other_parts(module: nn.Module, where: str = "block") -> None:
     parts = _PARTS.get(kind)
     if parts is None:
         raise VitkitError(
-            f"the {where} is a {type(module).__name__}, which only --backend eager --precision float32 --plan plain "
-            "can compute"
+            f"the {where} is a {type(module).__name__}, which only --backend eager --precision float32 can compute"
         )
     for name, part in module.named_children():
         if name == "parametrizations":
             continue
         if name not in parts:
             raise VitkitError(
-                f"the {where} contains {name!r}, which only --backend eager --precision float32 --plan plain can "
-                "compute"
+                f"the {where} contains {name!r}, which only --backend eager --precision float32 can compute"
             )
         _refuse_other_parts(part, f"{where}.{name}")

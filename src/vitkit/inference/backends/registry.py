@@ -1,7 +1,6 @@
 """The table of backends, one row each. Importing this module imports neither torch nor a runtime.
 
-To add a backend, add a module and a row. The command line derives its choices from this table, `PRECISIONS` and
-`PLANS`.
+To add a backend, add a module and a row. The command line derives its choices from this table and `PRECISIONS`.
 """
 
 from __future__ import annotations
@@ -137,14 +136,12 @@ class Runner(Protocol):
         backend: the name of the backend in `BACKENDS`.
         precision: the precision of the layers, one of `PRECISIONS` except `auto`.
         is_concurrent: whether several threads may call the runner at once, each with its own batch.
-        merged: the number of patches that every layer merges.
         plan: one of `PLANS` except `auto`; empty if no plan applies.
     """
 
     backend: str
     precision: str
     is_concurrent: bool
-    merged: int
     plan: str
 
     def __call__(self, images: Tensor) -> Tensor:

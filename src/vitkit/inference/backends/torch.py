@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
-from vitkit.inference.backends.optimized import OptimizedModel, can_pack, merge, plain, prepare, sharing
+from vitkit.inference.backends.optimized import OptimizedModel, can_pack, plain, prepare, sharing
 from vitkit.inference.backends.registry import PLANS
 from vitkit.inference.pipeline import BATCH, cores, crew
-from vitkit.model.build import Model, vit_of
+from vitkit.model.build import Model
 from vitkit.model.layers import Layers
 from vitkit.model.network import Network
 from vitkit.model.vit import VisionTransformer
@@ -83,7 +83,7 @@ def best(ratios: Mapping[str, float]) -> str:
 
 def _in_words(plan: str, ratios: Mapping[str, float]) -> str:
     listed = ", ".join(f"{name} {ratio:.2f}" for name, ratio in sorted(ratios.items(), key=lambda item: -item[1])[:2])
-    return f"plan {plan}, by a stored measurement of this machine (speed-up over plain: {listed}); --plan fixes it"
+    return f"plan {plan}, by a stored measurement of this machine (speed-up over plain: {listed})"
 
 
 # --- Measuring ----------------------------------------------------------------------------------------------
@@ -294,7 +294,6 @@ class TorchRunner:
         precision: `float32`, `bfloat16` or `float16`.
         is_concurrent: whether several threads may call the runner at once. This is the case on a CPU without
             compilation.
-        merged: the number of patches that every layer merges.
         plan: the plan of eager on the CPU, one of `PLANS` except `auto`; empty if no plan applies.
     """
 
@@ -304,10 +303,9 @@ class TorchRunner:
         backend: str,
         precision: str,
         device: str,
-        merged: int = 0,
         plan: str = "",
     ) -> None:
-        self.backend, self.precision, self.merged, self.plan = backend, precision, merged, plan
+        self.backend, self.precision, self.plan = backend, precision, plan
         self.is_concurrent = backend == "eager" and device == "cpu"
         self._compute, self._device = compute, device
         self._largest = 0  # the largest batch so far
@@ -342,17 +340,15 @@ def eager(
     """
     if isinstance(model, Network):
         if plan != "auto":
-            raise VitkitError(
-                f"--plan requires a Vision Transformer, and this is {model.config.full_name}: leave it out"
-            )
+            raise VitkitError(f"plan {plan!r} requires a Vision Transformer, and this is {model.config.full_name}")
         return TorchRunner(_copy_on(model, precision, device), "eager", precision, device)
     if device != "cpu":
         if plan not in ("auto", "plain"):
-            raise VitkitError(f"--plan {plan} is for CPUs, not for {device}: leave it out")
+            raise VitkitError(f"plan {plan!r} is for CPUs, not for {device}")
         return TorchRunner(model_on_gpu(model, precision, device), "eager", precision, device)
     dtype = getattr(torch, precision)
     if plan.startswith("packed") and not can_pack(dtype):
-        raise VitkitError(f"--plan {plan}: torch does not support packed weights here; use --plan auto or plain")
+        raise VitkitError(f"plan {plan!r}: torch does not support packed weights here; use plan 'auto' or 'plain'")
     if plan == "auto":
         return _fastest(model, precision, may_measure=may_measure, say=say)
     return _planned(model, precision, plan)
@@ -396,19 +392,6 @@ def _copy_on(model: Network, precision: str, device: str) -> nn.Module:
     """Return a copy of a network that computes in a precision on a device."""
     copied = copy.deepcopy(model).to(device).eval()
     return copied if precision == "float32" else InHalfPrecision(copied, getattr(torch, precision), device)
-
-
-def merging(model: Model, r: int, precision: str, device: str = "cpu") -> TorchRunner:
-    """Return a runner of the optimised model that merges r patches in every layer (`optimized.merge`).
-
-    Raises:
-        VitkitError: the model does not support merging, or has too few patches.
-    """
-    model = vit_of(model, "--merge")
-    patches = model.config.patches
-    if r > patches // 2:
-        raise VitkitError(f"--merge {r}: a layer merges at most half of the {patches} patches: up to {patches // 2}")
-    return TorchRunner(merge(model, r, getattr(torch, precision), device), "eager", precision, device, r)
 
 
 def compiled(model: Model, precision: str, device: str = "cpu") -> TorchRunner:
