@@ -371,10 +371,6 @@ class _EvaluationRequest:
             note(line)
         return table
 
-    @property
-    def _settings(self) -> tuple[str, str, str]:
-        return self.backend, self.precision, self.device
-
     def evaluate(self, out: Path | None, notes: Notes, *, force: bool) -> EvaluationResult:
         """Compute the figures, and write the report."""
         from vitkit.data.splits import held_out_split
@@ -405,7 +401,10 @@ class _EvaluationRequest:
                 assert out is not None
                 computation, outcomes = self._outcomes_of_cluster(out, rows)
             else:
-                classifier = _prepared(classifier, table, name, self._settings, notes, is_timed=tta is not None)
+                images = table if name == "all" else table.of_split(name)
+                classifier = classifier.use(self.backend, self.precision, len(images), say=notes, device=self.device)
+                if tta is not None and len(images):  # which is timed, and the first prediction takes longer
+                    next(classifier.stream([images.file(0)]))
             evaluate_by = partial(
                 _evaluated,
                 table=table,
@@ -515,27 +514,6 @@ def _of_shard(table: ImageTable, split: str, shard: str) -> ImageTable:
     tested = [i for i, name in enumerate(table.splits) if split in ("all", name)]
     left_out = set(tested) - set(of_shard(tested, shard))
     return table.take([i for i in range(len(table)) if i not in left_out])
-
-
-def _prepared(
-    classifier: Classifier,
-    table: ImageTable,
-    split: str,
-    settings: tuple[str, str, str],
-    note: Say,
-    *,
-    is_timed: bool,
-) -> Classifier:
-    """Return the classifier with the requested `settings`: backend, precision and device.
-
-    If the evaluation is timed, one image is predicted first, because the first prediction takes longer.
-    """
-    backend, precision, device = settings
-    rows = table if split == "all" else table.of_split(split)
-    classifier = classifier.use(backend, precision, len(rows), say=note, device=device)
-    if is_timed and len(rows):
-        next(classifier.stream([rows.file(0)]))
-    return classifier
 
 
 def _evaluated(
