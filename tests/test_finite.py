@@ -187,7 +187,6 @@ def test_one_function_makes_json() -> None:
         "data/split_file.py",
         "inference/trust.py",
         "inference/backends/torch.py",
-        "exporting/program.py",
         "weights/checkpoint.py",
         "text/pages.py",
         "serving/guard.py",

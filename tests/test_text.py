@@ -57,18 +57,18 @@ def test_ordinary_names_stay_as_they_are(plain: str) -> None:
     assert harmless(plain) == restored(plain) == plain
 
 
-@given(path=names, label=names, raw=st.booleans(), reject=st.sampled_from([None, 0.9]))
-@example(path="=1", label="-1", raw=False, reject=None)
+@given(path=names, label=names, reject=st.sampled_from([None, 0.9]))
+@example(path="=1", label="-1", reject=None)
 @settings(max_examples=300)
-def test_a_row_of_predictions_is_read_as_it_was_written(path: str, label: str, raw: bool, reject: float | None) -> None:
+def test_a_row_of_predictions_is_read_as_it_was_written(path: str, label: str, reject: float | None) -> None:
     columns = Columns(top=2, reject=reject)
     prediction = Prediction(path, label, 0.75, ((label, 0.75), ("other", 0.25)))
-    for form in (Csv(columns, raw), JsonLines(columns)):
+    for form in (Csv(columns), JsonLines(columns)):
         (record,) = form.records(io.BytesIO(form.encode(prediction).encode(*ENCODING)))
         row = form.decode(record.decode(*ENCODING))
         assert row == columns.row(prediction)
-    cells = next(csv.reader([Csv(columns, raw).encode(prediction)], strict=True))
-    assert (cells[0] == path) if raw else not cells[0].startswith(("=", "+", "-", "@"))
+    cells = next(csv.reader([Csv(columns).encode(prediction)], strict=True))
+    assert not cells[0].startswith(("=", "+", "-", "@"))
     assert [own for own in cells[1:] if re.fullmatch(r"0\.\d{6}", own) and own != label] == ["0.750000", "0.250000"]
 
 

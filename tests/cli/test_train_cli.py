@@ -19,6 +19,7 @@ import runs
 import warm
 from vitkit.system.environment import best_precision
 from vitkit.training import Recipe, build, load_fields, run
+from vitkit.training.recipe import SET_ONLY
 from vitkit.weights import load
 
 # --- In this process --------------------------------------------------------------------------------
@@ -67,11 +68,13 @@ def test_out_and_force_are_passed_on(vitkit: Any, asked: list[Any], tmp_path: Pa
     assert asked[0][2]["force"] is True
 
 
-def test_every_field_of_the_recipe_but_the_data_has_a_flag(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
+def test_every_field_of_the_recipe_but_the_data_can_be_set(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     flags = []
     for name, value in build({}).__dict__.items():
-        if isinstance(value, bool):
+        if isinstance(value, bool) and name not in SET_ONLY:
             flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+        elif name in SET_ONLY:
+            flags += [] if value is None else ["--set", f"{name}={value}"]
         elif name != "data" and value is not None:
             flags += [f"--{name.replace('_', '-')}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     assert vitkit("train", tmp_path, *flags).code == 0

@@ -32,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_command_and_program_runs(place: Path, vitkit: Any) -> None:
     text = PAGE.read_text(encoding="utf-8")
     commands = [line[2:] for line in text.splitlines() if line.startswith("$ vitkit ")]
-    assert len(commands) == 7
+    assert len(commands) == 6
     for command in commands:
         quickly = ("--epochs", 1) if command.startswith("vitkit train") else ()
         outcome = vitkit(*shlex.split(command)[1:], *quickly)

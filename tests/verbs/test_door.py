@@ -12,6 +12,7 @@ import vitkit
 import warm
 from vitkit.cli import function_of
 from vitkit.cli.app import VERBS
+from vitkit.training.recipe import SET_ONLY
 
 OWN_NAMES = {"eval": "evaluate"}
 # What a caller is told, and where to; and objects, which no command line can name.
@@ -50,7 +51,7 @@ def test_a_verb_has_the_parameters_and_defaults_of_its_command(name: str) -> Non
         {own.name: own.default or None for own in inspect.signature(function).parameters.values()}
         for function in (COMMANDS[name], getattr(vitkit, OWN_NAMES.get(name, name)))
     )
-    assert parameters.keys() - OF_PYTHON - OF_DATASETS.get(name, set()) == flags.keys() - OF_THE_SHELL
+    assert parameters.keys() - OF_PYTHON - OF_DATASETS.get(name, set()) - set(SET_ONLY) == flags.keys() - OF_THE_SHELL
     if name not in (
         "pretrain",
         "train",

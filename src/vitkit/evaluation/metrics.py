@@ -54,7 +54,7 @@ def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
         if place % (step := max(_NUMBERS // n, 1)) == 0:  # a table in a file is read a few columns at a time
             columns = np.ascontiguousarray(scores[:, occurring[place : place + step]].T)
         if own == n:
-            by_class[i] = ClassCurves(None, 1.0, None, np.ones_like(RATES))
+            by_class[i] = ClassCurves(None, 1.0, None, np.ones(len(RATES), np.float32))
             continue
         # Precision and recall follow from the points of the ROC curve, so that the scores are sorted only once.
         false, true, _ = roc_curve(labels == i, columns[place % step], drop_intermediate=False)
@@ -64,8 +64,8 @@ def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
         by_class[i] = ClassCurves(
             roc_auc=float(auc(false, true)),
             average_precision=float((np.diff(true) * precision[1:]).sum()),
-            true_rates=np.interp(RATES, false, true),
-            precisions=np.interp(RATES, true, highest),
+            true_rates=np.interp(RATES, false, true).astype(np.float32),  # there may be thousands of classes
+            precisions=np.interp(RATES, true, highest).astype(np.float32),
         )
     return by_class
 
