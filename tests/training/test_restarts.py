@@ -42,11 +42,14 @@ def test_a_start_that_was_killed_before_its_recipe_was_written_is_overwritten(
 def test_a_recipe_of_an_earlier_version_is_read(finished: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     recipe = folder / "recipe.toml"
-    recipe.write_text(f"views = 0\n{recipe.read_text()}")
+    recipe.write_text(f"views = 0\nwise_ft = false\n{recipe.read_text()}")
     run.resume(folder, say=lambda _: None)
     runs.assert_same_outcome(folder, finished)
     recipe.write_text(recipe.read_text().replace("views = 0", "views = 3"))
     with pytest.raises(VitkitError, match="unknown field 'views'"):
+        run.resume(folder, say=lambda _: None)
+    recipe.write_text(recipe.read_text().replace("views = 3", "views = 0").replace("wise_ft = false", "wise_ft = true"))
+    with pytest.raises(VitkitError, match="unknown field 'wise_ft'"):
         run.resume(folder, say=lambda _: None)
 
 

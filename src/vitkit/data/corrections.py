@@ -129,9 +129,9 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
         table.paths[i] for i, labels_in_file in names_of.items() if not labels_in_file & {"", UNLABELLED, before[i]}
     ]
     notes = [
-        *_of_changes(name, before, after, added, len(earlier.keys() - {item.path for item in table.earlier})),
-        *_of_classes(name, table, changed),
-        *_of_labels(name, after, stale),
+        *_change_lines(name, before, after, added, len(earlier.keys() - {item.path for item in table.earlier})),
+        *_class_lines(name, table, changed),
+        *_label_lines(name, after, stale),
     ]
     return replace(
         changed,
@@ -141,7 +141,7 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
         ),
         earlier=tuple(earlier.values()),
         corrections=(*table.corrections, *notes),
-        unmatched=(*table.unmatched, *_of_lost(name, table, lost), *_of_homeless(name, homeless)),
+        unmatched=(*table.unmatched, *_lost_lines(name, table, lost), *_homeless_lines(name, homeless)),
     )
 
 
@@ -234,7 +234,7 @@ def _built(table: ImageTable, rows: Sequence[Row], task: Task) -> ImageTable:
 # --- Corrections in words ------------------------------------------------------------------------------------
 
 
-def _of_changes(
+def _change_lines(
     name: str, before: Sequence[str], after: Sequence[str], added: dict[str, str], proposed: int
 ) -> Iterator[str]:
     ways = Counter(
@@ -248,7 +248,7 @@ def _of_changes(
     yield f"{name}: {counts or 'changes no label'}{f' ({proposed} proposed by a model)' if proposed else ''}"
 
 
-def _of_labels(name: str, after: Sequence[str], stale: Sequence[str]) -> Iterator[str]:
+def _label_lines(name: str, after: Sequence[str], stale: Sequence[str]) -> Iterator[str]:
     """Yield lines about images without a label, and images whose label in the data the label file does not mention."""
     if unlabelled := sum(label == UNLABELLED for label in after):
         pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
@@ -261,7 +261,7 @@ def _of_labels(name: str, after: Sequence[str], stale: Sequence[str]) -> Iterato
         )
 
 
-def _of_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[str]:
+def _class_lines(name: str, table: ImageTable, changed: ImageTable) -> Iterator[str]:
     old, new = set(table.classes) - {UNLABELLED}, set(changed.classes)
     if more := sorted(new - old):
         yield f"{name} adds the {'class' if len(more) == 1 else 'classes'} {listed(more, 10)}"
@@ -269,7 +269,7 @@ def _of_classes(name: str, table: ImageTable, changed: ImageTable) -> Iterator[s
         yield f"{name} leaves no picture in the {'class' if len(gone) == 1 else 'classes'} {listed(gone, 10)}"
 
 
-def _of_lost(name: str, table: ImageTable, lost: Collection[str]) -> Iterator[str]:
+def _lost_lines(name: str, table: ImageTable, lost: Collection[str]) -> Iterator[str]:
     if lost:
         path, match, change = ("path", "matches", "changes") if len(lost) == 1 else ("paths", "match", "change")
         yield (
@@ -278,7 +278,7 @@ def _of_lost(name: str, table: ImageTable, lost: Collection[str]) -> Iterator[st
         )
 
 
-def _of_homeless(name: str, homeless: Sequence[str]) -> Iterator[str]:
+def _homeless_lines(name: str, homeless: Sequence[str]) -> Iterator[str]:
     if homeless:
         pictures = plural(len(homeless), "picture", "pictures")
         outside = f"because {'it lies' if len(homeless) == 1 else 'they lie'} outside the folders of the data's splits"
@@ -331,4 +331,4 @@ class CurrentLabels:
 
     def lines(self, name: str) -> list[str]:
         """Describe the rows of the label file that match no picture."""
-        return list(_of_lost(name, self._table, self.lost))
+        return list(_lost_lines(name, self._table, self.lost))

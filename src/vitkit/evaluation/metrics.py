@@ -50,16 +50,16 @@ def class_curves(labels: Ints, scores: Floats) -> dict[int, ClassCurves]:
 
     n, by_class = len(labels), {}
     occurring, counts = np.unique(labels, return_counts=True)
-    for place, (i, own) in enumerate(zip(occurring.tolist(), counts.tolist(), strict=True)):
+    for place, (i, count) in enumerate(zip(occurring.tolist(), counts.tolist(), strict=True)):
         if place % (step := max(_NUMBERS // n, 1)) == 0:  # a table in a file is read a few columns at a time
             columns = np.ascontiguousarray(scores[:, occurring[place : place + step]].T)
-        if own == n:
+        if count == n:
             by_class[i] = ClassCurves(None, 1.0, None, np.ones(len(RATES), np.float32))
             continue
         # Precision and recall follow from the points of the ROC curve, so that the scores are sorted only once.
         false, true, _ = roc_curve(labels == i, columns[place % step], drop_intermediate=False)
         precision = np.ones_like(true)
-        precision[1:] = true[1:] * own / (true[1:] * own + false[1:] * (n - own))
+        precision[1:] = true[1:] * count / (true[1:] * count + false[1:] * (n - count))
         highest = np.maximum.accumulate(precision[::-1])[::-1]
         by_class[i] = ClassCurves(
             roc_auc=float(auc(false, true)),

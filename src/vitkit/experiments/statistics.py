@@ -163,7 +163,11 @@ class Family:
 
     @cached_property
     def _pair_errors(self) -> Floats:
-        """The same without the effect of the seeds that all models have in common, if they share subsets."""
+        """The same errors, for differences between two models, (draws, M).
+
+        If the models share subsets of the training images, the effect of a seed that all models have in common cancels
+        in a difference, and is left out.
+        """
         if self.seeds == 1 or not self._shares_subsets:
             return self._recipe_errors
         accuracies = self._right.mean(axis=2)  # (M, S)

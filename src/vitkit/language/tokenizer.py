@@ -85,11 +85,11 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
 
 def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
     if (folder / "spiece.model").is_file():
-        return _of_pieces(folder / "spiece.model", context)
+        return _from_pieces(folder / "spiece.model", context)
     if (folder / "tokenizer.json").is_file():
-        return _of_json(folder / "tokenizer.json", settings, context, clean)
+        return _from_json(folder / "tokenizer.json", settings, context, clean)
     if (folder / _OPEN_CLIP_CONFIG).is_file():
-        return _of_open_clip(folder, read_json(folder / _OPEN_CLIP_CONFIG), context)
+        return _from_open_clip(folder, read_json(folder / _OPEN_CLIP_CONFIG), context)
     raise VitkitError(
         f"{folder} has no tokenizer: expected tokenizer.json or spiece.model beside the weights, as published"
     )
@@ -122,7 +122,7 @@ def _panics_as_errors() -> Iterator[None]:
         raise VitkitError(f"the tokenizer cannot be used: {first_line(error)}") from error
 
 
-def _of_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
+def _from_json(path: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
     from tokenizers import Tokenizer as Library
 
     check_size(path)
@@ -174,7 +174,7 @@ def _named(written: Any, usual: str) -> str:
     return str(name) if name else usual
 
 
-def _of_pieces(path: Path, context: int) -> Tokenizer:
+def _from_pieces(path: Path, context: int) -> Tokenizer:
     """Read SigLIP's vocabulary, `spiece.model`."""
     from sentencepiece import SentencePieceProcessor
 
@@ -202,7 +202,7 @@ def canonical(text: str) -> str:
 _CLEANED: dict[Clean, Callable[[str], str]] = {"none": str, "lower": str.lower, "canonical": canonical}
 
 
-def _of_open_clip(folder: Path, config: Mapping[str, Any], context: int) -> Tokenizer:
+def _from_open_clip(folder: Path, config: Mapping[str, Any], context: int) -> Tokenizer:
     """Return OpenCLIP's own tokenizer, which is part of the package open_clip, as a configuration describes it.
 
     Raises:

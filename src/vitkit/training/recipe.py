@@ -221,6 +221,8 @@ RENAMED = {  # former names of fields; these names must not get another meaning
     "rank": "lora_rank",
 }
 METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
+# Fields of earlier versions, with the values that had no effect; the recipe of each earlier run has them.
+RETIRED = {"views": 0, "wise_ft": False}
 
 
 def parse_duration(text: str, name: str = "time") -> float:

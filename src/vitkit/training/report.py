@@ -90,8 +90,7 @@ from vitkit.training.recipe import Recipe, build, name_of, without_places
 from vitkit.training.request import load_fields
 from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
-from vitkit.training.unknown import LabelledImages, fit_out_of_fold, fit_to_images
-from vitkit.training.unknown import in_words as in_words_of
+from vitkit.training.unknown import LabelledImages, describe_unknown, fit_out_of_fold, fit_to_images
 from vitkit.weights import load
 from vitkit.weights.loading import WeightsSource, look
 
@@ -190,7 +189,7 @@ def _fit_unknown(
         progress=partial(progress, "unknown images"),
     )
     if unknown is not None:
-        say(f"{in_words_of(unknown)} ({time.monotonic() - started:.0f} s)")
+        say(f"{describe_unknown(unknown)} ({time.monotonic() - started:.0f} s)")
     return unknown
 
 
@@ -224,7 +223,7 @@ def _fit_unknown_by_folds(
         progress=partial(progress, "unknown images"),
     )
     if unknown is not None:
-        say(f"{in_words_of(unknown, CROSS_VALIDATED)} ({time.monotonic() - started:.0f} s)")
+        say(f"{describe_unknown(unknown, CROSS_VALIDATED)} ({time.monotonic() - started:.0f} s)")
     return unknown
 
 

@@ -24,7 +24,7 @@ from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
 from vitkit.system.files import from_json, read_json, write_json
 from vitkit.system.run_files import EXTENSIONS
-from vitkit.training.recipe import Recipe, Request, build, in_words, naming, overlay, unfold
+from vitkit.training.recipe import RETIRED, Recipe, Request, build, in_words, naming, overlay, unfold
 
 if TYPE_CHECKING:
     import torch
@@ -46,9 +46,7 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
             raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
         with naming(str(recipe)):
             fields = unfold(tomllib.loads(text))
-        if fields.get("views") == 0:  # recipes of earlier versions have this field, which had no effect at 0
-            del fields["views"]
-        return fields
+        return {name: value for name, value in fields.items() if (name, value) not in RETIRED.items()}
     except RecursionError as error:
         raise VitkitError(f"{recipe} is not valid TOML: it is nested too deeply") from error
     except ValueError as error:

@@ -119,8 +119,8 @@ def fit_to_images(
     before = None
     if frozen is not None and train.rows is not None and held_out.rows is not None:
         before = (
-            _of_frozen(frozen, train.rows[kept], train.labels[kept]),
-            _of_frozen(frozen, held_out.rows[known], held_out.labels[known]),
+            _frozen_features(frozen, train.rows[kept], train.labels[kept]),
+            _frozen_features(frozen, held_out.rows[known], held_out.labels[known]),
         )
     made = _features_of_made(classifier, held_out.some(_MADE, seed), seed)
     return fit_unknown(of_train, of_held_out, made, before, seed=seed)
@@ -162,7 +162,7 @@ def fit_out_of_fold(
     return fit_unknown(features, held_out, made, (train, pairs), seed=seed)
 
 
-def _of_frozen(frozen: Floats, rows: Ints, labels: Ints) -> LabelledFeatures:
+def _frozen_features(frozen: Floats, rows: Ints, labels: Ints) -> LabelledFeatures:
     there = rows >= 0
     return LabelledFeatures(frozen[rows[there]], labels[there])
 
@@ -304,7 +304,7 @@ def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]
     return float(np.sin(low) ** 2), float(np.sin(high) ** 2)
 
 
-def in_words(unknown: Unknown, kind: str = "validation images") -> str:
+def describe_unknown(unknown: Unknown, kind: str = "validation images") -> str:
     """Describe in a line the fractions of unknown images that pass.
 
     `kind` is the term, in the plural, for the images that the score was fitted to.

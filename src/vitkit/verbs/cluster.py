@@ -143,7 +143,7 @@ def write_by_ray(
     return computation
 
 
-def in_words(computation: Mapping[str, Any]) -> str:
+def computed_on_cluster(computation: Mapping[str, Any]) -> str:
     """Describe how rows were computed on a cluster."""
     from vitkit.classifier import computed_in_words
 

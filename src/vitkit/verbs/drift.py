@@ -202,6 +202,8 @@ def compare_with_run(
     force: bool,
 ) -> Drift:
     """Check whether photographs are similar to the validation and test images of a model; see `vitkit.doctor`."""
+    from vitkit.evaluation.drift import Sample, detectable_rise, drift_tests, shares_of
+
     if not 0 < level < 1:
         raise VitkitError(f"--level {level} must be above 0 and below 1")
     names, notes = source_names(photos), Notes(ignore)
@@ -216,7 +218,23 @@ def compare_with_run(
         sample, unfamiliar, errors = _read(classifier, trust, paths)
         if len(sample) < _FEW:
             notes(f"with {plural(len(sample), 'photograph', 'photographs')}, only large differences are noticed")
-        result = _compare(classifier, trust, sample, unfamiliar, errors, level, notes, _name_of(model), out)
+        before = Sample.recorded(trust)
+        first, second = (shares_of(each, classifier.classes) for each in (before, sample))
+        result = Drift(
+            model=_name_of(model),
+            images=len(sample),
+            validation_images=len(trust.held_out),
+            test_images=0 if trust.tests is None else len(trust.tests),
+            level=level,
+            tests=drift_tests(before, sample, classifier.classes),
+            shares={name: (first[name], second[name]) for name in classifier.classes},
+            detectable=detectable_rise(before, len(sample), classifier.classes, level),
+            unfamiliar=unfamiliar,
+            errors=errors,
+            computed=classifier.computed,
+            notes=tuple(notes.lines),
+            out=out,
+        )
         if out is not None:
             from vitkit.reporting.dataset_report import write_drift
 
@@ -292,38 +310,6 @@ def _read(
     if not parts:
         raise VitkitError(f"none of the {len(paths)} images can be read; the first: {next(iter(errors.values()))}")
     return Sample.joined(parts), tuple(photo for _, photo in unfamiliar), errors
-
-
-def _compare(
-    classifier: Classifier,
-    trust: Trust,
-    sample: Sample,
-    unfamiliar: tuple[Unfamiliar, ...],
-    errors: dict[str, str],
-    level: float,
-    notes: Notes,
-    name: str,
-    out: Path | None,
-) -> Drift:
-    from vitkit.evaluation.drift import Sample, detectable_rise, drift_tests, shares_of
-
-    before = Sample.recorded(trust)
-    first, second = (shares_of(each, classifier.classes) for each in (before, sample))
-    return Drift(
-        model=name,
-        images=len(sample),
-        validation_images=len(trust.held_out),
-        test_images=0 if trust.tests is None else len(trust.tests),
-        level=level,
-        tests=drift_tests(before, sample, classifier.classes),
-        shares={name: (first[name], second[name]) for name in classifier.classes},
-        detectable=detectable_rise(before, len(sample), classifier.classes, level),
-        unfamiliar=unfamiliar,
-        errors=errors,
-        computed=classifier.computed,
-        notes=tuple(notes.lines),
-        out=out,
-    )
 
 
 def _captions(result: Drift) -> list[tuple[str, tuple[str, ...]]]:

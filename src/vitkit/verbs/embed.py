@@ -16,7 +16,15 @@ from vitkit.system.files import empty_array
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import harmless, plural, record
-from vitkit.verbs.cluster import Cells, ClusterName, Compute, check_cluster, in_words, parquet_folder, write_by_ray
+from vitkit.verbs.cluster import (
+    Cells,
+    ClusterName,
+    Compute,
+    check_cluster,
+    computed_on_cluster,
+    parquet_folder,
+    write_by_ray,
+)
 from vitkit.verbs.inputs import (
     PREPROCESS,
     check_choice,
@@ -237,7 +245,7 @@ def embed(
             open_model(model, notes, device, preprocess).preprocess.check_known()  # before Ray is started
             computation = write_by_ray(job.on_worker, paths, job.schema(), folder, workers=workers, device=device)
             tally = tally_parquet(folder)
-        return EmbeddingFiles(out, tally.images, tally.unreadable, in_words(computation), tuple(notes.lines))
+        return EmbeddingFiles(out, tally.images, tally.unreadable, computed_on_cluster(computation), tuple(notes.lines))
     with exclusive_out(out, force=force):
         query = None
         if text is None:

@@ -24,7 +24,7 @@ from vitkit.system.files import empty_array, place_text, staged
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import FINDINGS, REPORT, SPLIT
 from vitkit.text.arguments import Between, check_arguments
-from vitkit.verbs.cluster import Cells, ClusterName, Compute, check_cluster, in_words, write_by_ray
+from vitkit.verbs.cluster import Cells, ClusterName, Compute, check_cluster, computed_on_cluster, write_by_ray
 from vitkit.verbs.inputs import (
     PREPROCESS,
     BackendName,
@@ -436,7 +436,7 @@ class _EvaluationRequest:
             for finding in findings:
                 notes(finding)
             report = None if out is None else _write(out, classifier, outcome, table, numbers, findings)
-        computed = classifier.computed if computation is None else in_words(computation)
+        computed = classifier.computed if computation is None else computed_on_cluster(computation)
         return EvaluationResult(outcome, numbers, table.root, computed, report, tuple(notes.lines))
 
     def _outcomes_of_cluster(self, out: Path, rows: ImageTable) -> tuple[Mapping[str, Any], Outcomes]:
@@ -467,10 +467,8 @@ class _EvaluationRequest:
     def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Compute]:
         """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
         classifier, table, _ = self.open(ignore)
-        request = self
-        if computation is not None:
-            request = replace(self, backend=computation["backend"], precision=computation["precision"])
-        classifier = classifier.use(request.backend, request.precision, images, device=request.device)
+        way = computation or {"backend": self.backend, "precision": self.precision}
+        classifier = classifier.use(way["backend"], way["precision"], images, device=self.device)
 
         def compute(paths: Iterable[str]) -> Iterator[Cells]:
             names = list(paths)

@@ -46,7 +46,15 @@ from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import JOINT, plural
 from vitkit.text.workbook import check_rows
-from vitkit.verbs.cluster import Cells, ClusterName, Compute, check_cluster, in_words, parquet_folder, write_by_ray
+from vitkit.verbs.cluster import (
+    Cells,
+    ClusterName,
+    Compute,
+    check_cluster,
+    computed_on_cluster,
+    parquet_folder,
+    write_by_ray,
+)
 from vitkit.verbs.inputs import (
     PIPED,
     PREPROCESS,
@@ -344,7 +352,7 @@ def predict(
             start = partial(request.on_worker, len(paths))
             computation = write_by_ray(start, paths, schema, folder, workers=workers, device=device)
             tally = tally_parquet(folder)
-        return _result(tally, in_words(computation), out, notes, Csv(columns), is_whole=is_whole)
+        return _result(tally, computed_on_cluster(computation), out, notes, Csv(columns), is_whole=is_whole)
     may_exist = resume or force
     requested = out
     with _exclusive_pictures(pictures, folders, may_exist=may_exist), _held(requested, may_exist=may_exist) as out:
