@@ -90,7 +90,7 @@ def read_text_encoder(checkpoint: Checkpoint, gelu: str) -> TextEncoder:
     layout = _layout(checkpoint)
     if layout is None:
         raise VitkitError(
-            f"{checkpoint.path} has no text encoder: class names require CLIP or SigLIP with both encoders"
+            f"{checkpoint.path} has no text encoder: texts and class names require CLIP or SigLIP with both encoders"
         )
     scale = _number(checkpoint, "logit_scale", torch.exp)
     if scale is None:
