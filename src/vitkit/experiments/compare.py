@@ -6,8 +6,6 @@ the costs of the models: size, operations, and images per second in prediction.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -29,11 +27,11 @@ from vitkit.model_folder import WEIGHTS
 from vitkit.system.files import read_json, without_place, write_json, write_text
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments, is_number
-from vitkit.text.cells import aligned, harmless, plural
+from vitkit.text.cells import aligned, interval_text, plural
 from vitkit.training.recipe import ComparedFields
 from vitkit.training.request import add_recipe_fields
 from vitkit.verbs.inputs import check_data
-from vitkit.verbs.result import Result
+from vitkit.verbs.result import Result, csv_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,8 +42,19 @@ if TYPE_CHECKING:
 
 
 COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
-_TABLE_KEYS = (  # columns of comparison.csv
-    *("seed", "fraction", "training_images", "accuracy", "loss", "ece", "epochs", "seconds", "train_images_per_s"),
+_TABLE_KEYS = (  # columns of comparison.csv, one row per run
+    *(
+        "model",
+        "seed",
+        "fraction",
+        "training_images",
+        "accuracy",
+        "loss",
+        "ece",
+        "epochs",
+        "seconds",
+        "train_images_per_s",
+    ),
     *("epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory", "training_flops", "folder"),
     *("split", "images", "caveats"),
 )
@@ -75,11 +84,7 @@ class Comparison(Result):
 
     @property
     def pairs(self) -> list[dict[str, Any]]:
-        """The comparison of each pair of models.
-
-        An entry contains the difference in accuracy (1 is 100 %), its 95 % interval, the p-value adjusted for all
-        pairs, and the verdict in words.
-        """
+        """For each pair of models: difference in accuracy, 95 % interval, adjusted p-value, and verdict in words."""
         return list(self.figures["pairs"])
 
     @property
@@ -100,14 +105,12 @@ class Comparison(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row of numbers for each model; `low` and `high` are the ends of its accuracy's 95 % interval."""
-        plain = [key for key in HEADINGS if key not in ("interval", "caveats")]
-        return [
-            {
-                **{key: model[key] for key in plain},
-                **dict(zip(("low", "high"), model["interval"] or (None, None), strict=True)),
-            }
-            for model in self.models
-        ]
+        rows = []
+        for model in self.models:
+            low, high = model["interval"]
+            plain = {key: model[key] for key in HEADINGS if key not in ("interval", "caveats")}
+            rows.append({**plain, "low": low, "high": high})
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of comparison.json."""
@@ -166,50 +169,35 @@ HEADINGS = {
 
 def cells(model: dict[str, Any]) -> list[str]:
     """Return the cells of a model's row in the table as text; a dash stands for a value that was not measured."""
-    return [_cell(key, model) for key in HEADINGS]
-
-
-def _cell(key: str, model: dict[str, Any]) -> str:
-    from vitkit.text.cells import interval_text
-
-    value = model[key]
-    if key == "caveats":
-        return "; ".join(value or ()) or "-"
-    if key in ("epochs_to_90", "seconds_to_90") and value is None and model["reached_90"]:
-        runs = sum(run["fraction"] == model["by_fraction"][-1]["fraction"] for run in model["runs"])
-        return f"{model['reached_90']} of {runs} runs"
-    if value is None:
-        return "-"
-    if key == "name":
-        return str(value)
-    if key == "interval":
-        return interval_text([100 * end for end in value], 1)
-    return {
-        "accuracy": f"{100 * value:.1f} %",
-        "ece": f"{value:.3f}",
-        "loss": f"{value:.3f}",
-        "parameters": f"{value:,}",
-        "file_bytes": f"{value / 2**20:.1f}",
-        "peak_memory": f"{value / 2**20:.0f}",
-    }.get(key, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
-
-
-def to_csv(models: Sequence[dict[str, Any]]) -> str:
-    """Format the results as CSV with one row per run. Cells of values that were not measured are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("model", *_TABLE_KEYS))
-    for model in models:
-        for run in model["runs"]:
-            cells = {**run, "caveats": "; ".join(run["caveats"])}
-            row = [model["name"], *(cells[key] for key in _TABLE_KEYS)]
-            writer.writerow("" if cell is None else harmless(cell) if isinstance(cell, str) else cell for cell in row)
-    return text.getvalue()
+    row = []
+    for key in HEADINGS:
+        value = model[key]
+        if key == "caveats":
+            cell = "; ".join(value or ()) or "-"
+        elif key in ("epochs_to_90", "seconds_to_90") and value is None and model["reached_90"]:
+            runs = sum(run["fraction"] == model["by_fraction"][-1]["fraction"] for run in model["runs"])
+            cell = f"{model['reached_90']} of {runs} runs"
+        elif value is None:
+            cell = "-"
+        elif key == "name":
+            cell = value
+        elif key == "interval":
+            cell = interval_text([100 * end for end in value], 1)
+        else:
+            cell = {
+                "accuracy": f"{100 * value:.1f} %",
+                "ece": f"{value:.3f}",
+                "loss": f"{value:.3f}",
+                "parameters": f"{value:,}",
+                "file_bytes": f"{value / 2**20:.1f}",
+                "peak_memory": f"{value / 2**20:.0f}",
+            }.get(key, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
+        row.append(cell)
+    return row
 
 
 PLAN = "plan.json"  # the planned trainings, written before the first one
 PLACE = ExperimentFolder(PLAN, "comparison")
-_SETTINGS = ("data", "models", "recipe", "seeds", "fractions", "budget")
 
 
 @check_arguments
@@ -277,33 +265,40 @@ def compare(
         rest = {"recipe": recipe, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
         named = [str(source) for source in sources if source is not None]
         return suite(named, models, {**rest, "devices": devices, **fields}, out, compare, say, resume=resume)
-    data = sources[0] if sources else None
-    arguments = arguments_of(data, models, recipe, seeds, fractions, budget, stress)
-    shared: dict[str, Any] = {**fields}
+    arguments = arguments_of(sources[0] if sources else None, models, recipe, seeds, fractions, budget, stress)
     with ExitStack() as hold:
         if resume:
-            folder, plan = _taken_up(out, arguments, shared, hold)
+            folder, plan = _planned_before(out, arguments, fields, hold)
         else:
-            folder, plan = _begun(out, arguments, shared, say, hold)
+            folder, plan = _planned(out, arguments, {**fields}, say, hold)
         from vitkit.experiments.comparison_runs import make_all
 
         try:
-            past_help = make_all(plan.runs(), folder, devices, say)
+            diverged = make_all(plan.runs(), folder, devices, say)
         except Interrupted:
             say(f"to continue: vitkit compare --resume --out {folder}")
             raise
-        if past_help:
-            plan = _without(past_help, plan, say)
+        if lost := {
+            job.model: f"{job.described}: {diverged[job.folder]}" for job in plan.jobs if job.folder in diverged
+        }:
+            if len(lost) == len(plan.models):
+                raise VitkitError("; ".join(lost.values()))
+            notes = [f"{name} is left out of what follows: {why}" for name, why in lost.items()]
+            for note in notes:
+                say(note)
+            plan = replace(
+                plan,
+                models=tuple(name for name in plan.models if name not in lost),
+                jobs=tuple(job for job in plan.jobs if job.model not in lost),
+                notes=(*plan.notes, *notes),
+            )
         return _conclude(plan, folder, arguments["stress"] or plan.arguments["stress"])
 
 
-def _begun(
+def _planned(
     out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], say: Say, hold: ExitStack
 ) -> tuple[Path, Plan]:
-    """Plan a new comparison, write the plan into its folder, and return the folder and the plan.
-
-    The folder stays locked until `hold` is closed.
-    """
+    """Plan a comparison in a new folder, which stays locked until `hold` is closed, and write the plan into it."""
     for name in ("data", "models"):
         if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
@@ -326,16 +321,10 @@ def _begun(
     return folder, plan
 
 
-def _taken_up(
-    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
+def _planned_before(
+    out: str | Path | None, arguments: Mapping[str, Any], fields: Mapping[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
-    """Prepare to resume a comparison, and return its folder and its plan.
-
-    The folder is locked until `hold` is closed.
-
-    Raises:
-        VitkitError: an argument or a field differs from the one with which the comparison was started.
-    """
+    """Lock the folder of an earlier comparison, read its plan, and refuse arguments that differ from those of then."""
     from vitkit.experiments.comparison_plan import Plan
 
     folder = PLACE.lock(out, hold)
@@ -345,40 +334,17 @@ def _taken_up(
     except (ValueError, KeyError, TypeError) as error:
         raise PLACE.damaged(folder) from error
     usual = arguments_of(None, None, None, 3, "1", None, "")
-    for name in _SETTINGS:
+    for name in ("data", "models", "recipe", "seeds", "fractions", "budget"):
         if arguments[name] not in (usual[name], plan.arguments[name]):
             raise VitkitError(
                 f"--{name} {arguments[name]}: the comparison in {out} was started with {plan.arguments[name]}; "
                 "leave it out"
             )
     for name, value in fields.items():
-        plain = list(value) if isinstance(value, tuple) else value
-        if plain != before.get(name):
+        if (list(value) if isinstance(value, tuple) else value) != before.get(name):
             was = before.get(name, "none given")
             raise VitkitError(f"{name} {value}: the comparison in {out} was started with {was}; leave it out")
     return folder, plan
-
-
-def _without(past_help: Mapping[str, str], plan: Plan, say: Say) -> Plan:
-    """Return the plan without the models that have a diverged training, and print a note about each of them.
-
-    Args:
-        past_help: the error messages of the trainings that diverged, by folder.
-        plan: the plan of the comparison.
-        say: called with each note.
-
-    Raises:
-        VitkitError: no model is left.
-    """
-    lost = {job.model: f"{job.described}: {past_help[job.folder]}" for job in plan.jobs if job.folder in past_help}
-    if len(lost) == len(plan.models):
-        raise VitkitError("; ".join(lost.values()))
-    notes = [f"{name} is left out of what follows: {why}" for name, why in lost.items()]
-    for note in notes:
-        say(note)
-    jobs = tuple(job for job in plan.jobs if job.model not in lost)
-    models = tuple(name for name in plan.models if name not in lost)
-    return replace(plan, models=models, jobs=jobs, notes=(*plan.notes, *notes))
 
 
 def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
@@ -425,7 +391,9 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
         "stress": stress_figures(plan, folder, judged[-1], stress, device),
         "notes": list(plan.notes),
     }
-    write_text(folder / TABLE, to_csv(models))
+    runs = [{"model": model["name"], **run} for model in models for run in model["runs"]]
+    rows = [{key: "; ".join(run[key]) if key == "caveats" else run[key] for key in _TABLE_KEYS} for run in runs]
+    write_text(folder / TABLE, csv_table(rows, end="\n"))
     write_comparison(folder / PAGE, figures, list(HEADINGS.values()), [cells(model) for model in models])
     write_json(folder / COMPARISON, figures)
     return Comparison(folder, figures)
@@ -442,22 +410,21 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     """Return the size, the operations and the prediction speed of each model, by the name of the model.
 
     Each model is loaded from its first run on the largest fraction of the data. The speeds are measured in rounds that
-    alternate between the models. The speeds are stored in a file, so that a resumed comparison does not repeat them.
-
-    Args:
-        plan: the plan of the comparison.
-        out: the folder of the comparison, whose runs are finished.
-        device: the device on which speed is measured: auto, cpu, cuda or mps.
+    alternate between the models. They are stored in a file, so that a resumed comparison does not repeat them.
     """
     from vitkit.profiling.model_info import describe
     from vitkit.weights import load
 
-    last = {job.model: out / job.folder for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]}
-    folders = list(dict.fromkeys(last.values()))
-    classifiers = {folder.name: load(folder) for folder in folders}
-    speeds = _speeds(classifiers, out / SPEEDS, device)
+    folders = {job.model: out / job.folder for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]}
+    classifiers = {folder.name: load(folder) for folder in folders.values()}
+    speeds: dict[str, Any] = {}
+    with suppress(OSError, VitkitError):  # then they are measured again
+        speeds = read_json(out / SPEEDS)
+    if speeds.keys() != classifiers.keys() or not all(map(is_number, speeds.values())):
+        speeds = _speeds(classifiers, device)
+        write_json(out / SPEEDS, speeds)
     costs = {}
-    for name, folder in last.items():
+    for name, folder in folders.items():
         model = classifiers[folder.name].model
         costs[name] = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -468,15 +435,7 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     return costs
 
 
-def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> dict[str, float]:
-    """Return the images per second of each model, by name of its run folder.
-
-    The speeds are read from `file` if it contains them; otherwise, they are measured and written to it.
-    """
-    with suppress(OSError, VitkitError):  # then they are measured again
-        known = read_json(file)
-        if known.keys() == classifiers.keys() and all(map(is_number, known.values())):
-            return known
+def _speeds(classifiers: Mapping[str, Classifier], device: str) -> dict[str, float]:
     import torch
 
     from vitkit.profiling.speed import interleave, stopwatch_for
@@ -484,19 +443,11 @@ def _speeds(classifiers: Mapping[str, Classifier], file: Path, device: str) -> d
 
     place = torch.device(choose_device(device))
 
-    def work(classifier: Classifier) -> Any:
+    def predicting(classifier: Classifier) -> Callable[[], torch.Tensor]:
         model, (height, width) = classifier.model.to(place), classifier.preprocess.size
         images = torch.zeros(BATCH, len(classifier.preprocess.mean), height, width, device=place)
+        return torch.inference_mode()(lambda: model(images))
 
-        @torch.inference_mode()
-        def once() -> torch.Tensor:
-            logits: torch.Tensor = model(images)
-            return logits
-
-        return once
-
-    works = {name: work(opened) for name, opened in classifiers.items()}
+    works = {name: predicting(classifier) for name, classifier in classifiers.items()}
     times = interleave(works, ROUNDS, stopwatch=stopwatch_for(place))
-    speeds = {name: timing.rate(BATCH).median for name, timing in times.items()}
-    write_json(file, speeds)
-    return speeds
+    return {name: timing.rate(BATCH).median for name, timing in times.items()}

@@ -160,10 +160,10 @@ def _latex_row(cells: Sequence[str]) -> str:
     return "{}" + row if row[0] in "[*" else row  # LaTeX would read these as an argument of the previous row or rule
 
 
-def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_table(rows: Sequence[Mapping[str, Any]], end: str = "\r\n") -> str:
     """Format rows, which all have the same keys, as CSV. Cells are escaped: no spreadsheet treats one as a formula."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [])
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator=end)
     writer.writeheader()
     writer.writerows(
         {key: harmless(cell) if isinstance(cell, str) else cell for key, cell in row.items()} for row in rows
