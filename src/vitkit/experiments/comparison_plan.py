@@ -5,10 +5,10 @@ All settings are resolved before the first training starts. Weights that do not 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -27,11 +27,7 @@ from vitkit.training.start import Start, resolve
 
 
 def check_weights_name(start: Start) -> None:
-    """Check that the initial weights have the architecture of the model that is named in the recipe.
-
-    Raises:
-        VitkitError: the architectures differ.
-    """
+    """Check that the initial weights have the architecture of the model that is named in the recipe."""
     recipe = start.recipe
     if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
         return
@@ -142,8 +138,8 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     names, fractions = names_of(arguments["models"]), fractions_of(arguments["fractions"])
     budget = budget_of(arguments["budget"], fields)
     shared = {*fields} if budget is None else {*fields, budget[0]}
-    entries, notes, first = [], [], None
-    idle: list[dict[str, str]] = []  # for each model, the fields without effect and the reasons
+    entries: list[_Candidate] = []
+    notes: list[str] = []
     labels = [_label(name) for name in names]
     for place, name in enumerate(names):
         progress("checking the models", place, len(names))
@@ -154,37 +150,37 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
         try:
             start = resolve(resolved).released()
             check_weights_name(start)
-            idle.append(without_effect(start.recipe, resolved, shared))
+            idle = without_effect(start.recipe, resolved, shared)
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
         if arguments["stress"]:
             start.table.task.require_single(
                 "--stress requires one class per picture, but these may have several: leave it out"
             )
-        entry = _Candidate(label, {field: resolved[field] for field in resolved if field not in idle[-1]}, start)
-        first = first or entry
-        if entry.judged_by != first.judged_by:
+        (part,) = start.parts
+        judged_by = hash_of_images(part, held_out_split(part.images.table))
+        if entries and judged_by != entries[0].judged_by:
             raise VitkitError(
                 f"{label} starts from a run that was trained on some of this data, so it needs the split of that run "
-                f"and would be tested on other images than {first.label}: pass the run as --split-from, or choose "
+                f"and would be tested on other images than {entries[0].label}: pass the run as --split-from, or choose "
                 "other weights"
             )
-        entries.append(entry)
-    assert first is not None
+        entries.append(_Candidate(label, resolved, idle, start, part, judged_by))
+    first = entries[0]
     for field in shared:
-        if all(field in reasons for reasons in idle):
-            raise VitkitError(f"{field} {idle[0][field]}: leave it out")
+        if all(field in entry.idle for entry in entries):
+            raise VitkitError(f"{field} {first.idle[field]}: leave it out")
     notes += [
         f"{name}: {field} is ignored: it {reason}"
-        for name, reasons in zip(labels, idle, strict=True)
-        for field, reason in reasons.items()
+        for name, entry in zip(labels, entries, strict=True)
+        for field, reason in entry.idle.items()
     ]
     notes += [*first.start.table.unmatched, *first.start.table.corrections]
     notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.start.reasons]
     judging = before_training((entry.label, entry.split_images) for entry in entries)
     judging.check()
     notes += judging.findings()
-    seeds = tuple(first.seed + k for k in range(int(arguments["seeds"])))
+    seeds = tuple(first.start.recipe.seed + k for k in range(int(arguments["seeds"])))
     for seed in seeds:  # the smallest fraction must contain an image of each class
         try:
             limit_training(first.split_images.images.table, _count(first.images, fractions[0]), seed)
@@ -211,40 +207,28 @@ def _label(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A model to compare, with the resolved settings of its training on all images."""
+    """A model to compare, with the resolved settings of its training on all images.
+
+    Attributes:
+        label: the name of the model in the comparison.
+        fields: the fields of its recipe.
+        idle: the fields that have no effect, and the reasons.
+        start: the resolved training.
+        split_images: the images with their splits.
+        judged_by: the hash of the held-out images, on which the model is tested.
+    """
 
     label: str
     fields: dict[str, Any]
+    idle: dict[str, str]
     start: Start
-
-    @property
-    def split_images(self) -> SplitImages:
-        (part,) = self.start.parts
-        return part
-
-    @property
-    def seed(self) -> int:
-        return self.start.recipe.seed
-
-    @property
-    def judged_by(self) -> str:
-        """The hash of the held-out images, on which the model is tested."""
-        table = self.split_images.images.table
-        return hash_of_images(self.split_images, held_out_split(table))
+    split_images: SplitImages
+    judged_by: str
 
     @property
     def images(self) -> int:
         """The number of training images."""
         return self.split_images.images.table.splits.count("train")
-
-    @cached_property
-    def forward_flops(self) -> float:
-        return forward_flops(self.start)
-
-    @property
-    def configuration(self) -> str:
-        """The complete recipe as text, without its seed. Models with the same text share their trainings."""
-        return replace(self.start.recipe, seed=0).to_toml()
 
 
 def _fields(
@@ -280,50 +264,41 @@ def _count(images: int, fraction: float) -> int:
 
 
 def _jobs(
-    entries: Sequence[_Candidate],
-    fractions: Sequence[float],
-    seeds: Sequence[int],
-    budget: tuple[str, str] | None,
+    entries: Sequence[_Candidate], fractions: Sequence[float], seeds: Sequence[int], budget: tuple[str, str] | None
 ) -> tuple[tuple[ComparisonJob, ...], list[str]]:
     """Return all trainings, ordered by fraction and seed, and notes about the budget."""
     folders: dict[tuple[str, float, int], str] = {}
     jobs, notes = [], []
-    for fraction in fractions:
-        for place, entry in enumerate(entries):
-            name = f"{place + 1}-{re.sub(r'[^A-Za-z0-9._-]+', '-', entry.label)}"
-            fields, images = dict(entry.fields), _count(entry.images, fraction)
-            fields |= {"method": entry.start.recipe.method}  # chosen for all data, used for every fraction
-            if images < entry.images:
-                fields["max_images"] = images
-            if budget is not None and budget[0] == "flops":
-                if entry.start.recipe.method == "probe":
-                    notes.append(f"{entry.label}: its features are computed only once, which uses less than the budget")
-                else:
-                    fields["epochs"], note = _epochs(entry, images, float(budget[1]))
-                    notes.append(note)
-            looks = 1 if entry.start.recipe.method == "probe" else fields.get("epochs") or entry.start.recipe.epochs
-            is_timed = budget is not None and budget[0] == "time"
-            spent = None if is_timed else passes_of(entry.start.recipe.method) * entry.forward_flops * images * looks
-            for seed in seeds:
-                key = (f"{entry.configuration} {fields.get('epochs')}", fraction, seed)
-                folder = folders.setdefault(key, f"runs/{fitting(name, f'-{fraction:g}-seed{seed}')}")
-                job_fields = {**fields, "seed": seed}
-                jobs.append(ComparisonJob(entry.label, seed, fraction, images, job_fields, folder, None, spent))
+    # Models with the same complete recipe share their trainings.
+    configurations = [replace(entry.start.recipe, seed=0).to_toml() for entry in entries]
+    flops_of_image = [passes_of(entry.start.recipe.method) * forward_flops(entry.start) for entry in entries]
+    for fraction, (place, entry) in itertools.product(fractions, enumerate(entries)):
+        name = f"{place + 1}-{re.sub(r'[^A-Za-z0-9._-]+', '-', entry.label)}"
+        images, recipe = _count(entry.images, fraction), entry.start.recipe
+        fields = {field: entry.fields[field] for field in entry.fields if field not in entry.idle}
+        fields["method"] = recipe.method  # chosen for all data, used for every fraction
+        if images < entry.images:
+            fields["max_images"] = images
+        epoch = flops_of_image[place] * images
+        if budget is not None and budget[0] == "flops":
+            most = float(budget[1])
+            if recipe.method == "probe":
+                note = "its features are computed only once, which uses less than the budget"
+            else:
+                fields["epochs"] = count = max(int(most // epoch), 1)
+                epochs = f"{count} epochs of {images} images are" if count > 1 else f"1 epoch of {images} images is"
+                over = f", which exceeds the budget of {most:.3g} but is the minimum" if epoch > most else ""
+                note = f"{epochs} {count * epoch:.3g} FLOPs{over}"
+            notes.append(f"{entry.label}: {note}")
+        views = 1 if recipe.method == "probe" else fields.get("epochs") or recipe.epochs
+        flops = None if budget is not None and budget[0] == "time" else epoch * views
+        for seed in seeds:
+            key = (f"{configurations[place]} {fields.get('epochs')}", fraction, seed)
+            folder = folders.setdefault(key, f"runs/{fitting(name, f'-{fraction:g}-seed{seed}')}")
+            job_fields = {**fields, "seed": seed}
+            jobs.append(ComparisonJob(entry.label, seed, fraction, images, job_fields, folder, None, flops))
     jobs.sort(key=lambda job: (job.fraction, job.seed))  # all models of one seed are trained one after another
     return tuple(jobs), list(dict.fromkeys(notes))
-
-
-def _epochs(entry: _Candidate, images: int, flops: float) -> tuple[int, str]:
-    """Return the number of epochs (at least 1) that fit into a budget of FLOPs, and a note about it for the user."""
-    epoch = passes_of(entry.start.recipe.method) * entry.forward_flops * images
-    epochs = max(int(flops // epoch), 1)
-    spent = (
-        f"{epochs} epochs of {images} images are {epochs * epoch:.3g} FLOPs"
-        if epochs > 1
-        else (f"1 epoch of {images} images is {epoch:.3g} FLOPs")
-    )
-    over = f", which exceeds the budget of {flops:.3g} but is the minimum" if epoch > flops else ""
-    return epochs, f"{entry.label}: {spent}{over}"
 
 
 def passes_of(method: str) -> int:

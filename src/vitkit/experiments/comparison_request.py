@@ -19,11 +19,7 @@ NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
 
 
 def names_of(models: str | Sequence[str]) -> list[str]:
-    """Return the requested models as a list; a string is split at its commas.
-
-    Raises:
-        VitkitError: there are no names, or a name is empty.
-    """
+    """Return the requested models as a list; a string is split at its commas."""
     names = [str(name).strip() for name in (models.split(",") if isinstance(models, str) else models)]
     if not names or not all(names):
         raise VitkitError("--models must be names separated by commas, such as vit_tiny_patch16_224,NAME@WEIGHTS")
@@ -31,11 +27,7 @@ def names_of(models: str | Sequence[str]) -> list[str]:
 
 
 def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
-    """Return the requested fractions of the training images, in ascending order.
-
-    Raises:
-        VitkitError: a fraction is not a number above 0 and at most 1.
-    """
+    """Return the requested fractions of the training images, above 0 and at most 1, in ascending order."""
     parts = fractions.split(",") if isinstance(fractions, str) else fractions
     try:
         values = sorted({float(part) for part in ([parts] if isinstance(parts, (int, float)) else parts)})
@@ -51,26 +43,24 @@ def fractions_of(fractions: str | float | Sequence[float]) -> tuple[float, ...]:
 def budget_of(budget: str | None, fields: Mapping[str, object]) -> tuple[str, str] | None:
     """Split a budget such as `epochs=10` into its kind and its amount; None if there is no budget.
 
-    Raises:
-        VitkitError: the budget is invalid, or the user has also set the recipe field with the same effect: `epochs` for
-            a budget of epochs or FLOPs, or `time` for a budget of time.
+    A budget is refused if the user has also set the recipe field with the same effect: `epochs` for a budget of epochs
+    or FLOPs, or `time` for a budget of time.
     """
     if budget is None:
         return None
     kind, equals, amount = budget.partition("=")
     if kind not in ("epochs", "time", "flops") or not equals:
         raise VitkitError(f"--budget must be epochs=N, time=T (90s, 10m, 2h) or flops=F, not {budget!r}")
-    other = {"epochs": "epochs", "time": "time", "flops": "epochs"}[kind]
+    other = "time" if kind == "time" else "epochs"
     if other in fields:
         raise VitkitError(f"--budget {budget} and --{other} {fields[other]} both limit the training: use only one")
     try:
-        if kind == "epochs" and not 1 <= int(amount) <= 1e9:
-            raise ValueError
-        if kind == "flops" and not 1 <= float(amount) <= 1e30:
-            raise ValueError
+        is_valid = kind == "time" or (1 <= int(amount) <= 1e9 if kind == "epochs" else 1 <= float(amount) <= 1e30)
     except ValueError:
+        is_valid = False
+    if not is_valid:
         wanted = {"epochs": "a whole number above 0", "flops": "a number such as 1e15"}[kind]
-        raise VitkitError(f"--budget {kind}= must be {wanted}, not {amount!r}") from None
+        raise VitkitError(f"--budget {kind}= must be {wanted}, not {amount!r}")
     return kind, amount
 
 
@@ -96,15 +86,7 @@ def arguments_of(
 
 
 def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
-    """Check that the user has set only recipe fields that are allowed in a comparison or an experiment.
-
-    Args:
-        fields: the fields that the user has set.
-        what: the word for the comparison or experiment in the error message.
-
-    Raises:
-        VitkitError: a field is not allowed.
-    """
+    """Refuse recipe fields that the user may not set for a comparison or an experiment; `what` names which of them."""
     if refused := [name for name in NOT_COMPARED if name in fields]:
         raise VitkitError(f"{refused[0]} cannot be set for {what}: leave it out")
 
@@ -122,11 +104,7 @@ class ExperimentFolder:
     what: str
 
     def reserve(self, out: str | Path, hold: ExitStack) -> Path:
-        """Lock an empty or new folder for a new comparison or experiment, until `hold` is closed.
-
-        Raises:
-            VitkitError: another process has locked the folder, or the folder is not empty.
-        """
+        """Lock an empty or new folder until `hold` is closed."""
         hold.enter_context(exclusive_in(Path(out)))
         if (Path(out) / self.plan).is_file():
             article = "an" if self.what[0] in "aeiou" else "a"
@@ -138,11 +116,7 @@ class ExperimentFolder:
         return Path(out)
 
     def lock(self, out: str | Path | None, hold: ExitStack) -> Path:
-        """Lock the folder of an interrupted comparison or experiment, until `hold` is closed.
-
-        Raises:
-            VitkitError: `out` is None, the folder contains no plan, or another process has locked it.
-        """
+        """Lock the folder of an interrupted comparison or experiment, which contains a plan, until `hold` is closed."""
         if out is None:
             raise VitkitError(f"--resume requires --out, the folder of the {self.what} to continue")
         if not (Path(out) / self.plan).is_file():
@@ -154,11 +128,7 @@ class ExperimentFolder:
         return Path(out)
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """Read the plan from a folder.
-
-        Raises:
-            VitkitError: the plan is damaged.
-        """
+        """Read the plan from a folder."""
         try:
             stored: dict[str, Any] = dict(from_json((folder / self.plan).read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
@@ -244,11 +214,7 @@ STRESSES: dict[str, Stress] = {
 
 
 def stresses_of(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the requested stresses without repetitions; a string is split at its commas.
-
-    Raises:
-        VitkitError: a name is unknown.
-    """
+    """Return the names of the requested stresses without repetitions; a string is split at its commas."""
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
     chosen = tuple(dict.fromkeys(part for part in parts if part))
     for name in chosen:
