@@ -6,8 +6,7 @@ data set, with its 95 % interval. It also contains means over the data sets, mea
 
 from __future__ import annotations
 
-import csv
-import io
+import itertools
 import os
 import re
 import statistics
@@ -24,8 +23,8 @@ from vitkit.experiments.comparison_request import ExperimentFolder
 from vitkit.profiling.accelerators import core_days
 from vitkit.system.files import write_json, write_text
 from vitkit.system.progress import Say
-from vitkit.text.cells import aligned, harmless, plural, sentence
-from vitkit.verbs.result import Result
+from vitkit.text.cells import aligned, plural, sentence
+from vitkit.verbs.result import Result, csv_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.html"
 PLACE = ExperimentFolder(PLAN, "comparison")
 _COMPARISON_PLAN = "plan.json"  # in the folder of each data set's comparison
+_SHARED = "shared with another name"  # the trainings of a model with the same configuration
 _TESTED = (3, 5)  # minimum numbers of models and data sets for a test of ranks
 
 
@@ -59,11 +59,13 @@ class ComparisonSuite(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each model and data set; `low` and `high` are the ends of the accuracy's 95 % interval."""
-        return [
-            {"model": model["name"], "data": data, **_flat(model["by_data"].get(data))}
-            for model in self.figures["models"]
-            for data in self.figures["data"]
-        ]
+        rows = []
+        for model, data in itertools.product(self.figures["models"], self.figures["data"]):
+            cell = model["by_data"].get(data, {"accuracy": None, "interval": (None, None), "rank": None})
+            low, high = cell["interval"]
+            row = {"model": model["name"], "data": data, "accuracy": cell["accuracy"], "low": low, "high": high}
+            rows.append({**row, "rank": cell["rank"]})
+        return rows
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return a function that plots the accuracy of each model on each data set; the key is its caption."""
@@ -89,12 +91,6 @@ class ComparisonSuite(Result):
         rows = [[escape(cell) for cell in row] for row in table_rows(self.figures)]
         said = "".join(f"<p>{escape(line)}</p>" for line in self.figures["sentences"])
         return table(rows, list(map(escape, headings(self.figures["data"])))) + said
-
-
-def _flat(cell: Mapping[str, Any] | None) -> dict[str, Any]:
-    if cell is None:
-        return {"accuracy": None, "low": None, "high": None, "rank": None}
-    return {"accuracy": cell["accuracy"], "low": cell["interval"][0], "high": cell["interval"][1], "rank": cell["rank"]}
 
 
 def headings(data: Sequence[str]) -> list[str]:
@@ -140,7 +136,7 @@ def suite(
     *,
     resume: bool,
 ) -> ComparisonSuite:
-    """Compare models on several data sets.
+    """Compare models on several data sets, all of which are checked before the first training.
 
     Args:
         data: the data sets; empty with `resume`.
@@ -150,11 +146,6 @@ def suite(
         compare: the function that compares on one data set.
         say: called with each line of output.
         resume: continue the comparison in `out`.
-
-    Raises:
-        VitkitError: a model cannot be trained on a data set, or `out` is in use or not empty. All data sets are checked
-            before the first training.
-        Interrupted: a signal stopped the comparison; `resume` continues it.
     """
     from vitkit.training.run_folder import new_run_folder
 
@@ -170,13 +161,21 @@ def suite(
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / PLAN, begun)
         try:
-            results = {place: _one(place, folder, begun, compare, say) for place in range(len(begun["data"]))}
+            labels, contents = begun["labels"], []
+            folders = {label: _folder_of(place, label) for place, label in enumerate(labels)}
+            for source, label in zip(begun["data"], labels, strict=True):
+                contents.append(_compare_on(source, label, folder / folders[label], begun, compare, say).figures)
         except Interrupted:
             say(f"to continue: vitkit compare --resume --out {folder}")
             raise
         except (KeyError, TypeError) as error:
             raise PLACE.damaged(folder) from error
-        return _conclude(begun, [result.figures for result in results.values()], folder)
+        figures = {"vitkit": vitkit.__version__, **figures_of(labels, contents), "folders": folders}
+        result = ComparisonSuite(folder, figures)
+        write_text(folder / TABLE, csv_table(result.rows(), end="\n"))
+        _write_page(result)
+        write_json(folder / SUITE, figures)
+        return result
 
 
 def _planned(
@@ -194,19 +193,21 @@ def _planned(
     settings = dict(options)
     shared = {name: settings.pop(name) for name in ("recipe", "seeds", "fractions", "budget", "stress")}
     settings.pop("devices")
-    labels, costs = _labels(data), {}
+    names = [Path(source).name or source for source in data]
+    labels = [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
+    costs: dict[str, dict[str, str]] = {}  # by model and data set
     for source, label in zip(data, labels, strict=True):
         check_data(source)
-        arguments = arguments_of(source, models, **shared)
         try:
-            plan = make_plan(arguments, settings)
+            plan = make_plan(arguments_of(source, models, **shared), settings)
         except VitkitError as error:
             raise VitkitError(f"{source}: {error}") from error
-        costs[label] = {name: [job.flops for job in plan.runs() if job.model == name] for name in plan.models}
-    rows = [
-        [name, *(_cost(costs[label].get(name, [])) for label in labels)]
-        for name in dict.fromkeys(name for cells in costs.values() for name in cells)
-    ]
+        for name in plan.models:
+            flops = [job.flops for job in plan.runs() if job.model == name]
+            known = [value for value in flops if value is not None]
+            total = f", {sum(known):.3g}" if len(known) == len(flops) else ""
+            costs.setdefault(name, {})[label] = f"{len(flops)}{total}" if flops else _SHARED
+    rows = [[name, *(cells.get(label, _SHARED) for label in labels)] for name, cells in costs.items()]
     for line in aligned([["trainings, FLOPs", *labels], *rows]):
         say(line)
     return {
@@ -218,31 +219,18 @@ def _planned(
     }
 
 
-def _labels(data: Sequence[str]) -> list[str]:
-    """Return a short and unique name for each data set."""
-    names = [Path(source).name or source for source in data]
-    return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
-
-
-def _cost(flops: Sequence[float | None]) -> str:
-    known = [value for value in flops if value is not None]
-    if not flops:
-        return "shared with another name"
-    return f"{len(flops)}" if len(known) < len(flops) else f"{len(flops)}, {sum(known):.3g}"
-
-
-def _one(place: int, folder: Path, begun: Mapping[str, Any], compare: Callable[..., Any], say: Say) -> Any:
-    """Compare the models on one data set. If this comparison has been started before, resume it."""
-    source, label = begun["data"][place], begun["labels"][place]
-    below = folder / _folder_of(place, label)
+def _compare_on(
+    source: str, label: str, folder: Path, begun: Mapping[str, Any], compare: Callable[..., Any], say: Say
+) -> Any:
+    """Compare the models on one data set, or resume this comparison if it was started before."""
 
     def tell(line: str) -> None:
         say(f"{label}: {line}")
 
-    if (below / _COMPARISON_PLAN).is_file():
-        return compare(resume=True, out=below, say=tell, devices=begun["options"]["devices"])
     options = {name: value for name, value in begun["options"].items() if value is not None}
-    return compare(source, begun["models"], out=below, say=tell, **options)
+    if (folder / _COMPARISON_PLAN).is_file():
+        return compare(resume=True, out=folder, say=tell, devices=options["devices"])
+    return compare(source, begun["models"], out=folder, say=tell, **options)
 
 
 def _folder_of(place: int, label: str) -> str:
@@ -250,17 +238,6 @@ def _folder_of(place: int, label: str) -> str:
 
 
 # --- The table --------------------------------------------------------------------------------------------
-
-
-def _conclude(begun: Mapping[str, Any], contents: Sequence[Mapping[str, Any]], folder: Path) -> ComparisonSuite:
-    figures = figures_of(begun["labels"], contents)
-    folders = {label: _folder_of(place, label) for place, label in enumerate(begun["labels"])}
-    figures = {"vitkit": vitkit.__version__, **figures, "folders": folders}
-    result = ComparisonSuite(folder, figures)
-    write_text(folder / TABLE, _to_csv(result.rows()))
-    _write_page(result)
-    write_json(folder / SUITE, figures)
-    return result
 
 
 def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -276,15 +253,19 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
     by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
     flops: dict[str, list[float | None]] = {name: [] for name in names}
     for label, figures in zip(labels, contents, strict=True):
-        models = figures["models"]
-        ranks = rankdata([-model["accuracy"] for model in models])
-        for model, rank in zip(models, ranks.tolist(), strict=True):
-            by_name[model["name"]][label] = {
-                **{key: model[key] for key in ("accuracy", "interval")},
+        ranks = rankdata([-model["accuracy"] for model in figures["models"]]).tolist()
+        for model, rank in zip(figures["models"], ranks, strict=True):
+            name = model["name"]
+            own = [pair["better"] for pair in figures["pairs"] if name in (pair["a"], pair["b"])]
+            better = [each["recipe"] or each["trained"] for each in own]  # names of models; None: not distinguished
+            by_name[name][label] = {
+                "accuracy": model["accuracy"],
+                "interval": model["interval"],
                 "rank": rank,
-                **_record(model["name"], figures["pairs"]),
+                "wins": better.count(name),
+                "losses": sum(each not in (name, None) for each in better),
             }
-            flops[model["name"]] += [run["training_flops"] for run in model["runs"]]
+            flops[name] += [run["training_flops"] for run in model["runs"]]
     rows = []
     for name in names:
         cells = list(by_name[name].values())
@@ -305,14 +286,6 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
         )
     seeds = contents[0]["seeds"]
     return {"data": list(labels), "seeds": seeds, "models": rows, "sentences": _sentences(labels, rows, len(seeds))}
-
-
-def _record(name: str, pairs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Count the models that a model is significantly better than (`wins`) and significantly worse than (`losses`)."""
-    verdicts = [
-        pair["better"]["recipe"] or pair["better"]["trained"] for pair in pairs if name in (pair["a"], pair["b"])
-    ]
-    return {"wins": verdicts.count(name), "losses": sum(each not in (name, None) for each in verdicts)}
 
 
 def _mean(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -361,37 +334,29 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
     return said
 
 
-def _to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(rows[0])
-    for row in rows:
-        writer.writerow(
-            "" if cell is None else harmless(cell) if isinstance(cell, str) else cell for cell in row.values()
-        )
-    return text.getvalue()
-
-
 def _write_page(result: ComparisonSuite) -> None:
     from vitkit.reporting.comparison import draw_suite
     from vitkit.text.pages import figure, table, to_svg, wide, write_page
 
-    figures = result.figures
+    figures, title = result.figures, "Which model, over several data sets?"
+    space = "\N{NO-BREAK SPACE}"
     rows = []
     for name, *cells in table_rows(figures):
-        accuracies = cells[: len(figures["data"]) + 1]  # those on each data set, and their mean
-        accuracies = [each.replace(" %", "\N{NO-BREAK SPACE}%").replace(" (", "<br>(") for each in accuracies]
-        accuracies = [each.replace(" to ", "\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}") for each in accuracies]
-        rows.append([escape(name), *accuracies, *cells[len(accuracies) :]])
+        count = len(figures["data"]) + 1  # accuracies: those on each data set, and their mean
+        accuracies = [
+            cell.replace(" %", f"{space}%").replace(" (", "<br>(").replace(" to ", f"{space}to{space}")
+            for cell in cells[:count]
+        ]
+        rows.append([escape(name), *accuracies, *cells[count:]])
     linked = [
         f'<a href="{escape(figures["folders"][data])}/comparison.html">{escape(data)}</a>' for data in figures["data"]
     ]
     first, *rest = headings(figures["data"])
     body = [
-        "<h1>Which model, over several data sets?</h1>",
+        f"<h1>{title}</h1>",
         f"<p>{escape(sentence(result.lines()[0]))}</p>",
         figure("Accuracy on each data set, 95 % intervals", to_svg(draw_suite(figures)), "svg+xml"),
         wide(table(rows, [first, *linked, *map(escape, rest[len(linked) :])])),
         *(f"<p>{escape(sentence(line))}</p>" for line in figures["sentences"]),
     ]
-    write_page(result.folder / PAGE, "Which model, over several data sets?", body)
+    write_page(result.folder / PAGE, title, body)
