@@ -81,11 +81,7 @@ class Judged:
 
 
 def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) -> Judged:
-    """Read the test predictions of all runs on one fraction of the data, without the images that `judging` leaves out.
-
-    Raises:
-        VitkitError: the runs did not predict the same images, or the files of a run are missing or damaged.
-    """
+    """Read the test predictions of all runs on a fraction of the data, without the images that `judging` leaves out."""
     answers: Answers = {}
     known: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     for job in (job for job in plan.jobs if job.fraction == fraction):
@@ -99,13 +95,12 @@ def read_judged(plan: Plan, out: Path, fraction: float, judging: JudgingImages) 
         answers[job.model, job.seed] = is_right
     assert known is not None
     kept = [place for place, path in enumerate(known[0]) if path not in judging.left_out]
-    paths, labels = (tuple(numbers[place] for place in kept) for numbers in known)
+    paths, labels = (tuple(values[place] for place in kept) for values in known)
     groups = groups_from_file(out / plan.jobs[0].folder / GROUPS)
-    number = {path: groups.get(path, len(groups) + place) for place, path in enumerate(paths)}
-    numbers = np.array([number[path] for path in paths])
+    numbers = np.array([groups.get(path, len(groups) + place) for place, path in enumerate(paths)])
     units = Units.of(len(numbers), numbers if len(set(numbers.tolist())) < len(numbers) else None)
-    judged = {run: is_right[kept] for run, is_right in answers.items()}
-    return Judged(fraction, paths, labels, judged, units, judging.split)
+    answers = {run: is_right[kept] for run, is_right in answers.items()}
+    return Judged(fraction, paths, labels, answers, units, judging.split)
 
 
 def _answers(file: Path) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.bool_]]:
@@ -136,16 +131,15 @@ class JudgedFamily:
 def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
     """Prepare the models for joint statistical tests, separately for each fraction of the data."""
     families = []
-    for judged_fraction in judged:
-        jobs = [job for job in plan.jobs if job.fraction == judged_fraction.fraction]
+    for own in judged:
+        jobs = [job for job in plan.jobs if job.fraction == own.fraction]
         folders = {name: tuple(sorted(job.folder for job in jobs if job.model == name)) for name in plan.models}
         name_of = {each: name for name, each in reversed(folders.items())}  # the first of those that share a folder
         different = list(dict.fromkeys(folders.values()))
-        right = np.stack([judged_fraction.of(name_of[each]) for each in different])
-        place = {name: different.index(each) for name, each in folders.items()}
+        right = np.stack([own.of(name_of[each]) for each in different])
         shares_subsets = any(job.fields.get("max_images") for job in jobs)
-        family = Family(right, judged_fraction.units, shares_subsets=shares_subsets)
-        families.append(JudgedFamily(judged_fraction, family, place))
+        place = {name: different.index(each) for name, each in folders.items()}
+        families.append(JudgedFamily(own, Family(right, own.units, shares_subsets=shares_subsets), place))
     return families
 
 
@@ -153,7 +147,7 @@ def families_of(plan: Plan, judged: Sequence[Judged]) -> list[JudgedFamily]:
 
 
 def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -> dict[str, Any]:
-    """Return the numbers of one run, such as accuracy, duration and peak memory.
+    """Return the numbers of one run; `gmacs` are the 10^9 multiply-accumulates of a forward pass, None if unknown.
 
     The accuracy is computed from the predictions for the test images in `judged`. Log loss and calibration error are
     taken from the evaluation at the end of the run. They are None if this evaluation used another number of images.
@@ -169,6 +163,9 @@ def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -
     validated = [row for row in rows if "val_acc" in row]
     goal = next((row for row in validated if row["val_acc"] >= GOAL), {})
     best = max(validated, key=lambda row: row["val_acc"], default={})
+    method = job.fields["method"]
+    views = 1 if method == "probe" else epochs  # of each image; the cost of additional augmented views is not counted
+    flops = None if gmacs is None or views is None else 2e9 * gmacs * passes_of(method) * job.images * views
     return {
         "seed": job.seed,
         "fraction": job.fraction,
@@ -183,7 +180,7 @@ def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -
         "epochs": epochs,
         "seconds": seconds,
         "train_images_per_s": epochs * job.images / seconds if epochs and seconds else None,
-        "training_flops": training_flops(job, gmacs, epochs),
+        "training_flops": flops,
         "epochs_to_90": int(goal["epoch"]) + 1 if goal else None,
         "seconds_to_90": goal.get("seconds"),
         "epochs_to_best": int(best["epoch"]) + 1 if best else None,
@@ -191,24 +188,6 @@ def of_run(job: ComparisonJob, out: Path, gmacs: float | None, judged: Judged) -
         "peak_memory": read_json(costs).get("peak_memory") if costs.is_file() else None,
         "curve": [[int(row["epoch"]) + 1, row["val_acc"]] for row in validated],
     }
-
-
-def training_flops(job: ComparisonJob, gmacs: float | None, epochs: int | None) -> float | None:
-    """Return the FLOPs of a training; None if they are unknown. The cost of additional augmented views is not counted.
-
-    Args:
-        job: the training.
-        gmacs: 10^9 multiply-accumulates of a forward pass for one image; None if unknown.
-        epochs: the number of epochs that were trained; None if unknown.
-    """
-    if gmacs is None:
-        return None
-    looks = 1 if job.fields["method"] == "probe" else epochs
-    return None if looks is None else 2e9 * gmacs * passes_of(job.fields["method"]) * job.images * looks
-
-
-_MIDDLES = ("train_images_per_s", "peak_memory", "epochs_to_best", "seconds_to_best")
-_MEANS = ("accuracy", "loss", "ece")
 
 
 def of_model(
@@ -230,12 +209,12 @@ def of_model(
     runs = [of_run(job, out, costs["gmacs"], of_fraction[job.fraction]) for job in plan.jobs if job.model == name]
     last = [run for run in runs if run["fraction"] == plan.fractions[-1]]
     figures: dict[str, Any] = {"name": name}
-    for key in _MEANS:
+    for key in ("accuracy", "loss", "ece"):
         values = [run[key] for run in last]
         figures[key] = None if None in values else statistics.mean(values)
     figures["interval"] = list(families[-1].family.interval(families[-1].place[name]))
     figures |= costs
-    for key in _MIDDLES:
+    for key in ("train_images_per_s", "peak_memory", "epochs_to_best", "seconds_to_best"):
         values = [run[key] for run in last if run[key] is not None]
         figures[key] = statistics.median(values) if values else None
     reached = [run for run in last if run["epochs_to_90"] is not None]
@@ -259,11 +238,7 @@ def of_model(
 
 
 def pairs_of(plan: Plan, models: JudgedFamily) -> list[dict[str, Any]]:
-    """Compare the accuracies of each pair of models. All models have the same test images and seeds.
-
-    Returns:
-        One entry for each pair, with the difference, intervals, p-values and verdict.
-    """
+    """Compare each pair of models: the difference in accuracy, intervals, p-values and verdict."""
     judged, family, place = models.judged, models.family, models.place
     compared = list(itertools.combinations(range(family.models), 2))  # models that share their runs count once
     recipes = dict(zip(compared, family.differences(compared), strict=True))
@@ -317,16 +292,16 @@ def verdict(a: str, b: str, recipe: Difference, trained: Difference, seeds: int,
         return f"{better}, as trained: {_gain(of_trained)}; {rest}"
     if trained.is_distinguished:
         return f"{better}, as trained: {_gain(of_trained)}{alone}"
-    conditions = [images]
-    if seeds > 1:
-        conditions.append(f"{seeds} seeds")
-    if pairs > 1:
-        conditions.append(f"{pairs} pairs compared")
-    in_words = ", ".join(conditions[:-1]) + " and " + conditions[-1] if len(conditions) > 1 else conditions[0]
     if trained.needed < 1 <= recipe.needed:
         return f"{a} and {b} cannot be distinguished: their {seeds} seeds differ too much; use more --seeds"
+    *conditions, last = [
+        images,
+        *([f"{seeds} seeds"] if seeds > 1 else []),
+        *([f"{pairs} pairs compared"] if pairs > 1 else []),
+    ]
+    given = f"{', '.join(conditions)} and {last}" if conditions else last
     least = f": they would have to differ by {needed:.1f} points" if recipe.needed < 1 else ""
-    return f"{a} and {b} cannot be distinguished with {in_words}{least}{alone}"
+    return f"{a} and {b} cannot be distinguished with {given}{least}{alone}"
 
 
 def _gain(difference: Difference) -> str:
@@ -344,15 +319,13 @@ def best_of(plan: Plan, models: JudgedFamily) -> dict[str, Any]:
     """
     winner, family = models.family.winner(), models.family
     name = next(name for name in plan.models if models.place[name] == winner.index)
+    bounds = f"(95 %: {interval_text([_POINTS * end for end in winner.interval], 1)})"
     shown = f"{name} is the best here: {_POINTS * winner.measured:.1f} %"
-    bounds = interval_text([_POINTS * end for end in winner.interval], 1)
     if family.models > 1:
-        shown += (
-            f" measured, {_POINTS * winner.corrected:.1f} % expected (95 %: {bounds}) after correction for its "
-            f"selection as the best of {family.models}"
-        )
+        shown += f" measured, {_POINTS * winner.corrected:.1f} % expected {bounds} after correction for its selection"
+        shown += f" as the best of {family.models}"
     else:
-        shown += f" (95 %: {bounds})"
+        shown += f" {bounds}"
     return {
         "model": name,
         "of": family.models,
@@ -474,14 +447,10 @@ def at_one_size(picture: Image.Image, short_side: int) -> Image.Image:
 
 
 def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image.Image:
-    """Corrupt a picture by one kind of stress, such as blur. The same key always gives the same result.
+    """Corrupt a picture by one kind of stress, such as blur. The first strength leaves it unchanged.
 
-    Args:
-        picture: an RGB picture.
-        name: the name of the stress.
-        strength: one of the stress's strengths; the first leaves the picture unchanged.
-        key: the text that seeds the random numbers, such as a seed and the image's path. All strengths use the same
-            random numbers.
+    `key` is the text that seeds the random numbers, such as a seed and the image's path. The same key always gives the
+    same result, and all strengths use the same random numbers.
     """
     stress = STRESSES[name]
     if strength == stress.strengths[0]:
@@ -491,10 +460,7 @@ def changed(picture: Image.Image, name: str, strength: float, key: str) -> Image
 
 
 def variants(picture: Image.Image, names: Sequence[str], key: str) -> Iterator[Image.Image]:
-    """Yield the unchanged picture, then a corrupted picture for each stress and each of its strengths except the first.
-
-    The first strength of a stress leaves pictures unchanged.
-    """
+    """Yield the unchanged picture, then a corrupted picture for each stress and each strength except the first."""
     yield picture
     for name in names:
         for strength in STRESSES[name].strengths[1:]:
@@ -505,15 +471,7 @@ _STRESSED = "stress"  # a folder next to the runs
 
 
 def stress_figures(plan: Plan, out: Path, judged: Judged, names: Sequence[str], device: str) -> list[dict[str, Any]]:
-    """Return the accuracy of each model under each stress and strength, with 95 % intervals; one entry per stress.
-
-    Args:
-        plan: the plan of the comparison.
-        out: the folder of the comparison, whose runs are finished.
-        judged: the test images.
-        names: the names of the stresses.
-        device: the device to compute on: auto, cpu, cuda or mps.
-    """
+    """Return the accuracy of each model under each of these stresses and strengths, with 95 % intervals."""
     if not names:
         return []
     folders = {(job.model, job.seed): job.folder for job in plan.jobs if job.fraction == plan.fractions[-1]}
@@ -550,61 +508,40 @@ def _answers_under_stress(
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """Return whether a run classifies each of n images correctly, both unchanged and under each stress.
 
-    The result is cached in a file.
+    The shorter side of each picture is first resized to `side` pixels. The result is cached in a file.
 
     Returns:
         Arrays (n,) by key: the empty string for unchanged pictures, otherwise stress and strength, such as `blur 2`.
     """
     file = out / _STRESSED / f"{Path(folder).name}.json"
     keys = ["", *(f"{name} {strength:g}" for name in names for strength in STRESSES[name].strengths[1:])]
-    stored: dict[str, Any] = {}
+    stored: dict[
+        str, Any
+    ] = {}  # for each key, a character for each image: 1 if it is classified correctly, otherwise 0
     with suppress(OSError, VitkitError):  # then the answers are computed again
         stored = read_json(file)
     if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):
-        stored = _ask(out / folder, paths, names, keys, side, seed, device)
+        import torch
+
+        from vitkit.data.decode import picture_of
+        from vitkit.data.split_file import images_of_run, refuse_changed
+        from vitkit.system.run_files import SPLIT
+        from vitkit.weights import load
+
+        classifier = load(out / folder).to(device)
+        refuse_changed(out / folder / SPLIT, "leave out --stress")
+        table = images_of_run(out / folder / SPLIT)
+        place = {path: i for i, path in enumerate(table.paths)}
+        columns = []
+        for done, path in enumerate(paths, start=1):
+            with picture_of(table.file(place[path]), side) as picture:
+                pixels = at_one_size(picture.image, side)
+            images = np.stack([classifier.preprocess(each) for each in variants(pixels, names, f"{seed} {path}")])
+            predicted = classifier.logits(torch.from_numpy(images)).argmax(dim=1).cpu().numpy()  # (V,)
+            columns.append(predicted == classifier.classes.index(table.name_of(place[path])))
+            progress("pictures made harder", done, len(paths))
+        rows = np.stack(columns, axis=1).tolist()  # (V, n)
+        stored = {key: "".join("01"[is_right] for is_right in row) for key, row in zip(keys, rows, strict=True)}
         file.parent.mkdir(exist_ok=True)
         write_json(file, stored)
     return {key: np.array([bit == "1" for bit in stored[key]]) for key in keys}
-
-
-def _ask(
-    run: Path, paths: Sequence[str], names: Sequence[str], keys: Sequence[str], side: int, seed: int, device: str
-) -> dict[str, str]:
-    """Classify every image, both unchanged and under each stress.
-
-    Args:
-        run: the run folder.
-        paths: the paths of the images.
-        names: the names of the stresses.
-        keys: a key for the unchanged pictures, and one for each stress and strength, in the order of `variants`.
-        side: the length in pixels to which the shorter side of each picture is resized.
-        seed: the seed of the random changes.
-        device: the device to compute on: auto, cpu, cuda or mps.
-
-    Returns:
-        For each key, a string with one character per image: `1` for a correct prediction, otherwise `0`.
-    """
-    import torch
-
-    from vitkit.data.decode import picture_of
-    from vitkit.data.split_file import images_of_run, refuse_changed
-    from vitkit.system.run_files import SPLIT
-    from vitkit.weights import load
-
-    classifier = load(run).to(device)
-    refuse_changed(run / SPLIT, "leave out --stress")
-    table = images_of_run(run / SPLIT)
-    place = {path: i for i, path in enumerate(table.paths)}
-    columns = []
-    for done, path in enumerate(paths, start=1):
-        i = place[path]
-        with picture_of(table.file(i), side) as picture:
-            pixels = at_one_size(picture.image, side)
-        images = np.stack([classifier.preprocess(each) for each in variants(pixels, names, f"{seed} {path}")])
-        predicted = classifier.logits(torch.from_numpy(images)).argmax(dim=1).cpu().numpy()  # (V,)
-        columns.append(predicted == classifier.classes.index(table.name_of(i)))
-        progress("pictures made harder", done, len(paths))
-    rows = np.stack(columns, axis=1)  # (V, n)
-    return {
-        key: "".join("1" if is_right else "0" for is_right in row) for key, row in zip(keys, rows.tolist(), strict=True)
-    }

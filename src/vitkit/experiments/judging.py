@@ -78,13 +78,16 @@ class JudgingImages:
         """A description of the images, such as `359 test images`."""
         return images_in_words(self.left, self.split)
 
+    @property
+    def _who(self) -> str:
+        return ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
+
     def findings(self) -> list[str]:
         """Return sentences about limitations of the results: images left out, and choices made on these images."""
         notes = []
         if self.seen:
-            who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
             of = images_in_words(self.held_out, self.split)
-            notes.append(f"{len(self.left_out)} of {of} are left out for all models: {who}")
+            notes.append(f"{len(self.left_out)} of {of} are left out for all models: {self._who}")
         if self.chosen_on:
             notes.append(
                 f"the figures are of validation images, on which the trainings chose {', '.join(self.chosen_on)}, so "
@@ -97,11 +100,7 @@ class JudgingImages:
         return {"images": len(self.left_out), "seen": {model: len(paths) for model, paths in self.seen.items()}}
 
     def check(self) -> None:
-        """Check that enough images remain.
-
-        Raises:
-            VitkitError: the weights had seen so many images that fewer than half and fewer than `_FEWEST` remain.
-        """
+        """Refuse weights that had seen so many images that fewer than half and fewer than `_FEWEST` remain."""
         if not self.seen or self.left >= max(min(_FEWEST, self.held_out / 2), 1):
             return
         if self.split == "all":
@@ -109,19 +108,17 @@ class JudgingImages:
                 f"no images are held out for the test, and {self.held_out - self.left} of {self.held_out} are trained "
                 "on: hold out some, or add images"
             )
-        who = ", ".join(f"{model} had seen {len(paths)}" for model, paths in self.seen.items())
         raise VitkitError(
             f"{plural(self.left, 'image is', 'images are')} left for the test, which is too few: of "
-            f"{images_in_words(self.held_out, self.split)} {who}; use other weights, or hold out photographs that "
-            "none of the models was trained on and that are not copies of training images"
+            f"{images_in_words(self.held_out, self.split)} {self._who}; use other weights, or hold out photographs "
+            "that none of the models was trained on and that are not copies of training images"
         )
 
 
 def before_training(entries: Iterable[tuple[str, SplitImages]]) -> JudgingImages:
-    """Choose the test images for models that are not trained yet.
+    """Choose the test images for models that are not trained yet, given the name and the images of each model.
 
-    Args:
-        entries: the name of each model and its images, which are split in the same way for all models.
+    The images are split in the same way for all models.
     """
     seen, split, held_out = {}, "all", 0
     for model, start in entries:
@@ -139,10 +136,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
 
     Args:
         runs: pairs of model name and run folder.
-        test_hash: the hash of the comparison's test images (`hash_of_images`).
-
-    Raises:
-        VitkitError: a run was tested on other images, or its files are damaged.
+        test_hash: the hash of the comparison's test images (`hash_of_images`); a run with other images is refused.
     """
     seen: dict[str, frozenset[str]] = {}
     chosen: dict[str, None] = {}
@@ -151,7 +145,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
         table, contents = split_from_file(folder / SPLIT), read_contents(folder / SPLIT)
         split = held_out_split(table)
         chosen_images = [i for i, name in enumerate(table.splits) if split in ("all", name)]
-        if _hash_of(sorted((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen_images)) != test_hash:
+        if _hash_of((table.name_of(i), contents.get(table.paths[i], "")) for i in chosen_images) != test_hash:
             raise VitkitError(f"{folder} was tested on other images than the comparison started with: start a new one")
         held_out = len(chosen_images)
         if (pictures := read_record(folder, read_description(folder))) is not None:
@@ -167,12 +161,12 @@ def hash_of_images(images: SplitImages, split: str) -> str:
     """Hash the contents and classes of a split's images, independently of their paths."""
     table, contents = images.images.table, images.images.contents
     chosen = range(len(table)) if split == "all" else [i for i, name in enumerate(table.splits) if name == split]
-    return _hash_of(sorted((table.name_of(i), contents[table.paths[i]]) for i in chosen))
+    return _hash_of((table.name_of(i), contents[table.paths[i]]) for i in chosen)
 
 
-def _hash_of(rows: Sequence[tuple[str, str]]) -> str:
-    """Hash sorted pairs of class name and image digest."""
-    return hashlib.sha256(to_json([list(row) for row in rows]).encode()).hexdigest()
+def _hash_of(rows: Iterable[tuple[str, str]]) -> str:
+    """Hash pairs of class name and image digest, independently of their order."""
+    return hashlib.sha256(to_json([list(row) for row in sorted(rows)]).encode()).hexdigest()
 
 
 # --- The subject of a measurement, and its result -------------------------------------------------------------
@@ -207,14 +201,9 @@ class Subject:
     def features(self, images: ImageTable, what: str) -> npt.NDArray[np.float64]:
         """Return the features of each image, that is, the input of the classification head, (n, D).
 
-        Args:
-            images: the images.
-            what: a description of the images, for the progress bar.
-
-        Raises:
-            VitkitError: an image can no longer be read.
+        `what` describes the images in the progress bar.
         """
-        parts = []
+        parts: list[npt.NDArray[np.floating]] = []
         paths = images.files()
         for path, outcome in self.classifier.embed(paths, "head"):
             if isinstance(outcome, str):
@@ -224,14 +213,7 @@ class Subject:
         return np.stack(parts).astype(np.float64)
 
     def pictures(self, most: int) -> tuple[Tensor, list[str]]:
-        """Read at most `most` held-out images, evenly spread over the split.
-
-        Returns:
-            The preprocessed images, (B, C, height, width), and lines that describe them.
-
-        Raises:
-            VitkitError: no images are held out.
-        """
+        """Return at most `most` preprocessed held-out images, (B, C, height, width), and lines that describe them."""
         images = self.table.of_split(self.held_out)
         if not len(images):
             raise VitkitError(f"no images are held out (of {len(self.table)} in all): hold out some, or add images")
@@ -262,16 +244,8 @@ class Measured:
 def subject_of(model: str, data: str, seeds: int, seed: int) -> Subject:
     """Load a model, and split the images so that the model's weights have not seen the test images.
 
-    If the weights have seen all held-out images, these images are kept.
-
-    Args:
-        model: a run or model folder, a checkpoint, or a published name.
-        data: folder or name of the data.
-        seeds: the number of seeds for random draws.
-        seed: the first seed.
-
-    Raises:
-        VitkitError: the model or the data cannot be read, or an image can have several classes.
+    If the weights have seen all held-out images, these images are kept. `seeds` is the number of seeds for random
+    draws, starting from `seed`.
     """
     table = read_source(data)
     check_trainable(table)
