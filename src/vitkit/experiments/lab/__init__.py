@@ -230,12 +230,12 @@ class LabResult(Result):
         first, *remarks = self.remarks
         said = [*remarks, f"the source ({experiment.source}): {experiment.says}", f"what differs: {experiment.differs}"]
         rows = [[escape(cell) for cell in row] for row in self.cells]
-        head = [f"<h1>{escape(experiment.name)}</h1>", f"<p>{escape(experiment.question)}</p>"]
-        head.append(command(self.figures["command"]))
         pictures = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in self.pictures().items()]
         shown = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in pictures), "</div>"]
         return [
-            *head,
+            f"<h1>{escape(experiment.name)}</h1>",
+            f"<p>{escape(experiment.question)}</p>",
+            command(self.figures["command"]),
             f"<p><strong>{escape(sentence(first))}</strong></p>",
             *(shown if pictures else []),
             wide(table(rows, list(map(escape, self.headings)))),
@@ -275,11 +275,8 @@ def remarks_of(figures: dict[str, Any]) -> tuple[str, ...]:
 def outcome_of(pair: Mapping[str, Any], seeds: int) -> Literal[-1, 0, 1]:
     """Return 1 if the variant is better than the reference, -1 if it is worse, and 0 if this cannot be distinguished.
 
-    The verdict, the summary and the claims of an experiment all follow this test.
-
-    Args:
-        pair: the comparison of the variant with the reference; p-values are adjusted for all pairs.
-        seeds: the number of seeds. With one seed, only these trained models are compared.
+    The verdict, the summary and the claims of an experiment all follow this test. The p-values of a pair are adjusted
+    for all pairs. With one seed, only these trained models are compared.
     """
     test = pair if seeds > 1 else pair["trained"]
     if test["p"] >= _LEVEL:
@@ -290,15 +287,13 @@ def outcome_of(pair: Mapping[str, Any], seeds: int) -> Literal[-1, 0, 1]:
 def summary_of(pairs: Sequence[Mapping[str, Any]], seeds: int) -> str:
     """Summarise in one sentence which variants are better or worse than the reference.
 
-    Args:
-        pairs: the comparison of each variant with the reference variant; p-values are adjusted for all pairs.
-        seeds: the number of seeds. With several seeds, the sentence is also about trainings with other seeds. With one
-            seed, it is only about these trained models.
+    With several seeds, the sentence is also about trainings with other seeds. With one seed, it is only about these
+    trained models.
     """
     better, worse, open_ = ([pair["a"] for pair in pairs if outcome_of(pair, seeds) == sign] for sign in (1, -1, 0))
     reference = _named([pairs[0]["b"]])
     parts = [
-        f"{_named(labels)} {_is(labels)} {word} than {reference}"
+        f"{_named(labels)} {'is' if len(labels) == 1 else 'are'} {word} than {reference}"
         for labels, word in ((better, "better"), (worse, "worse"))
         if labels
     ]
@@ -315,10 +310,6 @@ def quoted(label: str) -> str:
 def _named(labels: Sequence[str]) -> str:
     *first, last = map(quoted, labels)
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _is(labels: Sequence[str]) -> str:
-    return "is" if len(labels) == 1 else "are"
 
 
 def _span(interval: Sequence[float]) -> str:

@@ -413,10 +413,6 @@ def measure_few_shot(subject: Subject) -> Measured:
 
     With each seed, different training images are drawn. The intervals include the uncertainty from the draws and from
     the test images. The L2 penalty of least squares is chosen by leave-one-out on the drawn training images.
-
-    Raises:
-        VitkitError: too few test images are left because the weights had seen the others, or a class has no training
-            image.
     """
     import numpy as np
 
@@ -445,23 +441,15 @@ def measure_few_shot(subject: Subject) -> Measured:
         low, high = map(float, Family(right[None], subject.units).interval(0))
         spans = [f"{100 * least:.1f} to {100 * most:.1f}" for least, most in ((low, high), (each.min(), each.max()))]
         rows.append([str(shots), f"{100 * accuracy:.1f} %", *spans])
-        numbers.append(
-            {
-                "shots": shots,
-                "accuracy": accuracy,
-                "interval": [low, high],
-                "by_seed": [float(number) for number in each],
-            }
-        )
+        interval, by_seed = [low, high], [float(number) for number in each]
+        numbers.append({"shots": shots, "accuracy": accuracy, "interval": interval, "by_seed": by_seed})
     headings = ["images a class", "accuracy", "95 %", f"over {plural(len(subject.seeds), 'draw', 'draws')}"]
     chance = 100 / len(table.classes)
     first, last = numbers[0], numbers[-1]
-    ends = (
-        f"with {_images(first['shots'])} a class, the accuracy is {100 * first['accuracy']:.1f} %; "
-        f"with {_images(last['shots'])}, it is {100 * last['accuracy']:.1f} %"
-    )
+    few = f"with {_images(first['shots'])} a class, the accuracy is {100 * first['accuracy']:.1f} %"
+    many = f"with {_images(last['shots'])}, it is {100 * last['accuracy']:.1f} %"
     lines = [
-        ends,
+        f"{few}; {many}",
         f"{len(test)} {subject.held_out} images of {len(table.classes)} classes; chance {chance:.1f} %",
     ]
     return Measured(headings, rows, {"few_shot": numbers, "chance": chance / 100}, lines)
@@ -476,13 +464,8 @@ def fit_on(
 ) -> npt.NDArray[np.integer]:
     """Fit a linear classifier by least squares, and return the labels (m,) that it predicts for other images.
 
-    The targets are 1 for the correct class and -1 for all other classes (sec. 4.1).
-
-    Args:
-        x: features of the training images, (n, D).
-        labels: class indices of the training images, (n,).
-        others: features of the images to classify, (m, D).
-        classes: the number of classes.
+    The targets are 1 for the correct class and -1 for all other classes (sec. 4.1). `x` (n, D) are the features of the
+    training images, and `others` (m, D) those of the images to classify.
     """
     import numpy as np
     from sklearn.linear_model import RidgeCV
@@ -602,8 +585,7 @@ def attention_pictures(
 def trend_with_depth(distance: npt.NDArray[np.floating]) -> str:
     """Return a sentence on whether the attention distance changes significantly with depth (Kendall's trend test).
 
-    Args:
-        distance: the mean attention distance of each layer, (L,).
+    `distance` (L,) is the mean attention distance of each layer.
     """
     from scipy.stats import kendalltau
 

@@ -54,17 +54,9 @@ _SIDES = {True: 16, False: 32}  # image size of the models of `data-size`; True:
 def base_fields(
     ablation: Ablation | PretrainingSizes, data: str, preset: Preset, fields: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the recipe that all variants share.
+    """Return the recipe that all variants share, with the fields that the user sets in place of those of the preset.
 
-    Args:
-        ablation: the ablation. The preset `paper` uses its published recipe.
-        data: folder or name of the data.
-        preset: the preset.
-        fields: the fields that the user sets, which override those of the preset.
-
-    Raises:
-        VitkitError: a field is unknown or its value has the wrong type, or the preset is `paper` and there is no
-            published recipe.
+    The preset `paper` uses the published recipe of the ablation.
     """
     unfolded = unfold(fields)
     if preset == "paper":
@@ -74,22 +66,14 @@ def base_fields(
 
 
 def published_recipe(ablation: Experiment) -> str:
-    """Return the name of the bundled recipe with the published hyper-parameters.
-
-    Raises:
-        VitkitError: there is no published recipe.
-    """
+    """Return the name of the bundled recipe with the published hyper-parameters."""
     if ablation.recipe is None:
         raise VitkitError(f"{ablation.name} has no published recipe; leave out --preset paper")
     return ablation.recipe
 
 
 def base_config(fields: Mapping[str, Any]) -> ViTConfig:
-    """Return the configuration of the model that the variants modify.
-
-    Raises:
-        VitkitError: the model is not a Vision Transformer, or cannot be built.
-    """
+    """Return the configuration of the model that the variants modify."""
     if is_network_name(str(fields["model"])):
         raise VitkitError(f"{fields['model']}: an ablation requires a Vision Transformer; set one with --model")
     size = {} if fields.get("image_size") is None else {"image_size": fields["image_size"]}
@@ -101,11 +85,8 @@ def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: 
 
     Args:
         base: the recipe that all variants share.
-        shared: the fields that the user has set.
+        shared: the fields that the user has set, none of which may be varied by the experiment.
         variant: the variant.
-
-    Raises:
-        VitkitError: the user has set a field that the experiment varies.
     """
     changed, model = unfold(shared), dict(base.get("model_fields") or {})
     varied = dict(variant.fields)
@@ -127,31 +108,16 @@ def variant_fields(base: Mapping[str, Any], shared: Mapping[str, Any], variant: 
 
 _OF_BOTH = (  # fields that a pre-training shares with the training: model, preprocessing, split and machine
     *("data", "model", "model_fields", "image_size", "init", "batch_size"),
-    *(
-        "fit",
-        "crop_pct",
-        "interpolation",
-        "crop_scale",
-        "hflip",
-        "rotate",
-        "translate",
-        "zoom",
-        "shear",
-        "color_jitter",
-    ),
-    *("layout", "follow_links", "split", "split_seed", "split_from", "group_by", "seed"),
+    *("fit", "crop_pct", "interpolation", "crop_scale", "hflip", "rotate", "translate", "zoom", "shear"),
+    *("color_jitter", "layout", "follow_links", "split", "split_seed", "split_from", "group_by", "seed"),
     *("precision", "device", "compile", "cache", "workers"),
 )
 
 
 def pretraining_fields(fields: Mapping[str, Any], variant: AblationVariant) -> dict[str, Any]:
-    """Return the recipe of the pre-training that precedes a variant's training.
+    """Return the recipe of the pre-training that precedes a variant's training, which has these fields.
 
     The pre-training uses all training images, even if `max_images` limits those of the training.
-
-    Args:
-        fields: the fields of the training.
-        variant: the variant.
     """
     return {**{name: fields[name] for name in _OF_BOTH if name in fields}, "logger": "none", **variant.pretraining}
 
@@ -288,7 +254,6 @@ def _ablate(
     out: str | Path | None,
     say: Say,
 ) -> LabResult:
-
     with ExitStack() as hold:
         folder = None if out is None else PLACE.reserve(out, hold)
         plan, variants = plan_ablation(ablation, data, preset, seeds, fields)
@@ -474,12 +439,10 @@ def _command(experiment: Experiment, data: str | None, options: Mapping[str, Any
 
             words += [f"--set model.{key}={part}" for key, part in to_table(None, value).items()]
         elif value != usual.get(name):
-            words += [f"--{name.replace('_', '-')}", *map(_word, value if isinstance(value, tuple) else (value,))]
+            parts = value if isinstance(value, tuple) else (value,)
+            words.append(f"--{name.replace('_', '-')}")
+            words += [without_place(part) if isinstance(part, str) else str(part) for part in parts]
     return " ".join(words)
-
-
-def _word(value: Any) -> str:
-    return without_place(value) if isinstance(value, str) else str(value)
 
 
 add_recipe_fields(lab, NOT_COMPARED)
@@ -492,12 +455,7 @@ _OUTCOMES = {1: "held", 0: "not shown", -1: "the other way round"}
 def plan_ablation(
     ablation: Ablation, data: str, preset: Preset, seeds: int, shared: Mapping[str, Any]
 ) -> tuple[Plan, list[dict[str, Any]]]:
-    """Plan the trainings of an ablation, and return the plan and a description of each variant.
-
-    Raises:
-        VitkitError: a variant cannot be built or trained on these images, or the user has set a field that the ablation
-            varies.
-    """
+    """Plan the trainings of an ablation, and return the plan and a description of each variant."""
     from vitkit.data.splits import held_out_split
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.judging import before_training, hash_of_images
@@ -628,18 +586,10 @@ def pairs_against(against: str, labels: Sequence[str], judged: Judged) -> list[d
         compared, family.differences(compared), family.differences(compared, of_recipes=False), strict=True
     ):
         label = labels[place]
-        rows.append(
-            {
-                "a": label,
-                "b": against,
-                "difference": recipe.mean,
-                **recipe.numbers(),
-                "trained": trained.numbers(),
-                "verdict": verdict(
-                    quoted(label), quoted(against), recipe, trained, family.seeds, judged.described, len(compared)
-                ),
-            }
-        )
+        named = (quoted(label), quoted(against))
+        text = verdict(*named, recipe, trained, family.seeds, judged.described, len(compared))
+        row = {"a": label, "b": against, "difference": recipe.mean, **recipe.numbers(), "trained": trained.numbers()}
+        rows.append({**row, "verdict": text})
     return rows
 
 
@@ -671,16 +621,7 @@ CORPORA = {  # by the last part of the name of a bundled recipe
 
 
 def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
-    """Predict the cost of each variant of an ablation with the published hyper-parameters, without training.
-
-    Args:
-        ablation: the ablation.
-        fields: fields of the recipe that override the published ones.
-
-    Raises:
-        VitkitError: a variant cannot be built, the user has set a field that the ablation varies, or there is no
-            published recipe.
-    """
+    """Predict the cost of each variant with the published hyper-parameters, except for these fields; train nothing."""
     from vitkit.experiments.comparison_plan import passes_of
     from vitkit.experiments.training_plan import passes, tokens_of
     from vitkit.profiling.model_info import describe
@@ -695,9 +636,11 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
         config = config_of(recipe, corpus.classes)
         info, tokens = describe(config), tokens_of(recipe, config)
         seen, steps = passes(recipe, corpus.images)
-        entry = {"label": variant.label, "paper": variant.paper, "parameters": info.parameters, "gmacs": info.gmacs}
-        entry |= {"tokens_per_image": tokens, "steps": steps, "warmup_steps": round(recipe.warmup * steps)}
-        entry |= {
+        entry = {
+            **_described(variant, info.parameters, info.gmacs),
+            "tokens_per_image": tokens,
+            "steps": steps,
+            "warmup_steps": round(recipe.warmup * steps),
             "lr": recipe.lr,
             "tokens": seen * tokens,
             "flops": 2e9 * passes_of("scratch") * info.gmacs * seen,
