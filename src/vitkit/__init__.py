@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from vitkit.experiments.compare import Comparison, compare
     from vitkit.experiments.lab import LabResult
     from vitkit.experiments.lab.lab import lab
-    from vitkit.experiments.training_plan import TrainingPlan, plan
     from vitkit.inference.prediction import Prediction
     from vitkit.language.zero_shot import zero_shot
     from vitkit.model.build import LoadReport
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.convert import Conversion, convert
     from vitkit.verbs.doctor import Checkup, doctor
     from vitkit.verbs.drift import Drift
+    from vitkit.verbs.dry_run import DryRun, dry_run
     from vitkit.verbs.embed import Embeddings, embed
     from vitkit.verbs.evaluate import EvaluationResult, evaluate
     from vitkit.verbs.explain import Anatomy, Explanations, explain
@@ -63,6 +63,7 @@ __all__ = [
     "Comparison",
     "Conversion",
     "Drift",
+    "DryRun",
     "Embeddings",
     "EvaluationResult",
     "Explanations",
@@ -80,7 +81,6 @@ __all__ = [
     "Push",
     "Server",
     "Sharding",
-    "TrainingPlan",
     "TrainingRun",
     "ViTConfig",
     "VisionTransformer",
@@ -91,6 +91,7 @@ __all__ = [
     "convert",
     "create_model",
     "doctor",
+    "dry_run",
     "embed",
     "evaluate",
     "explain",
@@ -100,7 +101,6 @@ __all__ = [
     "list_models",
     "load",
     "models",
-    "plan",
     "predict",
     "pretrain",
     "push",
@@ -124,6 +124,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "Comparison": "experiments.compare",
     "Conversion": "verbs.convert",
     "Drift": "verbs.drift",
+    "DryRun": "verbs.dry_run",
     "Embeddings": "verbs.embed",
     "EvaluationResult": "verbs.evaluate",
     "Explanations": "verbs.explain",
@@ -141,7 +142,6 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "Push": "verbs.push",
     "Server": "serving.serve",
     "Sharding": "verbs.shard",
-    "TrainingPlan": "experiments.training_plan",
     "TrainingRun": "verbs.train",
     "ViTConfig": "model.config",
     "VisionTransformer": "model.vit",
@@ -152,6 +152,7 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "convert": "verbs.convert",
     "create_model": "weights.loading",
     "doctor": "verbs.doctor",
+    "dry_run": "verbs.dry_run",
     "embed": "verbs.embed",
     "evaluate": "verbs.evaluate",
     "explain": "verbs.explain",
@@ -161,7 +162,6 @@ HOMES = {  # the module of each name, relative to vitkit; functions in verbs are
     "list_models": "model.names",
     "load": "weights",
     "models": "verbs.models",
-    "plan": "experiments.training_plan",
     "predict": "verbs.predict",
     "pretrain": "verbs.pretrain",
     "push": "verbs.push",

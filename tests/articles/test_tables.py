@@ -23,7 +23,6 @@ import runs
 import vitkit
 from tiny import some
 from vitkit.errors import VitkitError
-from vitkit.experiments.training_plan import job_of
 from vitkit.model.build import build, config_of
 from vitkit.verbs.models import count_parameters
 from vitkit.verbs.result import csv_table, latex_table, latex_text
@@ -43,7 +42,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "evaluation": vitkit.evaluate(place / "run"),
         "predictions": vitkit.predict(place / "run", photos),
         "checkup": vitkit.doctor(photos),
-        "plan": vitkit.plan("vit_tiny_patch16_224", others=["vit_small_patch16_224"], images=1000),
         "comparison": vitkit.compare(photos, models, out=place / "compared", model_fields=runs.SIZE, **quick),
         "lab": vitkit.lab("attention-distance", data=str(photos), model=str(place / "run"), out=place / "lab"),
         "few-shot": vitkit.lab("few-shot", str(photos), model=str(place / "run"), seeds=1, out=place / "few"),
@@ -56,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 LAB = {"Patch filters": "left", "Position embeddings": "centre", "Attention distance": "right"}
 NAMES = (
-    *("training", "evaluation", "predictions", "checkup", "plan", "comparison", "lab", "few-shot"),
+    *("training", "evaluation", "predictions", "checkup", "comparison", "lab", "few-shot"),
     *("pretraining", "speed", "models", "weights"),
 )
 
@@ -83,7 +81,6 @@ def test_the_tables_say_what_the_results_say(results: dict[str, Any]) -> None:
     }
     assert [row["path"] for row in results["predictions"].rows()] == [row.path for row in results["predictions"]]
     assert {row["class"]: row["images"] for row in results["checkup"].rows()} == dict.fromkeys(runs.COLOURS, 12)
-    assert [row["parameters"] for row in results["plan"].rows()] == [5_717_416, 22_050_664]
     losses = [row["train_loss"] for row in results["pretraining"].rows()]
     assert len(losses) == 2 and losses == [row["train_loss"] for row in results["pretraining"].metrics]
     assert [(row["batch"], row["precision"]) for row in results["speed"].rows()] == [(1, "float32")]
@@ -166,8 +163,8 @@ def test_a_notebook_shows_what_is_plotted(results: dict[str, Any]) -> None:
 
 
 def test_a_table_is_saved_as_latex_and_csv(results: dict[str, Any], tmp_path: Path) -> None:
-    tex = results["plan"].save(tmp_path / "plan.tex").read_text(encoding="utf-8")
-    assert tex == results["plan"].to_latex()
+    tex = results["comparison"].save(tmp_path / "comparison.tex").read_text(encoding="utf-8")
+    assert tex == results["comparison"].to_latex()
     with results["evaluation"].save(tmp_path / "classes.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["class"] for row in rows] == [row["class"] for row in results["evaluation"].rows()]
@@ -176,7 +173,6 @@ def test_a_table_is_saved_as_latex_and_csv(results: dict[str, Any], tmp_path: Pa
 
 def test_what_cannot_be_saved_is_refused_and_nothing_is_written(results: dict[str, Any], tmp_path: Path) -> None:
     for name, target, options, reason in (
-        ("plan", "plan.png", {}, "TrainingPlan has no picture"),
         ("checkup", "a.svg", {"picture": "Sises"}, "no picture 'Sises': choose from Images per class, Sizes"),
         ("checkup", "a.docx", {}, r"a\.docx must end in \.png, \.svg, \.pdf, \.tex, \.csv"),
         ("checkup", "a.svg", {"fonts": "comic"}, "fonts must be sans or latex, not 'comic'"),
@@ -247,14 +243,3 @@ def test_the_list_is_the_papers_table_1() -> None:
         row = sizes[name]
         assert (row["layers"], row["hidden_size"], row["mlp_size"], row["heads"]) == (layers, hidden, mlp, heads)
         assert row["parameters"] / 1e6 == pytest.approx(millions, rel=0.01)
-
-
-@pytest.mark.parametrize("recipe", [path.stem for path in sorted(RECIPES.glob("paper-*[!b].toml"))])
-def test_a_recipe_of_the_paper_knows_its_images(recipe: str) -> None:
-    job = job_of(recipe, {}, None, None)
-    command = re.search(r"vitkit plan \S+ --images (\d+) --classes (\d+)", (RECIPES / f"{recipe}.toml").read_text())
-    if command is not None:
-        assert (job.images, job.config.num_classes) == (int(command[1]), int(command[2]))
-    assert any("as in the paper" in note for note in job.notes)
-    assert job_of(recipe, {}, 500, None).images == 500
-    assert job_of(recipe, {"data": "digits"}, None, None).images != job.images, "the caller's data has its number"

@@ -50,7 +50,6 @@ def test_the_verbs() -> None:
         "explain",
         "export",
         "bench",
-        "plan",
         "serve",
         "studio",
         "push",

@@ -405,10 +405,10 @@ def test_the_papers_pre_trainings_are_counted() -> None:
     assert isinstance(cost, LabResult)
     same = next(model for model in cost.figures["models"] if model.get("recipe") == "paper-vit-l16-jft")
     assert (same["core_days"], same["paper_core_days"]) == (large["core_days"], 680)
-    with (Path(__file__).parents[2] / "docs/guide/planning.md").open(encoding="utf-8") as page:
+    with (Path(__file__).parents[2] / "docs/guide/lab.md").open(encoding="utf-8") as page:
         planned = [line.split(" | ")[1:3] for line in page if re.match(r"\| [HL]/1[46], ", line)]
     days = [(model["core_days"], model["paper_core_days"]) for model in cost.figures["models"] if "recipe" in model]
-    assert planned == [[f"{ours:,.0f}", f"{paper:,}"] for ours, paper in days], "as by vitkit plan"
+    assert planned == [[f"{ours:,.0f}", f"{paper:,}"] for ours, paper in days]
     assert "88.55" in "\n".join(cost.lines())
 
 

@@ -9,7 +9,7 @@ vitkit.train("digits", epochs=2, lr=1, weights="a", crop_scale=(0.2, 1))
 vitkit.pretrain("digits", objective="mae", mask=0.5, epochs=1)
 vitkit.compare("digits", ["a", "b"], epochs=1, devices=2, method="full")
 vitkit.lab("head", model="vit_micro_patch4_16", seed=1)
-vitkit.plan("digits", images=100, devices=8, epochs=3)
+vitkit.dry_run("digits", devices=8, epochs=3)
 
 vitkit.train("digits", epoch=2)  # type: ignore[call-arg]
 vitkit.train("digits", epochs="2")  # type: ignore[arg-type]
@@ -17,5 +17,5 @@ vitkit.train("digits", method="lore")  # type: ignore[arg-type]
 vitkit.pretrain("digits", mixup=0.5)  # type: ignore[call-arg]
 vitkit.compare("digits", ["a", "b"], folds=5)  # type: ignore[call-arg]
 vitkit.lab("head", epohcs=1)  # type: ignore[call-arg]
-vitkit.plan("digits", lr="1e-3")  # type: ignore[arg-type]
+vitkit.dry_run("digits", lr="1e-3")  # type: ignore[arg-type]
 vitkit.predict("run", "x.png", topp=5)  # type: ignore[call-arg]

@@ -16,7 +16,7 @@ TAKES: dict[Callable[..., Any], Any] = {
     vitkit.pretrain: PretrainingFields,
     vitkit.compare: recipe.ComparedFields,
     vitkit.lab: recipe.ComparedFields,
-    vitkit.plan: recipe.RecipeFields,
+    vitkit.dry_run: recipe.RecipeFields,
 }
 
 

@@ -75,6 +75,7 @@ class Verb:
             result and returns the exit code, or None for 0.
         switches: the flags that are not parameters of the function, such as `as_json`, with their help.
         ahead: the flag before which the switches are listed; if empty, they are listed last.
+        numbers: those of the switches that take a number.
         flags: positional parameters of the function that become flags on the command line.
         exclude: parameters that are not offered on the command line.
         metavars: placeholders of values in the help, by parameter.
@@ -85,6 +86,7 @@ class Verb:
     run: Callable[..., int | None] = _answer
     switches: Mapping[str, str] = field(default_factory=dict)
     ahead: str = ""
+    numbers: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     metavars: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +104,9 @@ class Verb:
         parameters = _parameters_of(function, self.flags, self.exclude, self.metavars)
         names = [parameter.name for parameter in parameters]
         place = names.index(self.ahead) if self.ahead else len(names)
-        parameters[place:place] = [_switch(name, text) for name, text in self.switches.items()]
+        parameters[place:place] = [
+            _switch(name, text, is_number=name in self.numbers) for name, text in self.switches.items()
+        ]
         parameters += _parameters_of_fields(function)
 
         def command(**values: Any) -> None:
@@ -137,6 +141,20 @@ def _set_values(function: _Function, values: _Values) -> _Values:
 
 def _silent(function: _Function, values: _Values) -> None:
     _call(function, values)  # the function prints its log itself
+
+
+def _train(function: _Function, values: _Values, *, dry_run: bool, price: float | None, as_json: bool) -> None:
+    if not dry_run:
+        if price is not None or as_json:
+            raise VitkitError(f"{'--json' if price is None else '--price'} belongs to --dry-run: add it")
+        _silent(function, values)
+        return
+    for name in ("resume", "resume_if_there", "data_root"):
+        if values.pop(name, None):
+            raise VitkitError(f"--dry-run writes nothing, so it does not go with {_flags_of(name)[0]}: leave out one")
+    from vitkit.verbs.dry_run import dry_run as measured
+
+    _answer(measured, values | ({} if price is None else {"price": price}), as_json=as_json)
 
 
 def _doctor(function: _Function, values: _Values, *, as_json: bool) -> int:
@@ -233,7 +251,18 @@ _ROWS = {
         "verbs.shard", "shard", switches={"as_json": "Print the shards, and the images that were left out, as JSON."}
     ),
     "pretrain": Verb("verbs.pretrain", "pretrain", _silent),
-    "train": Verb("verbs.train", "train", _silent, exclude=("class_names",)),
+    "train": Verb(
+        "verbs.train",
+        "train",
+        _train,
+        {
+            "dry_run": "Take one step, and print what the run would take in steps, FLOPs, memory, time and cost.",
+            "price": "With --dry-run, the price of the device for an hour.",
+            "as_json": "With --dry-run, print everything as JSON.",
+        },
+        numbers=("price",),
+        exclude=("class_names",),
+    ),
     "compare": Verb(
         "experiments.compare", "compare", switches=_FIGURES, flags=("models",), metavars={"data": "DATA..."}
     ),
@@ -257,13 +286,12 @@ _ROWS = {
     "explain": Verb("verbs.explain", "explain", _explain),
     "info": Verb("verbs.info", "info", switches=_EVERYTHING, ahead="image_size"),
     "models": Verb("verbs.models", "models", _models, {"as_json": "Print a JSON list."}),
-    "plan": Verb("experiments.training_plan", "plan", switches=_EVERYTHING),
     "export": Verb("verbs.export", "export", _export, _FIGURES, flags=("to",), metavars={"image_size": "H,W"}),
     "push": Verb("verbs.push", "push", switches=_EVERYTHING, metavars={"repository": "hf:OWNER/NAME"}),
     "serve": Verb("serving.serve", "serve", _serve),
     "bench": Verb("verbs.bench", "bench", _bench, _EVERYTHING, ahead="out"),
 }
-_NAMED = {row.name for row in _ROWS.values()}
+_NAMED = {row.name for row in _ROWS.values()} | {"dry_run"}  # which is a flag of train
 VERBS = _ROWS | {
     name: Verb(home, name, switches=_FIGURES)
     for name, home in vitkit.HOMES.items()
@@ -300,7 +328,6 @@ _FLAGS = {  # flags whose names differ from those of their parameters
 _ARGUMENTS = {  # names of arguments in the help; an argument whose name ends in ... can be repeated
     "model": "MODEL",
     "models": "MODEL...",
-    "others": "OTHER...",
     "sources": "SRC...",
     "destination": "DST",
     "text": "TEXT",
@@ -376,8 +403,11 @@ def _fields_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {name: hints[name] for name in names if name not in exclude}
 
 
-def _switch(name: str, text: str) -> inspect.Parameter:
+def _switch(name: str, text: str, *, is_number: bool = False) -> inspect.Parameter:
     """Return a flag that is not a parameter of the function, such as --json."""
+    if is_number:
+        option = typer.Option(*_flags_of(name), help=text, metavar=_WORDS[float], min=0)
+        return _parameter(name, float | None, option, default=None)
     return _parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False)
 
 

@@ -1,8 +1,7 @@
-"""Compare models over many trainings, and predict the time and memory of a training.
+"""Compare models over many trainings.
 
 Open `compare.py` first: it trains several models on the same images and tests which is better (`statistics.py`).
 `comparison_plan.py` plans the trainings, and `comparison_runs.py` runs them. `lab/` repeats experiments of the paper.
-`training_plan.py` and `footprint.py` predict time and memory without training.
 """
 
 from __future__ import annotations
@@ -16,15 +15,13 @@ __all__, __getattr__ = public(
         "comparison_figures": "CHANGES Judged at_one_size changed findings_of variants verdict",
         "comparison_plan": "ComparisonJob Plan",
         "comparison_suite": "ComparisonSuite",
-        "footprint": "Footprint Ledger bytes_of materialise rehearse rehearse_step",
         "judging": "JudgingImages subject_of",
         "lab.ablations": "EXPERIMENTS FEW_SHOT trend_with_depth",
-        "lab.cost": "fastest_of",
+        "lab.cost": "fastest_of training_flops",
         "lab.data_size": "Transfer changes_in_words halve",
         "lab": "Ablation LabResult Measurement of_model summary_of",
         "lab.lab": "LabList base_config base_fields claims_of pairs_against variant_fields",
         "statistics": "Difference Family LEVEL",
         "comparison_request": "GRID STRESSES stresses_of",
-        "training_plan": "job_of memory_of most_that_fit passes",
     },
 )

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder
-from vitkit.profiling.accelerators import core_days
 from vitkit.system.files import write_json, write_text
 from vitkit.system.progress import Say
 from vitkit.text.cells import aligned, plural, sentence
@@ -248,6 +247,8 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
         contents: the content of comparison.json for each data set.
     """
     from scipy.stats import rankdata
+
+    from vitkit.profiling.model_info import core_days  # imports torch
 
     names = list(dict.fromkeys(model["name"] for figures in contents for model in figures["models"]))
     by_name: dict[str, dict[str, Any]] = {name: {} for name in names}

@@ -2,7 +2,6 @@
 
 Open `model_info.py` first: `describe` counts the cost of a configuration without allocating its weights. `speed`
 compares the speeds of implementations with each other and with the highest speed that is possible on this machine.
-`accelerators` lists the peak speed and memory of other devices.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from vitkit.system import public
 __all__, __getattr__ = public(
     __name__,
     {
-        "accelerators": "ACCELERATORS Accelerator find_accelerator register",
         "model_info": "ModelInfo describe",
         "speed": (
             "Ceiling Contender Product Quartiles Speed Timing compare drift_of interleave on_cpu open_backends "

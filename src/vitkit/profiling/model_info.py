@@ -552,3 +552,14 @@ class _Walker:
         except AttributeError:
             return 0
         return sum(parameter.numel() for parameter in module_of_layer.parameters())
+
+
+# --- The unit of the paper ------------------------------------------------------------------------------------
+
+UTILISATION = 0.4  # the assumed fraction of the peak of a core
+_TPU_V3_CORE = 61.5e12  # FLOP/s in bfloat16, half a chip's (https://cloud.google.com/tpu/docs/v3)
+
+
+def core_days(flops: float) -> float:
+    """Return the days that a training of `flops` takes on one core of a TPUv3, the unit of the paper's Table 2."""
+    return flops / (UTILISATION * _TPU_V3_CORE) / 86_400

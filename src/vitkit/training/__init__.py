@@ -38,6 +38,7 @@ __all__, __getattr__ = public(
         "pretraining": "Pretraining PretrainingFields",
         "pretraining.pretrain": "check_encoder keys_of_validation mask_key network_of resolve_fields",
         "probe": "Fit PENALTIES choose_head compute_features cross_validate_head folds_of nested_cross_validation",
+        "published": "CORPORA paper_training steps_of",
         "recipe": (
             "BY_METHOD RENAMED Recipe Request build checkpoint_every name_of parse_duration read_change read_sets "
             "unfold"

@@ -402,6 +402,11 @@ def _part() -> None:
         gc.collect()  # frees process groups in reference cycles
 
 
+def launched() -> bool:
+    """Return whether torchrun or SLURM has started several processes, of which this is one."""
+    return math.prod(_started() or (1,)) > 1
+
+
 def _started() -> tuple[int, int] | None:
     """Return the number of processes per machine and the number of machines that a launcher has started.
 

@@ -321,6 +321,33 @@ def learn(
         of_head: the images to which the head is fitted before the training, if the recipe requests this (`lp_ft`). None
             to read the table's files.
     """
+    data, objective, fabric, spent = prepare_to_learn(run, recipe, table, classifier, teacher, data, of_head)
+    if recipe.find_lr:
+        began = time.monotonic()
+        recipe = run.team.broadcast_from_main(partial(settle_lr, run, recipe, classifier, data, objective))
+        spent += run.team.broadcast_from_main(lambda: time.monotonic() - began)
+    identity = _identity(run, recipe, table, classifier, contents)
+    if run.team.is_main:
+        run = replace(run, callbacks=(DrawFirstBatch(run.folder, data, classifier.preprocess), *run.callbacks))
+    run_training(run, recipe, data, classifier, objective, fabric, spent, identity)
+
+
+def prepare_to_learn(
+    run: Run,
+    recipe: Recipe,
+    table: ImageTable,
+    classifier: Classifier,
+    teacher: Teacher | None,
+    data: BatchedImages | None = None,
+    of_head: HeadImages | None = None,
+) -> tuple[BatchedImages, Objective, Fabric, float]:
+    """Prepare everything for the first step: the model, the images in batches, the objective and the device.
+
+    The arguments are those of `learn`.
+
+    Returns:
+        The images, the objective, the device with the precision, and the seconds that fitting the head took.
+    """
     in_train = list(table.of_split("train").counts().values())
     balance, why = resolve_balance(recipe.balance, in_train)
     if why is not None:
@@ -351,14 +378,7 @@ def learn(
         shift=logit_shift(model, standing),
         custom=run.extensions.loss,
     )
-    if recipe.find_lr:
-        began = time.monotonic()
-        recipe = run.team.broadcast_from_main(partial(settle_lr, run, recipe, classifier, data, objective))
-        spent += run.team.broadcast_from_main(lambda: time.monotonic() - began)
-    identity = _identity(run, recipe, table, classifier, contents)
-    if run.team.is_main:
-        run = replace(run, callbacks=(DrawFirstBatch(run.folder, data, classifier.preprocess), *run.callbacks))
-    run_training(run, recipe, data, classifier, objective, fabric, spent, identity)
+    return data, objective, fabric, spent
 
 
 def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages) -> Fabric:

@@ -782,7 +782,7 @@ class ComparedFields(SharedFields, total=False):
 
 
 class RecipeFields(ComparedFields, total=False):
-    """Fields of a recipe that `vitkit.train` and `vitkit.plan` accept as keywords. `data` is a separate parameter."""
+    """Fields of a recipe that `vitkit.train` accepts as keywords. `data` is a separate parameter."""
 
     model: str | None
     devices: int | None

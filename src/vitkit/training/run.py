@@ -109,6 +109,7 @@ from vitkit.training.run_folder import (
 from vitkit.training.selection import resolve_method
 from vitkit.training.start import (
     Blueprint,
+    Start,
     augment_of,
     blueprint_of,
     choose_device,
@@ -242,18 +243,28 @@ def train(
     return drive(request.recipe, observers, prepare, _work, resume_command)
 
 
-def _prepare(
+def resolve_request(
     request: Request,
     named: Collection[str],
     out: str | Path | None,
-    force: bool,
     team: ProcessGroup,
-    notes: Sequence[str],
     observers: Observers,
-    hold: ExitStack,
-) -> Prepared:
-    """Resolve a request, lock the run folder, and write the recipe, the split and other inputs of the run into it."""
+    reserve_out: Callable[[Path], None],
+) -> tuple[Start, list[str]]:
+    """Resolve a request, and check that it can be trained, before anything is written.
 
+    Args:
+        request: the requested fields.
+        named: the fields that the user set for this training, as opposed to those of a recipe file.
+        out: the requested run folder; None for the next free one.
+        team: the processes that train together.
+        observers: the observers of the run.
+        reserve_out: refuses the requested run folder if it is in use, or locks it. It is called before the images are
+            read, which may take long.
+
+    Returns:
+        The start of the run, and lines about fields without effect.
+    """
     idle, reserved = list[str](), list[bool]()
 
     def reserve(table: ImageTable, recipe: Recipe) -> None:
@@ -266,13 +277,27 @@ def _prepare(
         check_team(recipe, team)
         check_place(out, table, recipe.teacher, weights_of(recipe))
         if out is not None and not is_reserved:
-            reserve_folder(out, hold, force=force)
+            reserve_out(Path(out))
 
     beside = list(dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])]))
     if request.recipe.method == "auto" and request.recipe.weights != "none":
-        start = resolve_method(request, reserve, beside, named)
-    else:
-        start = resolve(request, reserve, beside)
+        return resolve_method(request, reserve, beside, named), idle
+    return resolve(request, reserve, beside), idle
+
+
+def _prepare(
+    request: Request,
+    named: Collection[str],
+    out: str | Path | None,
+    force: bool,
+    team: ProcessGroup,
+    notes: Sequence[str],
+    observers: Observers,
+    hold: ExitStack,
+) -> Prepared:
+    """Resolve a request, lock the run folder, and write the recipe, the split and other inputs of the run into it."""
+    reserve_out = partial(reserve_folder, hold=hold, force=force)
+    start, idle = resolve_request(request, named, out, team, observers, reserve_out)
     recipe, table = start.recipe, start.table
     run = observers.run(Path(out) if out is not None else new_run_folder(table.root.name, hold))
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))

@@ -545,6 +545,10 @@ def _copied(module: nn.Module, names: set[str] | None = None) -> Weights:
     }
 
 
+class TooLittleMemory(VitkitError):  # noqa: N818  # it says what is wrong
+    """A step of the training does not fit into memory, not even in small pieces."""
+
+
 class Pieces:
     """The division of batches into pieces that fit into memory. When memory runs out, the pieces become half as large.
 
@@ -590,13 +594,13 @@ class Pieces:
 
     def _halve(self, size: int, images: int) -> None:
         if self._is_sharded:
-            raise VitkitError(
+            raise TooLittleMemory(
                 "out of memory: with --strategy fsdp, lower --batch-size (--grad-accum keeps the images of a step)"
             )
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if size == 1:
-            raise VitkitError(
+            raise TooLittleMemory(
                 "memory is too small to train on one image at a time: use a smaller --model or --image-size"
             )
         self.size = (size + 1) // 2
@@ -615,7 +619,7 @@ def optimizer_in_memory() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_memory_short(error):
-            raise VitkitError(
+            raise TooLittleMemory(
                 "memory is too small for the optimiser: try --optimizer sgd, --method lora or a smaller --model"
             ) from error
         raise

@@ -240,7 +240,7 @@ def train(
         Interrupted: a signal stopped the run; the folder contains the best model so far.
         OSError: the folder cannot be written.
     """
-    chosen, make_optimizer = _without_objects({**fields}, make_optimizer)
+    chosen, make_optimizer = without_objects({**fields}, make_optimizer)
     extensions = Extensions(loss, augment, make_optimizer)
     observing = {**callbacks_and_loggers(callbacks, loggers), "extensions": extensions}
     if display := display_of_notebook():
@@ -270,11 +270,7 @@ def train(
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
     chosen = chosen if data is None else {**chosen, "data": str(data)}
-    request, notes = request_of(chosen, recipe), list[str]()
-    check_data(request.fields["data"])
-    if published(chosen, recipe) is not None:
-        kept, left_out = _without_vit_fields(request.fields, chosen)
-        request, notes = Request.of(kept), [*departures(chosen, recipe), *left_out]
+    request, notes = requested(chosen, recipe)
     from vitkit.training import run
 
     resolution: dict[str, Any] = {"notes": notes, "named": tuple(chosen)}
@@ -308,7 +304,7 @@ class LiveCurves:
             self._handle.update(content)
 
 
-def _without_objects(
+def without_objects(
     fields: dict[str, Any], make_optimizer: Callable[[list[dict[str, Any]]], Any] | None
 ) -> tuple[dict[str, Any], Callable[[list[dict[str, Any]]], Any] | None]:
     """Replace a module in the field `model` by a registered name, and remove a function from `optimizer`.
@@ -327,6 +323,24 @@ def _without_objects(
         make_optimizer = optimizer
         del fields["optimizer"]
     return fields, make_optimizer
+
+
+def requested(chosen: dict[str, Any], recipe: str | Path | None) -> tuple[Request, list[str]]:
+    """Return the request of a training on files, and lines about the recipe.
+
+    Args:
+        chosen: the fields that the caller has set.
+        recipe: a recipe file, or the name of a bundled recipe.
+
+    Raises:
+        VitkitError: the data or the recipe do not exist.
+    """
+    request = request_of(chosen, recipe)
+    check_data(request.fields["data"])
+    if published(chosen, recipe) is None:
+        return request, []
+    kept, left_out = _without_vit_fields(request.fields, chosen)
+    return Request.of(kept), [*departures(chosen, recipe), *left_out]
 
 
 def _without_vit_fields(resolved: dict[str, Any], named: Collection[str]) -> tuple[dict[str, Any], list[str]]:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from vitkit.experiments.comparison_request import names_of
 from vitkit.experiments.lab import Costs, LabResult
-from vitkit.experiments.training_plan import passes, published_training
-from vitkit.model.build import Model
+from vitkit.model.build import Model, build
 from vitkit.model.names import NetworkConfig, config_for, split_network
-from vitkit.profiling.accelerators import UTILISATION, core_days
-from vitkit.profiling.model_info import describe
+from vitkit.model.vit import VisionTransformer
+from vitkit.profiling.model_info import UTILISATION, core_days, describe
 from vitkit.profiling.speed import interleave, random_model
+from vitkit.training.published import PaperTraining, paper_training
 
 BATCH, ROUNDS = 16, 5
 _TIMES = (1, 2)  # of the images' side
@@ -96,18 +96,39 @@ def foresee_costs(experiment: Costs) -> LabResult:
         entry: dict[str, Any] = {"name": name, "paper_core_days": paper_days, "paper_accuracy": accuracy}
         cells = ["-"] * 4
         if recipe is not None:
-            job, flops = published_training(recipe)
-            parameters = describe(job.config).parameters
-            days, steps = core_days(flops), passes(job.recipe, job.images)[1]
+            training = paper_training(recipe)
+            parameters, steps = describe(training.config).parameters, training.steps
+            flops = training_flops(training)
+            days = core_days(flops)
             entry |= {"recipe": recipe, "parameters": parameters, "steps": steps, "flops": flops, "core_days": days}
             cells = [f"{parameters:,}", f"{steps:,}", f"{flops:.3g}", f"{days:,.0f}"]
         models.append(entry)
         rows.append((name, *cells, f"{paper_days:,}", accuracy))
     headings = ("", "parameters", "steps", "FLOPs", "TPUv3-core-days", "paper: TPUv3-core-days", "paper: ImageNet, %")
     remarks = (
-        f"core-days are counted at {UTILISATION:.0%} of a core's peak, as by vitkit plan; nothing was trained",
+        f"core-days are counted at {UTILISATION:.0%} of a core's peak; nothing was trained",
         "FLOPs are those that vitkit executes: its last block computes only the class token",
     )
     figures = {"experiment": experiment.name, "preset": "paper", "models": models}
     figures["command"] = f"vitkit lab {experiment.name} --preset paper"
     return LabResult(experiment, figures, headings, tuple(rows), remarks)
+
+
+def training_flops(training: PaperTraining) -> int:
+    """Count the FLOPs of a training, from the matrix products and convolutions of a step with one image.
+
+    The step is taken with fake tensors, which have no numbers and use no memory, and with fused attention, as on GPUs.
+    Its backward pass computes the attention weights again, which is counted.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # imports the compiler, which takes a second
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = training.config
+    with torch.random.fork_rng(), torch.device("meta"):
+        model = build(config.replace(init="trunc_normal")).train()  # the other needs numbers
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
+        model.to_empty(device="cpu")
+        if isinstance(model, VisionTransformer):
+            model.fused_attention = True
+        model(torch.empty(1, config.in_channels, *config.image_size)).sum().backward()
+    return counter.get_total_flops() * training.corpus.images * training.recipe.epochs

@@ -32,7 +32,7 @@ from vitkit.experiments.lab import TUNING, AblationVariant, LabResult, Pretraini
 from vitkit.experiments.lab.ablations import draw, fit_on
 from vitkit.experiments.statistics import LEVEL, Family
 from vitkit.model.names import config_for, is_network_name
-from vitkit.profiling.accelerators import UTILISATION, core_days
+from vitkit.profiling.model_info import UTILISATION, core_days, describe
 from vitkit.system.files import without_place
 from vitkit.system.progress import progress
 from vitkit.system.run_files import SPLIT
@@ -368,15 +368,15 @@ _PAPER_RECIPES = ("paper-vit-b16-jft", "paper-vit-l32-jft", "paper-vit-l16-jft",
 
 def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
     """Predict the cost of the paper's pre-trainings on parts of JFT, with the same number of steps for each part."""
-    from vitkit.experiments.training_plan import passes, published_training
-    from vitkit.profiling.model_info import describe
+    from vitkit.experiments.lab.cost import training_flops
+    from vitkit.training.published import paper_training
 
     rows: list[tuple[str, ...]] = []
     models: list[dict[str, Any]] = []
     for name in _PAPER_RECIPES:
-        job, flops = published_training(name)
-        info = describe(job.config)
-        seen, steps = passes(job.recipe, job.images)
+        training = paper_training(name)
+        info, flops, steps = describe(training.config), training_flops(training), training.steps
+        seen = training.corpus.images * training.recipe.epochs
         days = core_days(flops)
         by_size = [{"images": images, "epochs": seen / images} for images in _PAPER_SIZES]
         models.append({"name": name, "steps": steps, "flops": flops, "core_days": days, "by_size": by_size})

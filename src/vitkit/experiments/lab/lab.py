@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Unpack
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
@@ -605,27 +605,12 @@ def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]], seeds: int
     ]
 
 
-class Corpus(NamedTuple):
-    """A data set on which models of the paper are pre-trained."""
-
-    title: str
-    images: int
-    classes: int
-
-
-CORPORA = {  # by the last part of the name of a bundled recipe
-    "jft": Corpus("JFT-300M", 303_000_000, 18_291),
-    "imagenet21k": Corpus("ImageNet-21k", 14_197_122, 21_843),
-    "imagenet": Corpus("ImageNet-1k", 1_281_167, 1000),
-}
-
-
 def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     """Predict the cost of each variant with the published hyper-parameters, except for these fields; train nothing."""
     from vitkit.experiments.comparison_plan import passes_of
-    from vitkit.experiments.training_plan import passes, tokens_of
     from vitkit.profiling.model_info import describe
     from vitkit.training.defaults import config_of, without_fields_of_vits
+    from vitkit.training.published import CORPORA, steps_of
 
     recipe_name = published_recipe(ablation)
     corpus = CORPORA[recipe_name.rpartition("-")[2]]
@@ -634,8 +619,10 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     for variant in ablation.variants(base_config(base)):
         recipe = build(without_fields_of_vits(variant_fields(base, fields, variant))[0], variant.label)
         config = config_of(recipe, corpus.classes)
-        info, tokens = describe(config), tokens_of(recipe, config)
-        seen, steps = passes(recipe, corpus.images)
+        info, seen, steps = describe(config), corpus.images * recipe.epochs, steps_of(recipe, corpus.images)
+        tokens = 0
+        if isinstance(config, ViTConfig):
+            tokens = config.prefix_tokens + max(1, round(config.patches * (1 - recipe.patch_dropout)))
         entry = {
             **_described(variant, info.parameters, info.gmacs),
             "tokens_per_image": tokens,

@@ -1,0 +1,87 @@
+"""The trainings of the paper, whose data sets are known by their size alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vitkit.errors import VitkitError
+from vitkit.model.names import Config
+from vitkit.training.defaults import choose, config_of, named_plan, spare_patches
+from vitkit.training.recipe import Recipe, Request, build, overlay, unfold
+from vitkit.training.request import bundled, load_fields
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A training set of the paper: its name, and the numbers of its images and classes."""
+
+    title: str
+    images: int
+    classes: int
+
+
+# Sec. 4.1 of the paper; for JFT, the number of images is derived from the steps in Table 3.
+CORPORA = {  # by the last part of the name of a bundled recipe
+    "jft": Corpus("JFT-300M", 303_000_000, 18_291),
+    "imagenet21k": Corpus("ImageNet-21k", 14_197_122, 21_843),
+    "imagenet": Corpus("ImageNet-1k", 1_281_167, 1000),
+    "cifar10": Corpus("CIFAR-10", 50_000, 10),
+    "flowers": Corpus("Oxford Flowers-102", 2_040, 102),
+    "pets": Corpus("Oxford-IIIT Pets", 3_680, 37),
+}
+
+
+@dataclass(frozen=True)
+class PaperTraining:
+    """A training of the paper.
+
+    Attributes:
+        recipe: the complete recipe.
+        config: the configuration of the model.
+        corpus: the training set.
+    """
+
+    recipe: Recipe
+    config: Config
+    corpus: Corpus
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps of the whole training."""
+        return steps_of(self.recipe, self.corpus.images)
+
+
+def is_of_paper(recipe: object) -> bool:
+    """Return whether a name is that of a bundled recipe of the paper whose training set is known."""
+    name = str(recipe)
+    return name.startswith("paper-") and name in bundled() and name.rpartition("-")[2] in CORPORA
+
+
+def paper_training(name: str, fields: Mapping[str, Any] | None = None) -> PaperTraining:
+    """Resolve a bundled recipe of the paper without its images and without its initial weights.
+
+    Args:
+        name: the name of the recipe.
+        fields: fields that take precedence over those of the recipe.
+
+    Raises:
+        VitkitError: the fields cannot be combined, or the model of the named weights is unknown.
+    """
+    corpus = CORPORA[name.rpartition("-")[2]]
+    requested = overlay(load_fields(name), unfold(dict(fields or {})))
+    recipe, _ = choose(Request(requested, build(requested, name)), corpus.images / corpus.classes)
+    if recipe.weights == "none":
+        config = config_of(recipe, corpus.classes)
+    elif recipe.model is not None:
+        config = named_plan(recipe, recipe.model, corpus.classes)
+    else:
+        raise VitkitError(f"{name}: set the model that the weights {recipe.weights} belong to with --model")
+    return PaperTraining(spare_patches(recipe, requested, config), config, corpus)
+
+
+def steps_of(recipe: Recipe, images: int) -> int:
+    """Return the number of steps of a training by gradient descent with `images` images in an epoch."""
+    return math.ceil(math.ceil(images / recipe.batch_size) / recipe.grad_accum) * recipe.epochs

@@ -1,0 +1,370 @@
+"""What a step of a training takes, measured by taking one (`vitkit train --dry-run`).
+
+Each function that measures a training returns the fields of `vitkit.DryRun`, which explains them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import Subset
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitkit.data.decode import available_memory
+from vitkit.data.loading import Batch, BatchedImages
+from vitkit.errors import VitkitError
+from vitkit.model.build import build
+from vitkit.model.vit import VisionTransformer
+from vitkit.system.environment import best_precision
+from vitkit.system.progress import ignore, silent
+from vitkit.training.adapters import drop_patches
+from vitkit.training.checkpoint import TrainingState, in_evaluation
+from vitkit.training.distributed import ProcessGroup, check_team, fabric_of
+from vitkit.training.fine_tune import prepare_to_learn
+from vitkit.training.loop import Loop
+from vitkit.training.losses import Objective
+from vitkit.training.probe import compute_features, head_images
+from vitkit.training.published import paper_training
+from vitkit.training.recipe import Recipe, checkpoint_every
+from vitkit.training.request import Extensions
+from vitkit.training.run_folder import Run
+from vitkit.training.stability import StabilityGuard
+from vitkit.training.start import (
+    Start,
+    check_config,
+    choose_compile,
+    choose_device,
+    choose_precision,
+    choose_workers,
+    new_classifier,
+)
+from vitkit.training.teacher import load_teacher
+
+Figures = dict[str, Any]
+
+_FEW = 4, 8  # images of the first steps, which tell whether a whole batch fits and how long it takes
+_SHORT = 5.0  # seconds of a recorded step below which another one is timed without the record
+_LONG = 60.0  # seconds of a step above which it is estimated from the steps with a few images
+
+
+def measure_training(start: Start, run: Run, devices: int) -> Figures:
+    """Measure a training by gradient descent.
+
+    Args:
+        start: the resolved start of the training.
+        run: a run in an empty folder.
+        devices: the number of devices that divide a batch. The share of one of them is measured.
+
+    Raises:
+        VitkitError: a step does not fit into memory.
+    """
+    recipe, told = _computable(start.recipe)
+    table = start.parts[0].images.table
+    classifier = new_classifier(start.blueprint, table, "")
+    teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, start.config.image_size)
+    once = recipe.replace(lp_ft=False)  # the head is not fitted, which would take a pass over all images
+    data, objective, fabric, _ = prepare_to_learn(run, once, table, classifier, teacher)
+    data.process = (0, devices)
+    loop = Loop(_begin(classifier.model, recipe, data, fabric.device, run.extensions), objective, data, fabric)
+    cold, batch = _seconds(lambda: data.batch_again(0, 0))
+    warm, _ = _seconds(lambda: data.batch_again(0, 0))  # its pictures may be cached now
+    cold, warm = cold / len(batch[0]), warm / len(batch[0])
+    found = _measure_step(loop, batch, None if teacher is None else teacher.network)
+
+    few = fabric.to_device([part[: _FEW[1]] for part in batch])
+    with in_evaluation(loop.state.kept), torch.no_grad(), fabric.autocast():
+        check, _ = _seconds(lambda: objective.ask(loop.state.kept, *few).float().sum().item())
+    train, val, check = len(data.train) / devices, data.val_images, check / len(few[0])
+    compute = found["seconds_per_step"] * loop.state.total_steps / recipe.epochs / train
+
+    def pass_over(reading: float) -> float:
+        return train * _together(compute, reading, data.workers) + val * _together(check, reading, data.workers)
+
+    seconds = pass_over(cold) + (recipe.epochs - 1) * pass_over(warm)
+    if recipe.lp_ft and classifier.model.head is not None:
+        seconds += (train + val) * _together(check, cold, data.workers)  # a forward pass of all images
+    if recipe.folds is not None:
+        seconds *= recipe.folds + 1
+        found["notes"] += (f"folds {recipe.folds}: the time is that of {recipe.folds + 1} trainings",)
+    return found | {
+        "data": str(table.place),
+        "classes": len(table.classes),
+        "images": len(data.train),
+        "val_images": len(data.val),
+        "reading_per_image": cold,
+        "seconds": seconds if recipe.budget is None else min(seconds, recipe.budget),
+        "notes": (*told, *found["notes"]),
+    }
+
+
+def measure_head(start: Start, devices: int) -> Figures:
+    """Measure a training that fits a head to the features a frozen backbone. The arguments are as above."""
+    recipe, notes = _computable(start.recipe)
+    table = start.parts[0].images.table
+    classifier = new_classifier(start.blueprint, table, "")
+    model, device, precision = classifier.model, torch.device(choose_device(recipe)), _precision(recipe)
+    images = head_images(table, classifier).train
+    train, val = len(table.of_split("train")), len(table.of_split("val"))
+    count = min(recipe.batch_size, train)
+    few, alone = min(_FEW[1], count), recipe.replace(workers=0)
+
+    def features(number: int) -> None:
+        compute_features(model, Subset(images, range(number)), alone, precision, partial(silent, "features"))
+
+    with FlopCounterMode(display=False) as counter:
+        features(few)
+    reading, _ = _seconds(lambda: [images[i] for i in range(count)])
+    peak, seconds = _recorded(
+        partial(features, count), device, sum(each.nbytes for each in model.state_dict().values())
+    )
+    compute = max(seconds - reading, 0.0)
+    each = _together(compute / count, reading / count, choose_workers(recipe, start.config.image_size))
+    notes += ["fitting the head to the features is not included", *_left_out(recipe)]
+    if devices > 1:
+        notes.append("method probe: one of the devices fits the head, and the others wait")
+    return _sizes(model) | {
+        "trained": sum(model.get_parameter(f"head.{name}").numel() for name in ("weight", "bias")),
+        "data": str(table.place),
+        "recipe": recipe,
+        "classes": len(table.classes),
+        "images": train,
+        "val_images": val,
+        "epochs": 1,
+        "steps": 0,
+        "device": str(device),
+        "devices": devices,
+        "precision": precision,
+        "flops_per_image": round(counter.get_total_flops() / few),
+        "images_in_step": count,
+        "peak_memory": peak,
+        "seconds_per_step": compute,
+        "reading_per_image": reading / count,
+        "seconds": each * (train + val) * (1 if recipe.folds is None else recipe.folds + 1),
+        "notes": tuple(notes),
+    }
+
+
+def measure_on_noise(name: str, fields: dict[str, Any], extensions: Extensions) -> Figures:
+    """Measure a training of the paper with random weights and images of noise, of the sizes that the paper has.
+
+    Args:
+        name: the name of a bundled recipe of the paper.
+        fields: fields that take precedence over those of the recipe.
+        extensions: the caller's replacements for parts of the training.
+
+    Raises:
+        VitkitError: the training needs images, or a step does not fit into memory.
+    """
+    training = paper_training(name, fields)
+    recipe, told = _computable(training.recipe)
+    config, corpus = training.config, training.corpus
+    if recipe.method not in ("scratch", "full") or recipe.teacher is not None:
+        what = f"method {recipe.method}" if recipe.teacher is None else "a teacher"
+        raise VitkitError(f"{what} cannot be measured on noise: name the data, as in vitkit train DATA --recipe {name}")
+    devices = (recipe.devices or 1) * (recipe.nodes or 1)
+    check_team(recipe, ProcessGroup(size=devices))
+    check_config(config, recipe)
+    fabric = fabric_of(_precision(recipe), choose_device(recipe))
+    model = build(config)
+    if isinstance(model, VisionTransformer):
+        model.fused_attention = fabric.device.type == "cuda"
+        model.checkpointing = checkpoint_every(recipe.checkpointing)
+        if recipe.patch_dropout:
+            drop_patches(model, recipe.patch_dropout)
+    images = min(corpus.images, recipe.max_images or corpus.images)
+    sizes: Any = range(images), range(0), None  # a step needs nothing but the number of images
+    data = BatchedImages(*sizes, batch_size=recipe.batch_size, workers=0, seed=recipe.seed, process=(0, devices))
+    state = _begin(model, recipe, data, fabric.device, extensions)
+    loop = Loop(state, Objective(recipe, corpus.classes, custom=extensions.loss), data, fabric)
+    share, _ = data.images_in(0, 0)
+    pictures = torch.rand(1, config.in_channels, *config.image_size).expand(share, -1, -1, -1)
+    found = _measure_step(loop, (pictures, torch.randint(corpus.classes, (share,))), None)
+    noise = f"noise instead of the {images:,} images of {corpus.title}, and random weights: reading is not included"
+    return found | {
+        "data": corpus.title,
+        "classes": corpus.classes,
+        "images": images,
+        "val_images": 0,
+        "reading_per_image": 0.0,
+        "seconds": found["seconds_per_step"] * state.total_steps,
+        "notes": (noise, *told, *found["notes"]),
+    }
+
+
+# --- One step -------------------------------------------------------------------------------------------------
+
+
+def _begin(
+    model: Any, recipe: Recipe, data: BatchedImages, device: torch.device, extensions: Extensions
+) -> TrainingState:
+    """Return the state of a training before its first step, if the model and its optimiser fit into memory."""
+    # The weights and their copy in the safe point, the gradients and the moments of the gradients.
+    needed = 5 * 4 * _sizes(model)["trained"]
+    if device.type == "cpu" and needed > (free := available_memory()):
+        raise VitkitError(
+            f"it does not fit: weights, gradients and moments take {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} "
+            "GiB are free; try --method lora or a smaller --model"
+        )
+    model.train().to(device)
+    steps = math.ceil(data.batches / recipe.grad_accum) * recipe.epochs
+    return TrainingState.begin(model, recipe, steps, StabilityGuard(ignore), make_optimizer=extensions.optimizer)
+
+
+def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figures:
+    """Measure the FLOPs, the memory and the duration of a step.
+
+    The operating system ends a process that allocates too much memory of the machine. On a CPU, steps with a few images
+    therefore tell first whether a whole step fits. If it would take long, they also stand for it.
+    """
+    state, device, whole = loop.state, loop.fabric.device, len(batch[0])
+    recipe, devices = state.recipe, loop.data.process[1]
+    parts = min(recipe.grad_accum, loop.data.batches)
+    taken = min(parts, 2)  # their gradients are summed, so that more take the same memory
+
+    def take(count: int) -> None:
+        loop.take_step(0, [(batch[0][:count], batch[1][:count])] * taken)
+        loop.check.settle()
+
+    def record(count: int) -> tuple[int, float]:
+        state.optimizer.zero_grad()  # `held` has no gradients
+        return _recorded(partial(take, count), device, held)
+
+    loop.start()
+    loop.begin_epoch()
+    small, large = (min(count, whole) for count in _FEW)
+    with FlopCounterMode(display=False) as counter:
+        take(small)
+    if choose_compile(recipe, len(loop.data.train)):
+        loop.compile_steps()
+    held, notes, is_measured = _held_bytes(state, teacher), _left_out(recipe), True
+    if devices > 1:
+        notes.append(
+            f"measured on one device with its share of a batch; the exchange between {devices} is not included"
+        )
+    if device.type == "cpu" and whole > large:
+        (less, short), (peak, seconds) = map(record, (small, large))
+        each = (peak - less) / (large - small)
+        peak = round(peak + each * (whole - large))
+        seconds += max(seconds - short, 0.0) / (large - small) * (whole - large)
+        _check_memory(recipe, whole, peak, held, each)
+        is_measured = seconds * taken / parts < _LONG
+    elif device.type == "cuda":  # compiles the step, or finds the pieces that fit
+        take(whole)
+    if is_measured:
+        peak, seconds = record(whole)
+    else:
+        notes.append(f"memory and time of a step are estimated from steps with {small} and {large} images")
+    if (size := state.pieces.size) is not None:
+        notes.append(f"a batch does not fit into memory at once: {size} images are computed at a time")
+    return _sizes(state.model) | {
+        "recipe": recipe,
+        "epochs": recipe.epochs,
+        "steps": state.total_steps,
+        "device": str(device),
+        "devices": devices,
+        "precision": _precision(recipe),
+        "flops_per_image": round(counter.get_total_flops() / (small * taken)),
+        "images_in_step": whole * parts,
+        "peak_memory": peak,
+        "seconds_per_step": seconds * parts / taken,
+        "notes": tuple(notes),
+    }
+
+
+def _check_memory(recipe: Recipe, images: int, peak: int, held: int, each: float) -> None:
+    """Refuse a step that does not fit into the memory of the machine.
+
+    Args:
+        recipe: the recipe.
+        images: the number of images that are computed at a time.
+        peak: the most bytes that the step occupies.
+        held: the bytes that are occupied already, between two steps.
+        each: the bytes that each of the images adds.
+    """
+    free = available_memory() + held
+    if peak < free:
+        return
+    fitting = images
+    while fitting > 1 and peak - each * (images - fitting) > 0.8 * free:
+        fitting //= 2
+    parts = math.ceil(images * recipe.grad_accum / fitting)
+    raise VitkitError(
+        f"it does not fit: a step with {images:,} images at a time takes about {peak / 2**30:,.1f} GiB, and "
+        f"{free / 2**30:,.1f} GiB are free; try --batch-size {fitting} --grad-accum {parts}"
+    )
+
+
+def _recorded(work: Callable[[], Any], device: torch.device, held: int) -> tuple[int, float]:
+    """Return the most bytes that tensors occupy while `work` runs, and its duration in seconds.
+
+    On a CPU, the allocator's record only has the changes during the work, to which the `held` bytes are added.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        seconds, _ = _seconds(lambda: (work(), torch.cuda.synchronize()))
+        return torch.cuda.max_memory_allocated(), seconds
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
+        seconds, _ = _seconds(work)
+    if seconds < _SHORT:  # recording takes a notable part of it
+        seconds, _ = _seconds(work)
+    events = record.profiler.kineto_results.events()
+    now = most = 0
+    for _, size in sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"):
+        now += size
+        most = max(most, now)
+    return held + most, seconds
+
+
+def _held_bytes(state: TrainingState, teacher: nn.Module | None) -> int:
+    """Return the bytes of the tensors that a training holds between two steps."""
+    copies = [tensor for weights in state.safe_point.weights.values() for tensor in weights.values()]
+    moments = [part for each in state.optimizer.state.values() for part in each.values()]
+    modules = [module for module in (state.model, state.average, teacher) if module is not None]
+    tensors = [*copies, *moments, *(each for module in modules for each in module.state_dict().values())]
+    return sum(each.nbytes for each in tensors if isinstance(each, torch.Tensor))
+
+
+def _seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    outcome = work()
+    return time.perf_counter() - began, outcome
+
+
+def _together(compute: float, reading: float, workers: int) -> float:
+    """Return the seconds for an image, if `workers` other processes read images while the device computes."""
+    return max(compute, reading / workers) if workers else compute + reading
+
+
+def _sizes(model: nn.Module) -> dict[str, int]:
+    parameters = list(model.parameters())
+    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    return {"parameters": sum(each.numel() for each in parameters), "trained": trained}
+
+
+def _computable(recipe: Recipe) -> tuple[Recipe, list[str]]:
+    """Return the recipe with a precision that the device computes at its full speed, and lines about a change."""
+    if choose_device(recipe) != "cpu" or recipe.precision != "bfloat16" or best_precision("cpu") == "bfloat16":
+        return recipe, []
+    slow = "this processor computes bfloat16 hundreds of times as slowly as float32: measured with --precision float32"
+    return recipe.replace(precision="float32"), [slow]
+
+
+def _precision(recipe: Recipe) -> str:
+    return choose_precision(recipe.precision, recipe.device)
+
+
+def _left_out(recipe: Recipe) -> list[str]:
+    """Return a line for each cost of a training that is not included."""
+    asked = {
+        f"time {recipe.time}: the training may end before its last epoch": recipe.time is not None,
+        "find_lr: the short runs are not counted": recipe.find_lr,
+    }
+    return [what for what, is_so in asked.items() if is_so]

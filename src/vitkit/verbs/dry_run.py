@@ -1,0 +1,201 @@
+"""`vitkit.dry_run`: what a training would take, measured by one of its steps (`vitkit train --dry-run`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Unpack
+
+from vitkit.errors import VitkitError, first_line, is_memory_short
+from vitkit.system.progress import Progress, ignore, silent
+from vitkit.text.arguments import Between, check_arguments
+from vitkit.text.cells import plural
+from vitkit.training.recipe import Recipe, RecipeFields, name_of
+from vitkit.training.request import Extensions, add_recipe_fields
+from vitkit.verbs.result import Result
+from vitkit.verbs.train import requested, without_objects
+
+
+@dataclass(frozen=True, repr=False)
+class DryRun(Result):
+    """What a training would take, as measured by one of its steps.
+
+        import vitkit
+
+        found = vitkit.dry_run("digits", epochs=2)
+        print(found.steps, found.images, found.seconds, found.peak_memory)
+
+    Attributes:
+        data: the images.
+        recipe: the complete recipe.
+        parameters, trained: the number of all parameters of the model, and of the trained ones.
+        classes, images, val_images: the number of classes, of training images and of validation images.
+        epochs: the number of passes over the training images.
+        steps: the number of optimiser steps; 0 if a head is fitted to the features of frozen images in closed form.
+        device, precision: where and how the step was computed.
+        flops_per_image: FLOPs of a training image, forward and backward; a multiply-accumulate counts as two.
+        images_in_step: the number of images of a step, on one device.
+        peak_memory: the most bytes that tensors occupy during a step.
+        seconds_per_step: the duration of a step without reading its images; for a head that is fitted to features, of
+            computing the features of a batch.
+        reading_per_image: the seconds in which one process reads and augments an image.
+        seconds: the duration of the training, with validation, without checks of the data and without the report.
+        price: the price of a device for an hour; None if unknown.
+        devices: the number of devices.
+        notes: assumptions, and what is not included.
+    """
+
+    data: str
+    recipe: Recipe
+    parameters: int
+    trained: int
+    classes: int
+    images: int
+    val_images: int
+    epochs: int
+    steps: int
+    device: str
+    precision: str
+    flops_per_image: int
+    images_in_step: int
+    peak_memory: int
+    seconds_per_step: float
+    reading_per_image: float
+    seconds: float
+    devices: int
+    notes: tuple[str, ...]
+    price: float | None = None
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the whole training, without validation."""
+        return self.flops_per_image * self.images * self.epochs
+
+    @property
+    def cost(self) -> float | None:
+        """The price of the whole training; None if the price of an hour is unknown."""
+        return None if self.price is None else self.price * self.devices * self.seconds / 3_600
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything in plain JSON types, including the FLOPs and the cost."""
+        recipe = {name: value for name, value in asdict(self.recipe).items() if value is not None}
+        return asdict(self) | {"recipe": recipe, "flops": self.flops, "cost": self.cost, "notes": list(self.notes)}
+
+    def lines(self) -> list[str]:
+        """Return lines with what is trained, the images and steps, FLOPs, memory, time and cost."""
+        recipe, batch = self.recipe, self.recipe.batch_size * self.recipe.grad_accum
+        of_batch = f"{self.steps:,} steps of {batch:,}" if self.steps else "no steps, a head is fitted to features"
+        amount = f"{self.images:,} images in {self.classes:,} classes, {plural(self.epochs, 'epoch', 'epochs')}"
+        reading = f"{1000 * self.reading_per_image:.3g} ms to read an image"
+        rate = f"{self.seconds_per_step:.3g} s for {'a step' if self.steps else 'the features of a batch'}"
+        cost = "" if self.cost is None else f"; cost {self.cost:,.2f} at {self.price:g} an hour"
+        on = f"{self.device} in {self.precision}"
+        return [
+            f"{name_of(recipe)}, method {recipe.method}: {self.trained:,} of {self.parameters:,} parameters trained",
+            f"  images  {amount}: {of_batch}; {self.val_images:,} to validate",
+            f"  FLOPs   {self.flops:.4g}; {self.flops_per_image / 1e9:,.3f} G for a training image",
+            f"  memory  {self.peak_memory / 2**30:,.2f} GiB in a step of {self.images_in_step:,} images, on {on}",
+            f"  time    {_duration(self.seconds)}; {rate}, {reading}{cost}",
+            *(f"note: {note}" for note in self.notes),
+        ]
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 86_400:
+        return f"{seconds / 86_400:,.1f} days"
+    if seconds >= 60:
+        return f"{seconds / 3_600:,.1f} hours" if seconds >= 3_600 else f"{seconds / 60:,.1f} minutes"
+    return f"{seconds:.2g} seconds"
+
+
+@check_arguments
+def dry_run(
+    data: str | Path | None = None,
+    *,
+    recipe: str | Path | None = None,
+    out: Path | str | None = None,
+    force: bool = False,
+    price: Annotated[float | None, Between(0)] = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    augment: Callable[[Any], Any] | None = None,
+    make_optimizer: Callable[[list[dict[str, Any]]], Any] | None = None,
+    progress: Progress = silent,
+    **fields: Unpack[RecipeFields],
+) -> DryRun:
+    """Take one step of a training, and tell what the training would take: steps, FLOPs, memory, time and cost.
+
+    The images are read, checked and split, and the model and its weights are loaded, as `vitkit.train` does. Nothing is
+    written. A recipe of the paper without data is measured on noise instead.
+
+        import vitkit
+
+        print(vitkit.dry_run("digits", price=2.0).cost)
+
+    On the command line: `vitkit train digits --dry-run`.
+
+    Args:
+        data: a folder of class folders, a folder with train/ and val/, or a name such as digits.
+        recipe: a TOML file, or the name of an included recipe.
+        out: the run folder of the training, which is only checked.
+        force: whether the training would overwrite the run in `out`.
+        price: the price of a device for an hour, in any currency.
+        loss: see `vitkit.train`.
+        augment: see `vitkit.train`.
+        make_optimizer: see `vitkit.train`.
+        progress: called with the current task, the number of finished items and the total number of items.
+        fields: the fields of the recipe, as in `vitkit.train`; see below.
+
+    Raises:
+        VitkitError: the training is not possible, or it does not fit into memory.
+    """
+    # PyTorch's profiler, which records the memory, writes lines about itself unless these are set before its import.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    chosen, make_optimizer = without_objects({**fields}, make_optimizer)
+    extensions = Extensions(loss, augment, make_optimizer)
+    from vitkit.training import step_cost
+    from vitkit.training.distributed import ProcessGroup, launched
+    from vitkit.training.published import is_of_paper
+    from vitkit.training.run import resolve_request
+    from vitkit.training.run_folder import Observers, check_free
+
+    if launched():
+        raise VitkitError("a dry run measures one device: start it without torchrun or srun; --devices divides a batch")
+    if data is None and chosen.get("data") is None and is_of_paper(recipe):
+        with _explaining_shortage(Recipe()):
+            return DryRun(**step_cost.measure_on_noise(str(recipe), chosen, extensions), price=price)
+    request, notes = requested(chosen if data is None else {**chosen, "data": str(data)}, recipe)
+    devices = (request.recipe.devices or 1) * (request.recipe.nodes or 1)
+    observers, team = Observers(ignore, extensions=extensions), ProcessGroup(size=devices)
+    start, idle = resolve_request(request, tuple(chosen), out, team, observers, partial(check_free, force=force))
+    with _explaining_shortage(start.recipe), TemporaryDirectory() as folder:
+        if start.recipe.method == "probe":
+            found = step_cost.measure_head(start, devices)
+        else:
+            found = step_cost.measure_training(start, observers.run(Path(folder)), devices)
+    found["notes"] = (*notes, *dict.fromkeys(idle), *start.reasons, *found["notes"])
+    return DryRun(**found, price=price)
+
+
+add_recipe_fields(dry_run)
+
+
+@contextmanager
+def _explaining_shortage(recipe: Recipe) -> Iterator[None]:
+    """Say that a training does not fit if memory runs out in this context."""
+    from vitkit.training.stability import TooLittleMemory
+
+    try:
+        yield
+    except TooLittleMemory as error:
+        raise VitkitError(f"it does not fit: {error}") from error
+    except (RuntimeError, MemoryError) as error:
+        if not is_memory_short(error):
+            raise
+        smaller = max(1, recipe.batch_size // 2)
+        raise VitkitError(f"it does not fit: {first_line(error)}; try --batch-size {smaller}") from error

@@ -1,0 +1,90 @@
+"""`vitkit train --dry-run`: against a real run, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vitkit
+from cli.conftest import vitkit as command
+from vitkit.training import Loop, bundled, paper_training
+from vitkit.training.published import is_of_paper
+
+__all__ = ["command"]
+
+QUICK: dict[str, Any] = {"epochs": 2, "max_images": 200, "batch_size": 32, "workers": 0}
+KEYS = {
+    *("data", "recipe", "parameters", "trained", "classes", "images", "val_images", "epochs", "steps", "device"),
+    *("precision", "flops_per_image", "flops", "images_in_step", "peak_memory", "seconds_per_step"),
+    *("reading_per_image", "seconds", "price", "cost", "devices", "notes"),
+}
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_what_is_told_is_what_a_run_does(inside: Path) -> None:
+    found = vitkit.dry_run("digits", **QUICK, price=3.0)
+    assert list(inside.iterdir()) == []
+    run = vitkit.train("digits", **QUICK, out=inside / "run", say=lambda line: None)
+    assert found.recipe == run.recipe
+    assert (found.images, found.classes, found.steps) == (200, 10, run.rows()[-1]["step"])
+    assert found.parameters == found.trained == sum(each.numel() for each in run.classifier.model.parameters())
+    assert found.cost == pytest.approx(3.0 * found.seconds / 3600)
+    assert found.peak_memory > 5 * 4 * found.parameters, "weights and a copy, gradients and two moments"
+    assert found.flops == 400 * found.flops_per_image > 0
+    assert repr(found).startswith("<DryRun: vit_micro_patch4_16, method scratch: ")
+
+
+def test_the_command_prints_json_and_leaves_nothing(command: Any, inside: Path) -> None:
+    flags = ["--dry-run", "--epochs", "2", "--max-images", "200", "--workers", "0", "--json"]
+    done = command("train", "digits", *flags)
+    assert done.code == 0
+    assert json.loads(done.out).keys() == KEYS
+    assert list(inside.iterdir()) == []
+
+
+def test_a_step_that_does_not_fit_is_said(command: Any, inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+    monkeypatch.setattr(Loop, "loss_of", short)
+    done = command("train", "digits", "--dry-run", "--workers", "0")
+    assert done.code == 2
+    assert "it does not fit: memory is too small" in done.err
+    assert list(inside.iterdir()) == []
+
+
+def test_flags_that_belong_together(command: Any) -> None:
+    assert "--price belongs to --dry-run" in command("train", "digits", "--price", "2").err
+    assert "does not go with --resume" in command("train", "--dry-run", "--resume", "runs/x").err
+
+
+def test_the_errors_are_those_of_a_training(inside: Path) -> None:
+    with pytest.raises(vitkit.VitkitError, match="no such"):
+        vitkit.dry_run("nowhere")
+    (inside / "full").mkdir()
+    (inside / "full" / "file").touch()
+    with pytest.raises(vitkit.VitkitError, match="exists and is not empty"):
+        vitkit.dry_run("digits", out=inside / "full", **QUICK)
+
+
+@pytest.mark.parametrize("name", [name for name in bundled() if is_of_paper(name)])
+def test_a_recipe_of_the_paper_knows_its_images(name: str) -> None:
+    training = paper_training(name)
+    assert training.config.num_classes == training.corpus.classes
+    assert training.steps > 0
+
+
+def test_a_recipe_of_the_paper_is_measured_on_noise() -> None:
+    small = {"model_fields": {"layers": 1, "hidden_size": 16, "heads": 2, "mlp_size": 16}}
+    found = vitkit.dry_run(recipe="paper-vit-b16-imagenet", batch_size=4, device="cpu", **small)
+    assert (found.images, found.classes) == (1_281_167, 1000)
+    assert any("noise instead of the 1,281,167 images" in note for note in found.notes)
