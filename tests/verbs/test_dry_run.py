@@ -11,7 +11,8 @@ import torch
 
 import vitkit
 from cli.conftest import vitkit as command
-from vitkit.training import Loop, bundled, paper_training
+from vitkit.system import environment
+from vitkit.training import Loop, bundled, paper_training, step_cost
 from vitkit.training.published import is_of_paper
 
 __all__ = ["command"]
@@ -60,6 +61,43 @@ def test_a_step_that_does_not_fit_is_said(command: Any, inside: Path, monkeypatc
     assert done.code == 2
     assert "it does not fit: memory is too small" in done.err
     assert list(inside.iterdir()) == []
+
+
+def test_batches_of_a_step_take_their_time_and_not_their_memory(inside: Path) -> None:
+    one, four = (vitkit.dry_run("digits", **QUICK, grad_accum=parts) for parts in (1, 4))
+    assert (one.images_in_step, four.images_in_step) == (32, 128)
+    assert one.flops_per_image == four.flops_per_image
+    assert four.seconds_per_step > 2 * one.seconds_per_step
+    gradients = 4 * one.parameters  # those of the second batch are added to those of the first
+    assert one.peak_memory <= four.peak_memory <= one.peak_memory + 2 * gradients
+
+
+def test_a_long_step_is_estimated_from_a_few_images(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    larger = QUICK | {"image_size": 48}  # the activations need more memory than the optimiser
+    measured = vitkit.dry_run("digits", **larger)
+    monkeypatch.setattr(step_cost, "_LONG", 0.0)
+    estimated = vitkit.dry_run("digits", **larger)
+    assert estimated.images_in_step == measured.images_in_step
+    assert estimated.peak_memory == pytest.approx(measured.peak_memory, rel=0.15)
+    assert any("are estimated from steps with 2 and 4 images" in note for note in estimated.notes)
+
+
+def test_a_step_too_large_for_the_machine_is_not_taken(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = vitkit.dry_run("digits", **QUICK).peak_memory
+    monkeypatch.setattr(step_cost, "available_memory", lambda: needed * 3 // 4)
+    with pytest.raises(vitkit.VitkitError, match=r"it does not fit: .* try --batch-size \d+ --grad-accum \d+$"):
+        vitkit.dry_run("digits", **QUICK | {"batch_size": 64})
+    monkeypatch.setattr(step_cost, "available_memory", lambda: 10_000_000)
+    with pytest.raises(vitkit.VitkitError, match=r"weights, gradients and moments take 0\.0 GiB"):
+        vitkit.dry_run("digits", **QUICK)
+
+
+def test_a_precision_that_the_processor_lacks_is_replaced_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "best_precision", lambda _: "float32")
+    small = {"model_fields": {"layers": 1, "hidden_size": 16, "heads": 2, "mlp_size": 16}}
+    found = vitkit.dry_run(recipe="paper-vit-b16-imagenet", batch_size=4, **small)
+    assert found.precision == found.recipe.precision == "float32"
+    assert any("bfloat16 hundreds of times as slowly" in note for note in found.notes)
 
 
 def test_flags_that_belong_together(command: Any) -> None:

@@ -22,7 +22,7 @@ from vitkit.data.loading import Batch, BatchedImages
 from vitkit.errors import VitkitError
 from vitkit.model.build import build
 from vitkit.model.vit import VisionTransformer
-from vitkit.system.environment import best_precision
+from vitkit.system import environment
 from vitkit.system.progress import ignore, silent
 from vitkit.training.adapters import drop_patches
 from vitkit.training.checkpoint import TrainingState, in_evaluation
@@ -49,9 +49,9 @@ from vitkit.training.teacher import load_teacher
 
 Figures = dict[str, Any]
 
-_FEW = 4, 8  # images of the first steps, which tell whether a whole batch fits and how long it takes
+_FEW = 2  # images of the first step
 _SHORT = 5.0  # seconds of a recorded step below which another one is timed without the record
-_LONG = 60.0  # seconds of a step above which it is estimated from the steps with a few images
+_LONG = 30.0  # seconds of a step above which it is estimated from shorter ones
 
 
 def measure_training(start: Start, run: Run, devices: int) -> Figures:
@@ -78,7 +78,7 @@ def measure_training(start: Start, run: Run, devices: int) -> Figures:
     cold, warm = cold / len(batch[0]), warm / len(batch[0])
     found = _measure_step(loop, batch, None if teacher is None else teacher.network)
 
-    few = fabric.to_device([part[: _FEW[1]] for part in batch])
+    few = fabric.to_device([part[:_FEW] for part in batch])
     with in_evaluation(loop.state.kept), torch.no_grad(), fabric.autocast():
         check, _ = _seconds(lambda: objective.ask(loop.state.kept, *few).float().sum().item())
     train, val, check = len(data.train) / devices, data.val_images, check / len(few[0])
@@ -109,11 +109,15 @@ def measure_head(start: Start, devices: int) -> Figures:
     recipe, notes = _computable(start.recipe)
     table = start.parts[0].images.table
     classifier = new_classifier(start.blueprint, table, "")
-    model, device, precision = classifier.model, torch.device(choose_device(recipe)), _precision(recipe)
+    model, device, precision = (
+        classifier.model,
+        torch.device(environment.choose_device(recipe.device)),
+        _precision(recipe),
+    )
     images = head_images(table, classifier).train
     train, val = len(table.of_split("train")), len(table.of_split("val"))
     count = min(recipe.batch_size, train)
-    few, alone = min(_FEW[1], count), recipe.replace(workers=0)
+    few, alone = min(_FEW, count), recipe.replace(workers=0)
 
     def features(number: int) -> None:
         compute_features(model, Subset(images, range(number)), alone, precision, partial(silent, "features"))
@@ -220,8 +224,8 @@ def _begin(
 def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figures:
     """Measure the FLOPs, the memory and the duration of a step.
 
-    The operating system ends a process that allocates too much memory of the machine. On a CPU, steps with a few images
-    therefore tell first whether a whole step fits. If it would take long, they also stand for it.
+    The operating system ends a process that allocates too much memory of the machine. On a CPU, steps with more and
+    more images therefore tell whether a whole step fits. If it would take long, they stand for it.
     """
     state, device, whole = loop.state, loop.fabric.device, len(batch[0])
     recipe, devices = state.recipe, loop.data.process[1]
@@ -238,29 +242,31 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
 
     loop.start()
     loop.begin_epoch()
-    small, large = (min(count, whole) for count in _FEW)
+    few = min(_FEW, whole)
     with FlopCounterMode(display=False) as counter:
-        take(small)
+        take(few)
     if choose_compile(recipe, len(loop.data.train)):
         loop.compile_steps()
-    held, notes, is_measured = _held_bytes(state, teacher), _left_out(recipe), True
+    held, notes = _held_bytes(state, teacher), _left_out(recipe)
     if devices > 1:
         notes.append(
             f"measured on one device with its share of a batch; the exchange between {devices} is not included"
         )
-    if device.type == "cpu" and whole > large:
-        (less, short), (peak, seconds) = map(record, (small, large))
-        each = (peak - less) / (large - small)
-        peak = round(peak + each * (whole - large))
-        seconds += max(seconds - short, 0.0) / (large - small) * (whole - large)
-        _check_memory(recipe, whole, peak, held, each)
-        is_measured = seconds * taken / parts < _LONG
-    elif device.type == "cuda":  # compiles the step, or finds the pieces that fit
+    if device.type == "cuda":  # compiles the step, or finds the pieces that fit
         take(whole)
-    if is_measured:
-        peak, seconds = record(whole)
-    else:
-        notes.append(f"memory and time of a step are estimated from steps with {small} and {large} images")
+    count = few if device.type == "cpu" else whole
+    peak, seconds = record(count)
+    while count < whole:
+        earlier, less, shorter = count, peak, seconds
+        count = min(2 * count, whole)
+        peak, seconds = record(count)
+        each, pace = (peak - less) / (count - earlier), max(seconds - shorter, 0.0) / (count - earlier)
+        expected = round(peak + each * (whole - count))
+        _check_memory(recipe, whole, expected, held, each)
+        if count < whole and 2 * seconds > _LONG:
+            notes.append(f"memory and time of a step are estimated from steps with {earlier} and {count} images")
+            peak, seconds = expected, seconds + pace * (whole - count)
+            break
     if (size := state.pieces.size) is not None:
         notes.append(f"a batch does not fit into memory at once: {size} images are computed at a time")
     return _sizes(state.model) | {
@@ -270,7 +276,7 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         "device": str(device),
         "devices": devices,
         "precision": _precision(recipe),
-        "flops_per_image": round(counter.get_total_flops() / (small * taken)),
+        "flops_per_image": round(counter.get_total_flops() / (few * taken)),
         "images_in_step": whole * parts,
         "peak_memory": peak,
         "seconds_per_step": seconds * parts / taken,
@@ -309,8 +315,10 @@ def _recorded(work: Callable[[], Any], device: torch.device, held: int) -> tuple
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        seconds, _ = _seconds(lambda: (work(), torch.cuda.synchronize()))
-        return torch.cuda.max_memory_allocated(), seconds
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated(), time.perf_counter() - began
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
         seconds, _ = _seconds(work)
     if seconds < _SHORT:  # recording takes a notable part of it
@@ -351,7 +359,8 @@ def _sizes(model: nn.Module) -> dict[str, int]:
 
 def _computable(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """Return the recipe with a precision that the device computes at its full speed, and lines about a change."""
-    if choose_device(recipe) != "cpu" or recipe.precision != "bfloat16" or best_precision("cpu") == "bfloat16":
+    device = environment.choose_device(recipe.device)
+    if device != "cpu" or recipe.precision != "bfloat16" or environment.best_precision(device) == "bfloat16":
         return recipe, []
     slow = "this processor computes bfloat16 hundreds of times as slowly as float32: measured with --precision float32"
     return recipe.replace(precision="float32"), [slow]

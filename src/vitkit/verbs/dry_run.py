@@ -94,12 +94,12 @@ class DryRun(Result):
         reading = f"{1000 * self.reading_per_image:.3g} ms to read an image"
         rate = f"{self.seconds_per_step:.3g} s for {'a step' if self.steps else 'the features of a batch'}"
         cost = "" if self.cost is None else f"; cost {self.cost:,.2f} at {self.price:g} an hour"
-        on = f"{self.device} in {self.precision}"
+        step = f"a step of {self.images_in_step:,} images, on {self.device} in {self.precision}"
         return [
             f"{name_of(recipe)}, method {recipe.method}: {self.trained:,} of {self.parameters:,} parameters trained",
             f"  images  {amount}: {of_batch}; {self.val_images:,} to validate",
             f"  FLOPs   {self.flops:.4g}; {self.flops_per_image / 1e9:,.3f} G for a training image",
-            f"  memory  {self.peak_memory / 2**30:,.2f} GiB in a step of {self.images_in_step:,} images, on {on}",
+            f"  memory  {self.peak_memory / 2**30:,.2f} GiB of tensors in {step}",
             f"  time    {_duration(self.seconds)}; {rate}, {reading}{cost}",
             *(f"note: {note}" for note in self.notes),
         ]
