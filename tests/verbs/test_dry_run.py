@@ -97,7 +97,7 @@ def test_a_precision_that_the_processor_lacks_is_replaced_and_said(monkeypatch: 
     small = {"model_fields": {"layers": 1, "hidden_size": 16, "heads": 2, "mlp_size": 16}}
     found = vitkit.dry_run(recipe="paper-vit-b16-imagenet", batch_size=4, **small)
     assert found.precision == found.recipe.precision == "float32"
-    assert any("bfloat16 hundreds of times as slowly" in note for note in found.notes)
+    assert any("bfloat16 far more slowly" in note for note in found.notes)
 
 
 def test_flags_that_belong_together(command: Any) -> None:

@@ -362,7 +362,7 @@ def _computable(recipe: Recipe) -> tuple[Recipe, list[str]]:
     device = environment.choose_device(recipe.device)
     if device != "cpu" or recipe.precision != "bfloat16" or environment.best_precision(device) == "bfloat16":
         return recipe, []
-    slow = "this processor computes bfloat16 hundreds of times as slowly as float32: measured with --precision float32"
+    slow = "this processor computes bfloat16 far more slowly than float32: measured with --precision float32"
     return recipe.replace(precision="float32"), [slow]
 
 
