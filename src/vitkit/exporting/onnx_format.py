@@ -15,7 +15,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting import card as seal
 from vitkit.exporting.card import CARD
 from vitkit.inference.backends.graph_runner import GraphRunner
-from vitkit.inference.backends.onnx import from_file, graph_of
+from vitkit.inference.backends.onnx import from_file
 from vitkit.system.protobuf import fields_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ _WRITTEN = (
 )
 _TRACED = (  # in networks of other libraries; none contains a graph or reads anything but its inputs
     b"AveragePool BatchNormalization Clip ConstantOfShape Cos CumSum Div Einsum Equal Erf Flatten Gather GatherND Gemm "
-    b"GlobalAveragePool HardSigmoid HardSwish InstanceNormalization LeakyRelu Not Pad Pow Range ReduceL2 ReduceSum "
+    b"GlobalAveragePool HardSigmoid HardSwish InstanceNormalization LeakyRelu Not Pad Pow Range Reciprocal "
+    b"ReduceL2 ReduceMax ReduceSum "
     b"ScatterND Sin Split Sqrt Squeeze Sub Unsqueeze Where"
 )
 _OPERATIONS = frozenset((_WRITTEN + b" " + _TRACED).split())
@@ -94,7 +95,9 @@ def _screen(message: memoryview, allowed: dict[int, Any], cards: list[memoryview
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
     """Write a model; see `Format.write`."""
-    graph = graph_of(model, batch, dtype)
+    from vitkit.inference.backends.graphs import to_onnx
+
+    graph = to_onnx(model, batch, dtype)
     entry = graph.metadata_props.add()
     entry.key, entry.value = seal.CARD, card
     content = graph.SerializeToString()

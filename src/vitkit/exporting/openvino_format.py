@@ -15,7 +15,7 @@ from vitkit.errors import VitkitError
 from vitkit.exporting import card as seal
 from vitkit.exporting.card import CARD
 from vitkit.inference.backends.graph_runner import GraphRunner, import_openvino
-from vitkit.inference.backends.openvino import from_file, graph_of
+from vitkit.inference.backends.openvino import from_file
 
 if TYPE_CHECKING:
     import torch
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
 
 # GatherND and ScatterNDUpdate are left out: OpenVINO does not check their indices, so a forged file could read memory.
 _OPERATIONS = {
-    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Cos Divide Equal GroupConvolution HardSigmoid "
-    "LogicalNot MatMul Maximum Minimum Multiply Pad Parameter Power PReLU ReLU ReduceMean ReduceSum Reshape Result "
-    "Select Sigmoid Sin Split Sqrt Squeeze Subtract Tanh Transpose Unsqueeze VariadicSplit",
+    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Cos Divide Equal Greater GroupConvolution "
+    "HardSigmoid LogicalNot MatMul Maximum Minimum Mod Multiply Pad Parameter Power PReLU ReLU ReduceMax ReduceMean "
+    "ReduceSum Reshape Result "
+    "Select Sigmoid Sin Split Sqrt Squeeze Subtract Tanh Tile Transpose Unsqueeze VariadicSplit",
     "opset3": "Broadcast CumSum ShapeOf",
     "opset4": "HSwish Range ReduceL2 Swish",
     "opset5": "BatchNormInference",
     "opset6": "MVN",
     "opset7": "Einsum Gelu",
     "opset8": "Gather MaxPool Slice SoftMax",
-    "opset12": "Pad",
+    "opset12": "GroupNormalization Pad",
+    "opset13": "ScaledDotProductAttention",
     "opset14": "AvgPool MaxPool",
     "opset16": "AvgPool Identity",
 }
@@ -141,7 +143,9 @@ def _check_layer(layer: ET.Element, weights: int) -> None:
 
 def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.dtype) -> None:
     """Write a model; see `Format.write`."""
-    graph = graph_of(model, batch, dtype)
+    from vitkit.inference.backends.graphs import to_openvino
+
+    graph = to_openvino(model, batch, dtype)
     graph.set_rt_info(card, [seal.CARD])
     try:
         import_openvino().serialize(graph, path, path.with_suffix(".bin"))

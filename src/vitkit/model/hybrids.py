@@ -162,7 +162,7 @@ def group_norm(channels: int, kind: StemKind) -> nn.GroupNorm:
 
 def pad_same(x: Tensor, size: int, stride: int, value: float = 0.0) -> Tensor:
     """Pad (B, C, height, width) so that a window of `size` has ceil(side / stride) positions along each side."""
-    height, width = (max((-(-side // stride) - 1) * stride + size - side, 0) for side in x.shape[2:])
+    height, width = (max((-(-side // stride) - 1) * stride + size - side, 0) for side in map(int, x.shape[2:]))
     if not (height or width):
         return x
     return F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2), value=value)

@@ -1,9 +1,9 @@
 """Which fields of the configuration each consumer supports.
 
-Some code computes or describes a model without calling its `forward`: the optimised model, the graph builder,
-attention maps, and the layouts of other libraries. These are called consumers. A consumer would silently
-ignore a field of the configuration that it does not know. It therefore first calls `check`, which raises an error that
-names the field. For layouts, `weights.formats.export.refuse` does the same.
+Some code computes or describes a model without calling its `forward`: the optimised model, attention maps, and the
+layouts of other libraries. These are called consumers. A consumer would silently ignore a field of the configuration
+that it does not know. It therefore first calls `check`, which raises an error that names the field. For layouts,
+`weights.formats.export.refuse` does the same.
 
 A consumer supports the value of a field if one of these conditions is met:
 
@@ -25,7 +25,6 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import ViTConfig
 
 OPTIMIZED = "the optimised model"
-GRAPH = "the graph builder"
 MAPS = "attention maps"
 
 # Fields that only affect the initialisation, training or resizing of weights, and not the predictions of a model.
@@ -64,7 +63,7 @@ def reason_against(config: ViTConfig, who: str) -> str | None:
 
     Args:
         config: the configuration of the model.
-        who: the consumer: `OPTIMIZED`, `GRAPH` or `MAPS`.
+        who: the consumer: `OPTIMIZED` or `MAPS`.
     """
     for name, value in settings(config, COMPUTED).items():
         if name != "attention" or value not in ATTENTION:

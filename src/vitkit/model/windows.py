@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -150,67 +149,3 @@ def windows_of(config: ViTConfig, layer: int) -> Windows | None:
     elif config.window_size is not None and layer not in config.global_layers:
         size = min(config.window_size[0], h), min(config.window_size[1], w)
     return None if size == (h, w) else Windows((h, w), size, config.prefix_tokens)
-
-
-def emit(graph: Any, windows: Windows, q: Any, k: Any, v: Any, n: int, bias: Tensor | None) -> Any:
-    """Add the operations of attention within windows to a graph for another runtime; return the output (B, H, n, D_h).
-
-    All windows share the prefix tokens. The logits of the prefix keys are computed separately and then concatenated
-    with the logits of the patches, so that the prefix keys are not copied for every window.
-
-    Args:
-        graph: the graph builder; its `writer` writes the operations.
-        windows: the windows of the layer.
-        q: (B, H, n, D_h), scaled.
-        k: (B, H, N, D_h).
-        v: (B, H, N, D_h).
-        n: the number of queries: either N, or at most P.
-        bias: the bias of the logits, (1, H, n, N); None for no bias.
-    """
-    writer, P, N, H, D_h = graph.writer, windows.prefix, graph.config.tokens, graph.config.heads, graph.config.head_size
-    (h, w), (rows, columns), (height, width), (below, right) = (
-        windows.grid, windows.windows, windows.size, windows.padding,
-    )  # fmt: skip
-    W, S = rows * columns, height * width
-
-    def attended(q: Any, bias: Tensor | None) -> Any:
-        logits = writer.matmul(q, writer.transpose(k, 0, 1, 3, 2))
-        logits = logits if bias is None else writer.add(logits, writer.constant(bias))
-        return writer.matmul(writer.softmax(logits), v)
-
-    def split(x: Any) -> Any:
-        """Divide the patches into windows: (B, H, N, D_h) -> (B, W, H, S, D_h)."""
-        x = writer.reshape(writer.slice(x, 2, P, N) if P else x, 0, H, h, w, D_h)
-        if right:
-            zeros = writer.multiply(writer.slice(x, 3, 0, 1), writer.constant(torch.zeros(1, 1, 1, right, 1)))
-            x = writer.concat([x, zeros], 3)
-        if below:
-            zeros = writer.multiply(writer.slice(x, 2, 0, 1), writer.constant(torch.zeros(1, 1, below, 1, 1)))
-            x = writer.concat([x, zeros], 2)
-        x = writer.reshape(x, 0, H, rows, height, columns, width, D_h)
-        return writer.reshape(writer.transpose(x, 0, 2, 4, 1, 3, 5, 6), 0, W, H, S, D_h)
-
-    def prefix(x: Any) -> Any:
-        """Select the prefix tokens: (B, H, N, D_h) -> (B, 1, H, P, D_h)."""
-        return writer.reshape(writer.slice(x, 2, 0, P), 0, 1, H, P, D_h)
-
-    ahead = attended(writer.slice(q, 2, 0, min(n, P)), None if bias is None else bias[:, :, : min(n, P)]) if P else None
-    if n <= P:
-        return ahead
-    inside = split(q)
-    logits = writer.matmul(inside, writer.transpose(split(k), 0, 1, 2, 4, 3))  # (B, W, H, S, S)
-    if P:
-        of_prefix = writer.matmul(inside, writer.transpose(prefix(k), 0, 1, 2, 4, 3))  # (B, W, H, S, P)
-        logits = writer.concat([of_prefix, logits], 4)
-    added = windows.bias(bias, torch.zeros(1))
-    if added is not None:
-        logits = writer.add(logits, writer.constant(added.clamp_min(-1e4)))  # finite, for runtimes in half precision
-    weights = writer.softmax(logits)
-    x = writer.matmul(writer.slice(weights, 4, P, P + S) if P else weights, split(v))  # (B, W, H, S, D_h)
-    if P:
-        x = writer.add(x, writer.matmul(writer.slice(weights, 4, 0, P), prefix(v)))
-    x = writer.reshape(x, 0, rows, columns, H, height, width, D_h)
-    x = writer.reshape(writer.transpose(x, 0, 3, 1, 4, 2, 5, 6), 0, H, rows * height, columns * width, D_h)
-    x = writer.slice(x, 2, 0, h) if below else x
-    x = writer.reshape(writer.slice(x, 3, 0, w) if right else x, 0, H, h * w, D_h)
-    return x if ahead is None else writer.concat([ahead, x], 2)

@@ -1,12 +1,12 @@
-"""Write the graph of a model in the operations of ONNX or OpenVINO.
+"""Convert a model to a graph of ONNX or OpenVINO.
 
-Networks of other libraries are first traced by PyTorch's exporter. A traced file contains more than the graph, such as
-the source location of each operation. This module therefore writes the graph again, with only its operations,
-constants, inputs and outputs. Thus a file reveals nothing about the machine that made it, and code that reads the file
-can be strict.
+The graph of a `VisionTransformer` is that of its optimised copy (`optimized.prepare`): LayerScale, the affine part of
+LayerNorm and the scale of attention are in the weights, and the last layer computes only the tokens that the head
+reads. The network of another library is converted as it is.
 
-A model that computes features together with its logits (`model.build.with_features`) has a second output,
-`features` (batch, D).
+A converter stores more than a graph, such as the source location of each operation. Only operations, constants, inputs
+and outputs are kept. Thus a file reveals nothing about the machine that made it, and code that reads the file can be
+strict.
 """
 
 from __future__ import annotations
@@ -15,394 +15,201 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import vitkit
 from vitkit.errors import VitkitError, first_line
-from vitkit.inference.backends.graph_builder import Activation, Pads, emit
 from vitkit.inference.backends.graph_runner import import_openvino
-from vitkit.model.build import classes_and_features
+from vitkit.inference.backends.optimized import PreparedAttention, prepare
+from vitkit.model.build import Model, classes_and_features
 from vitkit.model.layers import InParts
 from vitkit.model.network import Network
-from vitkit.model.vit import VisionTransformer
+from vitkit.model.position import OffsetBias, RelativePosition
+from vitkit.model.vit import Attention
 
 _OPSET = 20  # the first version with GELU
 _IR_VERSION = 9  # the file format of that version, which runtimes since 2024 read
 _LARGEST = 2**31 - 2**20  # the largest protocol buffer in bytes, with some room for the graph
 
 
-def write_onnx(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """Write the model as an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
+def folded(model: Model) -> nn.Module:
+    """Return the module that is converted, a copy of the model on the CPU in float32 and evaluation mode.
 
-    Args:
-        model: the model whose weights are copied.
-        batch: the only batch size that the graph accepts; None for any.
-        dtype: the dtype of the stored weights; the computation is in float32.
+    The module computes the same logits (B, K) as the model. If the model computes features together with its logits
+    (`model.build.with_features`), the module returns the logits (B, K) and the features (B, D) as two tensors.
 
     Raises:
-        VitkitError: ONNX is not installed, or the model is too large for an ONNX file.
+        VitkitError: the model is a Vision Transformer with a field or part that the optimised copy does not support.
     """
-    try:
-        import onnx
-    except ImportError as error:
-        raise VitkitError("ONNX is not installed: pip install 'vitkit[export]'") from error
-    _check_size(model, dtype, "use another dtype, or OpenVINO")
-    writer = _OnnxWriter(batch, dtype)
-    computed = emit(model, writer)
-    K, D = classes_and_features(model)
-    widths = {"logits": K, "features": D} if D else {"logits": K or model.config.feature_size}
-    parts = [writer.slice(computed, 1, 0, K), writer.slice(computed, 1, K, K + D)] if D else [computed]
-    for name, part in zip(widths, parts, strict=True):
-        writer.node("Identity", part, name=name)
-    outputs = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch or "batch", width])
-        for name, width in widths.items()
-    ]
-    return _as_model(writer.nodes, writer.input, outputs, writer.constants)
+    copied: nn.Module
+    if isinstance(model, Network):
+        copied = copy.deepcopy(model).cpu().float().eval().requires_grad_(requires_grad=False)
+    else:
+        copied = prepare(model, pack=False)
+        for part in copied.modules():
+            if isinstance(part, RelativePosition):
+                part.gathers = False
+            elif isinstance(part, PreparedAttention):
+                part.attend_within = _attend_within
+            elif isinstance(part, Attention) and part.windows is not None:
+                part.attend = partial(_attend_within, scale=part.scale)  # type: ignore[method-assign]
+        biases = copied.model.rel_pos or ()
+        for i, positions in enumerate(biases):
+            if isinstance(positions, OffsetBias):
+                biases[i] = _FixedBias(positions.bias(model.config.tokens))
+    return InParts(copied) if classes_and_features(model)[1] else copied
 
 
-def _check_size(model: nn.Module, dtype: torch.dtype, cure: str) -> None:
-    """Check that the weights of a model are small enough for an ONNX file.
-
-    Raises:
-        VitkitError: the weights are too large; the message ends with `cure`, which tells the user what to do.
-    """
-    size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
-    if size > _LARGEST:
-        raise VitkitError(f"the weights take {size / 2**30:.1f} GiB, but an ONNX file can hold at most 2 GiB: {cure}")
-
-
-def _as_model(nodes: list[Any], images: Any, outputs: list[Any], constants: list[Any]) -> Any:
-    """Return the `onnx.ModelProto` of a graph that vitkit wrote.
-
-    Args:
-        nodes: the operations, in order.
-        images: the input, with its shape.
-        outputs: the outputs, with their shapes.
-        constants: the weights.
-    """
-    import onnx
-
-    graph = onnx.helper.make_graph(nodes, "vitkit", [images], outputs, constants)
-    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
-    made.ir_version, made.producer_name, made.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
-    return made
-
-
-class _OnnxWriter:
-    """A `GraphWriter` of ONNX nodes; a value of the graph is represented by its name."""
-
-    def __init__(self, batch: int | None, dtype: torch.dtype) -> None:
-        self.batch, self.dtype = batch, dtype
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-        self.input: Any = None
-
-    def node(self, operation: str, *inputs: str, name: str | None = None, **attributes: Any) -> str:
-        """Write an operation, and return the name of its result."""
-        import onnx
-
-        name = name or f"{operation}_{len(self.nodes)}"
-        self.nodes.append(onnx.helper.make_node(operation, list(inputs), [name], name=name, **attributes))
-        return name
-
-    def images(self, channels: int, height: int, width: int) -> str:
-        import onnx
-
-        shape = [self.batch or "batch", channels, height, width]
-        self.input = onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, shape)
-        return "images"
-
-    def constant(self, value: Tensor) -> str:
-        return self._store(value.detach().float().numpy())
-
-    def linear(self, x: str, weight: Tensor) -> str:
-        return self.node("MatMul", x, self._weights(weight.t()))
-
-    def matmul(self, a: str, b: str) -> str:
-        return self.node("MatMul", a, b)
-
-    def add(self, a: str, b: str) -> str:
-        return self.node("Add", a, b)
-
-    def multiply(self, a: str, b: str) -> str:
-        return self.node("Mul", a, b)
-
-    def normalise(self, x: str, size: int, eps: float) -> str:
-        return self.node("LayerNormalization", x, self.constant(torch.ones(size)), axis=-1, epsilon=eps)
-
-    def activate(self, x: str, kind: Activation) -> str:
-        if kind == "silu":
-            return self.node("Mul", x, self.node("Sigmoid", x))
-        if kind.startswith("gelu"):
-            return self.node("Gelu", x, approximate="tanh" if kind == "gelu_tanh" else "none")
-        return self.node({"relu": "Relu", "tanh": "Tanh"}[kind], x)
-
-    def softmax(self, x: str) -> str:
-        return self.node("Softmax", x, axis=-1)
-
-    def reshape(self, x: str, *shape: int) -> str:
-        return self.node("Reshape", x, self._numbers(*shape))
-
-    def transpose(self, x: str, *order: int) -> str:
-        return self.node("Transpose", x, perm=order)
-
-    def slice(self, x: str, axis: int, start: int, stop: int) -> str:
-        return self.node("Slice", x, *(self._numbers(number) for number in (start, stop, axis)))
-
-    def concat(self, parts: Sequence[str], axis: int) -> str:
-        return self.node("Concat", *parts, axis=axis)
-
-    def repeat(self, tokens: Tensor, images: str) -> str:
-        batch = self.node("Shape", images, start=0, end=1)
-        shape = self.node("Concat", batch, self._numbers(*tokens.shape[1:]), axis=0)
-        return self.node("Expand", self.constant(tokens), shape)
-
-    def mean(self, x: str, axis: int) -> str:
-        return self.node("ReduceMean", x, self._numbers(axis), keepdims=0)
-
-    def convolve(self, x: str, kernel: Tensor, stride: int, pads: Pads, groups: int) -> str:
-        return self.node("Conv", x, self._weights(kernel), strides=[stride, stride], pads=pads, group=groups)
-
-    def max_pool(self, x: str, size: int, stride: int, pads: Pads) -> str:
-        return self.node("MaxPool", x, kernel_shape=[size, size], strides=[stride, stride], pads=pads)
-
-    def _weights(self, value: Tensor) -> str:
-        if self.dtype == torch.float32:
-            return self.constant(value)
-        import onnx
-
-        value = value.detach().to(self.dtype).contiguous()
-        if self.dtype == torch.float16:
-            stored = self._store(value.numpy())
-        else:  # numpy has no bfloat16
-            stored = f"constant_{len(self.constants)}"
-            raw = value.view(torch.int16).numpy().tobytes()
-            kind = onnx.TensorProto.BFLOAT16
-            self.constants.append(onnx.helper.make_tensor(stored, kind, list(value.shape), raw, raw=True))
-        return self.node("Cast", stored, to=onnx.TensorProto.FLOAT)
-
-    def _numbers(self, *values: int) -> str:
-        return self._store(np.array(values, dtype=np.int64))
-
-    def _store(self, value: Any) -> str:
-        import onnx
-
-        name = f"constant_{len(self.constants)}"
-        self.constants.append(onnx.numpy_helper.from_array(np.ascontiguousarray(value), name))
-        return name
-
-
-# --- OpenVINO's operations ------------------------------------------------------------------------------------
-
-
-def write_openvino(model: VisionTransformer, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """Write the model as an `openvino.Model`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
+def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+    """Convert the model to an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
 
     A model that computes features together with its logits has a second output, `features` (batch, D).
 
     Args:
         model: the model whose weights are copied.
         batch: the only batch size that the graph accepts; None for any.
-        dtype: the dtype of the stored weights; the runtime chooses the dtype of the computation.
-    """
-    openvino = import_openvino()
-    writer = _OpenVinoWriter(batch, dtype)
-    computed = emit(model, writer)
-    K, D = classes_and_features(model)
-    parts = [writer.slice(computed, 1, 0, K), writer.slice(computed, 1, K, K + D)] if D else [computed]
-    for name, part in zip(("logits", "features"), parts, strict=False):
-        part.output(0).set_names({name})
-    return openvino.Model([writer.op.result(part) for part in parts], [writer.parameter], "vitkit")
-
-
-class _OpenVinoWriter:
-    """A `GraphWriter` of OpenVINO's operations."""
-
-    def __init__(self, batch: int | None, dtype: torch.dtype) -> None:
-        self.op: Any = import_openvino().opset13
-        self.batch, self.dtype = batch, dtype
-        self.parameter: Any = None
-
-    def images(self, channels: int, height: int, width: int) -> Any:
-        self.parameter = self.op.parameter([self.batch or -1, channels, height, width], np.float32, name="images")
-        self.parameter.output(0).set_names({"images"})
-        return self.parameter
-
-    def constant(self, value: Tensor) -> Any:
-        return self.op.constant(value.detach().float().numpy())
-
-    def linear(self, x: Any, weight: Tensor) -> Any:
-        return self.op.matmul(x, self._weights(weight), transpose_a=False, transpose_b=True)
-
-    def matmul(self, a: Any, b: Any) -> Any:
-        return self.op.matmul(a, b, transpose_a=False, transpose_b=False)
-
-    def add(self, a: Any, b: Any) -> Any:
-        return self.op.add(a, b)
-
-    def multiply(self, a: Any, b: Any) -> Any:
-        return self.op.multiply(a, b)
-
-    def normalise(self, x: Any, size: int, eps: float) -> Any:  # noqa: ARG002
-        return self.op.mvn(x, self._numbers(-1), normalize_variance=True, eps=eps, eps_mode="INSIDE_SQRT")
-
-    def activate(self, x: Any, kind: Activation) -> Any:
-        if kind.startswith("gelu"):
-            return self.op.gelu(x, "tanh" if kind == "gelu_tanh" else "erf")
-        return {"relu": self.op.relu, "silu": self.op.swish, "tanh": self.op.tanh}[kind](x)
-
-    def softmax(self, x: Any) -> Any:
-        return self.op.softmax(x, -1)
-
-    def reshape(self, x: Any, *shape: int) -> Any:
-        return self.op.reshape(x, self._numbers(*shape), special_zero=True)
-
-    def transpose(self, x: Any, *order: int) -> Any:
-        return self.op.transpose(x, self._numbers(*order))
-
-    def slice(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        return self.op.slice(x, *(self._numbers(number) for number in (start, stop, 1, axis)))
-
-    def concat(self, parts: Sequence[Any], axis: int) -> Any:
-        return self.op.concat(list(parts), axis)
-
-    def repeat(self, tokens: Tensor, images: Any) -> Any:
-        if self.batch == 1:
-            return self.constant(tokens)
-        batch = self.op.gather(self.op.shape_of(images), self._numbers(0), self._numbers(0))
-        shape = self.op.concat([batch, self._numbers(*tokens.shape[1:])], 0)
-        return self.op.broadcast(self.constant(tokens), shape)
-
-    def mean(self, x: Any, axis: int) -> Any:
-        return self.op.reduce_mean(x, self._numbers(axis), keep_dims=False)
-
-    def convolve(self, x: Any, kernel: Tensor, stride: int, pads: Pads, groups: int) -> Any:
-        shape = [stride, stride], list(pads[:2]), list(pads[2:]), [1, 1]
-        if groups == 1:
-            return self.op.convolution(x, self._weights(kernel), *shape)
-        return self.op.group_convolution(x, self._weights(kernel.view(groups, -1, *kernel.shape[1:])), *shape)
-
-    def max_pool(self, x: Any, size: int, stride: int, pads: Pads) -> Any:
-        strides, dilations, window = [stride, stride], [1, 1], [size, size]
-        return self.op.max_pool(x, strides, dilations, list(pads[:2]), list(pads[2:]), window).output(0)
-
-    def _weights(self, value: Tensor) -> Any:
-        if self.dtype == torch.float32:
-            return self.constant(value)
-        openvino = import_openvino()
-        kind = openvino.Type.f16 if self.dtype == torch.float16 else openvino.Type.bf16
-        stored = self.op.constant(value.detach().float().numpy(), dtype=kind)
-        return self.op.convert(stored, "f32")
-
-    def _numbers(self, *values: int) -> Any:
-        return self.op.constant(np.array(values, dtype=np.int64))
-
-
-# --- Networks of other libraries, which are traced ------------------------------------------------------------
-
-
-def trace_onnx(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """Trace the network to an `onnx.ModelProto`: `images` (batch, C, height, width) -> `logits` (batch, K), float32.
-
-    Args:
-        model: the model whose weights are copied.
-        batch: the only batch size that the graph accepts; None for any.
         dtype: the dtype of the stored weights; the computation is in float32.
 
     Raises:
-        VitkitError: ONNX or its exporter is not installed, the network cannot be traced, or it is too large.
+        VitkitError: ONNX or its exporter is not installed, or the model is too large or cannot be converted.
     """
     try:
         import onnx
         import onnxscript  # noqa: F401  # type: ignore[import-untyped]
     except ImportError as error:
-        raise VitkitError("ONNX and onnxscript are not installed: pip install 'vitkit[export]'") from error
-    _check_size(model, dtype, "use another dtype")
-    traced = _trace(model, batch)
-    nodes, constants = _parts(traced.graph, dtype)
-    config, (K, D) = model.config, classes_and_features(model)
-    shapes = {
-        "images": [batch or "batch", config.in_channels, *config.image_size],
-        "logits": [batch or "batch", K],
-        **({"features": [batch or "batch", D]} if D else {}),
-    }
-    assert [value.name for value in (*traced.graph.input, *traced.graph.output)] == list(shapes)
-    images, *outputs = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()
-    )
-    return _as_model(nodes, images, outputs, constants)
+        raise VitkitError("ONNX is not installed: pip install 'vitkit[export]'") from error
+    size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
+    if size > _LARGEST:
+        raise VitkitError(
+            f"the weights take {size / 2**30:.1f} GiB, but an ONNX file can hold at most 2 GiB: use another dtype, or "
+            "OpenVINO"
+        )
+    outputs = _outputs(model)
+    module, images = folded(model), _example(model, batch)
+    with _converting(model):
+        program = torch.onnx.export(
+            module,
+            (images,),
+            dynamo=True,
+            dynamic_shapes=None if batch else ({0: torch.export.Dim("batch")},),
+            input_names=["images"],
+            output_names=list(outputs),
+            opset_version=_OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    nodes, constants = _parts(program.model_proto.graph, dtype)
+    shapes = {"images": images.shape[1:], **{name: [width] for name, width in outputs.items()}}
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch or "batch", *shape])
+        for name, shape in shapes.items()
+    ]
+    graph = onnx.helper.make_graph(nodes, "vitkit", values[:1], values[1:], constants)
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", _OPSET)])
+    made.ir_version, made.producer_name, made.producer_version = _IR_VERSION, "vitkit", vitkit.__version__
+    return made
 
 
-def trace_openvino(model: Network, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-    """Convert the network to an `openvino.Model`, by way of the graph of `trace_onnx`, whose arguments it takes.
+def to_openvino(model: Model, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+    """Convert the model to an `openvino.Model`, with the inputs and outputs of `to_onnx`, whose arguments it takes.
+
+    The runtime chooses the dtype of the computation.
 
     Raises:
-        VitkitError: see `trace_onnx`; or OpenVINO is not installed, or does not support an operation.
+        VitkitError: OpenVINO is not installed, or the model cannot be converted.
     """
     openvino = import_openvino()
-    content = trace_onnx(model, batch, dtype).SerializeToString()
-    try:
-        read = openvino.Core().read_model(content)
-    except RuntimeError as error:
-        raise VitkitError(f"OpenVINO cannot read {model.config.full_name}: {first_line(error)}") from error
-    if dtype == torch.float32:  # constants of another dtype would be stored as float32
-        from openvino.passes import ConstantFolding, Manager  # type: ignore[import-untyped]
+    from openvino.passes import ConstantFolding, Manager  # type: ignore[import-untyped]
 
-        passes = Manager()
-        passes.register_pass(ConstantFolding())
-        passes.run_passes(read)
-    for number, node in enumerate(read.get_ordered_ops()):
+    module, images = folded(model), _example(model, batch)
+    with _converting(model), torch.no_grad():
+        # A program of torch.export is converted as well, but takes five times as long.
+        traced = torch.jit.trace(module, images, check_trace=False, strict=False)
+        converted = openvino.convert_model(traced, input=[batch or -1, *images.shape[1:]], example_input=images)
+    passes = Manager()
+    passes.register_pass(ConstantFolding())
+    passes.run_passes(converted)
+    if dtype != torch.float32:
+        _store_as(converted, openvino.Type.f16 if dtype == torch.float16 else openvino.Type.bf16)
+    for number, node in enumerate(converted.get_ordered_ops()):
         node.set_friendly_name(f"{node.get_type_name()}_{number}")
-    outputs = [made.input_value(0) for made in read.get_results()]
-    for name, output in zip(("logits", "features"), outputs, strict=False):
+        for output in node.outputs():
+            output.set_names(set())
+    parameters, made = converted.get_parameters(), [result.input_value(0) for result in converted.get_results()]
+    for name, output in zip(("images", *_outputs(model)), (parameters[0].output(0), *made), strict=True):
         output.set_names({name})
-    return openvino.Model([openvino.opset13.result(output) for output in outputs], read.get_parameters(), "vitkit")
+    parameters[0].set_friendly_name("images")
+    return openvino.Model([openvino.opset13.result(output) for output in made], parameters, "vitkit")
 
 
-def _trace(model: Network, batch: int | None) -> Any:
-    plain = copy.deepcopy(model).cpu().float().eval().requires_grad_(requires_grad=False)
-    config = model.config
-    images = torch.zeros(batch or 2, config.in_channels, *config.image_size)
-    sizes = None if batch else ({0: torch.export.Dim("batch")},)
-    has_features = classes_and_features(model)[1] > 0
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                InParts(plain) if has_features else plain,
-                (images,),
-                dynamo=True,
-                dynamic_shapes=sizes,
-                input_names=["images"],
-                output_names=["logits", "features"] if has_features else ["logits"],
-                opset_version=_OPSET,
-                verbose=False,
-            )
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise VitkitError(f"{config.full_name} cannot be traced: {first_line(error)}") from error
-    assert program is not None
-    return program.model_proto
+def _outputs(model: Model) -> dict[str, int]:
+    """Return the number of values for an image in each output of the graph."""
+    K, D = classes_and_features(model)
+    return {"logits": K, "features": D} if D else {"logits": K or model.config.feature_size}
+
+
+def _example(model: Model, batch: int | None) -> Tensor:
+    """Return images to trace the model with. A batch of one could be mistaken for a dimension that is broadcast."""
+    return torch.zeros(batch or 2, model.config.in_channels, *model.config.image_size)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the output of the exporter."""
+def _converting(model: Model) -> Iterator[None]:
+    """Suppress the output of a converter, and raise a `VitkitError` if it cannot convert the model."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()):
             yield
+    except (RuntimeError, ValueError, TypeError) as error:
+        name = model.config.full_name if isinstance(model, Network) else "the model"
+        raise VitkitError(f"{name} cannot be converted: {first_line(error)}") from error
     finally:
         logging.disable(logging.NOTSET)
 
 
+class _FixedBias(OffsetBias):
+    """A bias of the attention logits, (H, N, N), as a constant, so that the graph does not look it up."""
+
+    table: Tensor
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table.detach().contiguous())
+
+    def bias(self, n: int) -> Tensor:
+        return self.table[:, :n]
+
+
+def _attend_within(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float = 1.0) -> Tensor:
+    """Compute eqs. 6-7 within windows: (B, W, H, S, D_h).
+
+    OpenVINO would take a softmax of products for attention in four dimensions, and compute another result. Therefore
+    the largest logit is subtracted, which the softmax does anyway.
+    """
+    logits = (q * scale) @ k.transpose(-2, -1)
+    logits = logits if bias is None else logits + bias
+    return (logits - logits.amax(dim=-1, keepdim=True)).softmax(dim=-1) @ v
+
+
+# --- The constants of a graph ---------------------------------------------------------------------------------
+
+
+def _is_stored(shape: Any) -> bool:
+    """Return whether a constant of this shape is stored in the dtype of the weights: a matrix or a kernel.
+
+    Tokens, positions and biases stay in float32. Their first dimension is that of the batch, if they have several.
+    """
+    return len(shape) >= 2 and shape[0] > 1
+
+
 def _parts(graph: Any, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
-    """Return the operations and the constants of a traced graph, without documentation."""
+    """Return the operations and the constants of an ONNX graph, without documentation."""
     import onnx
 
     nodes: list[Any] = []
@@ -426,10 +233,23 @@ def _constant(name: str, value: Any, dtype: torch.dtype, nodes: list[Any]) -> An
     """Return a constant in the form to store. If its dtype changes, append to `nodes` a node that casts it back."""
     import onnx
 
-    if dtype == torch.float32 or value.dtype.name != "float32" or value.ndim < 2:
+    if dtype == torch.float32 or value.dtype.name != "float32" or not _is_stored(value.shape):
         return onnx.numpy_helper.from_array(value, name)
     tensor = torch.from_numpy(value.copy()).to(dtype)
     kind = {torch.float16: onnx.TensorProto.FLOAT16, torch.bfloat16: onnx.TensorProto.BFLOAT16}[dtype]
     nodes.append(onnx.helper.make_node("Cast", [f"{name}_stored"], [name], name=f"{name}_cast", to=1))
     raw = tensor.view(torch.int16).numpy().tobytes()
     return onnx.helper.make_tensor(f"{name}_stored", kind, list(tensor.shape), raw, raw=True)
+
+
+def _store_as(graph: Any, kind: Any) -> None:
+    """Replace the weights of an OpenVINO graph by constants of another type, which are converted back."""
+    openvino = import_openvino()
+    for node in graph.get_ordered_ops():
+        is_weight = node.get_type_name() == "Constant" and node.get_element_type() == openvino.Type.f32
+        if is_weight and _is_stored(node.shape):
+            readers = node.output(0).get_target_inputs()
+            stored = openvino.opset13.constant(node.data, dtype=kind)
+            converted = openvino.opset13.convert(stored, "f32").output(0)
+            for reader in readers:
+                reader.replace_source_output(converted)

@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend. It runs files without PyTorch; `graphs` writes the graph of a model."""
+"""The ONNX Runtime backend. It runs files without PyTorch; `graphs` converts a model to a graph."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from vitkit.inference.backends.graph_runner import Array, GraphRunner, side_by_s
 from vitkit.inference.pipeline import threads
 
 if TYPE_CHECKING:
-    import torch
-
     from vitkit.inference.backends.registry import Runner
     from vitkit.model.build import Model
 
@@ -24,25 +22,12 @@ def from_model(model: Model, precision: str) -> Runner:
     """Return a runner of a model in memory, with its present weights.
 
     Raises:
-        VitkitError: ONNX or its runtime is not installed, the model is too large, or the precision is not float32.
+        VitkitError: ONNX or its runtime is not installed, the model is too large or cannot be converted, or the precision is
+            not float32.
     """
-    return OnnxRunner(graph_of(model).SerializeToString(), precision)
+    from vitkit.inference.backends.graphs import to_onnx
 
-
-def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
-    """Return the model as an `onnx.ModelProto`.
-
-    A `VisionTransformer` is written operation by operation; the network of another library is traced. `batch` and
-    `dtype` are those of `graphs.write_onnx`; a dtype of None is float32.
-
-    Raises:
-        VitkitError: ONNX is not installed, the model is too large, or a network cannot be traced.
-    """
-    from vitkit.inference.backends.graphs import trace_onnx, write_onnx
-    from vitkit.model.network import Network
-
-    options = {} if dtype is None else {"dtype": dtype}
-    return trace_onnx(model, batch, **options) if isinstance(model, Network) else write_onnx(model, batch, **options)
+    return OnnxRunner(to_onnx(model).SerializeToString(), precision)
 
 
 def from_file(path: Path, precision: str) -> OnnxRunner:

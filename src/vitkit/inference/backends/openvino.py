@@ -1,4 +1,4 @@
-"""The OpenVINO backend. It compiles and runs files without PyTorch; `graphs` writes the graph of a model."""
+"""The OpenVINO backend. It compiles and runs files without PyTorch; `graphs` converts a model to a graph."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from vitkit.inference.pipeline import cores, threads
 from vitkit.system.environment import processor_precision
 
 if TYPE_CHECKING:
-    import torch
-
     from vitkit.model.build import Model
 
 
@@ -27,27 +25,9 @@ def from_model(model: Model, precision: str) -> OpenVINORunner:
     Raises:
         VitkitError: OpenVINO is not installed, or does not support this precision on this machine.
     """
-    return OpenVINORunner(graph_of(model), precision)
+    from vitkit.inference.backends.graphs import to_openvino
 
-
-def graph_of(model: Model, batch: int | None = None, dtype: torch.dtype | None = None) -> Any:
-    """Return the model as an `openvino.Model`.
-
-    A `VisionTransformer` is written operation by operation; the network of another library is traced. `batch` and
-    `dtype` are those of `graphs.write_openvino`; a dtype of None is float32.
-
-    Raises:
-        VitkitError: OpenVINO is not installed, or a network cannot be traced.
-    """
-    from vitkit.inference.backends.graphs import trace_openvino, write_openvino
-    from vitkit.model.network import Network
-
-    options = {} if dtype is None else {"dtype": dtype}
-    return (
-        trace_openvino(model, batch, **options)
-        if isinstance(model, Network)
-        else write_openvino(model, batch, **options)
-    )
+    return OpenVINORunner(to_openvino(model), precision)
 
 
 def from_file(path: Path, precision: str) -> OpenVINORunner:

@@ -194,7 +194,7 @@ class _PreparedBlock(nn.Module):
         self.attn: nn.Module
         if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
             self.norm1, folded = _fold(mixing)
-            self.attn = _PreparedAttention(mixing.mix, folded, mixing.scale, way, is_split=is_read_in_part)
+            self.attn = PreparedAttention(mixing.mix, folded, mixing.scale, way, is_split=is_read_in_part)
         else:
             self.attn = _OtherMixing(mixing.mix, mixing.scale, way)
         self.norm2, folded = _fold(mlp)
@@ -229,13 +229,13 @@ class _OtherMixing(nn.Module):
         return x.float() if residual is None else residual + x
 
 
-class _PreparedAttention(nn.Module):
+class PreparedAttention(nn.Module):
     """`Attention` followed by the residual sum, for all tokens or only the first ones."""
 
     def __init__(self, attention: Attention, norm: Norm | None, scale: nn.Module, way: Way, *, is_split: bool) -> None:
         super().__init__()
         self.heads, self.attend, self.dtype = attention.heads, way.attend, way.dtype
-        self.windows = attention.windows
+        self.windows, self.attend_within = attention.windows, partial(attend_fused, scale=1.0)
         weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
         D = weight.shape[1]
         cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
@@ -256,7 +256,7 @@ class _PreparedAttention(nn.Module):
             x = self.attend(q, k, v, bias)
         else:
             bias = None if bias is None else bias.to(q.dtype)
-            x = self.windows(partial(attend_fused, scale=1.0), q, k, v, bias).transpose(1, 2).flatten(2)
+            x = self.windows(self.attend_within, q, k, v, bias).transpose(1, 2).flatten(2)
         x = self.proj(self.norm(x), residual)  # eq. 8: the concatenated heads (B, n, D)
         return x.float() if residual is None else x
 
@@ -309,6 +309,10 @@ class OptimizedModel(nn.Module):
     def __init__(self, model: VisionTransformer, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model, self.reads, self.dtype = model, model.config.tokens_read, dtype
+
+    @property
+    def head(self) -> nn.Module | None:
+        return self.model.head
 
     def forward(self, images: Tensor) -> Tensor:
         return self.finish(self.model.encode(self.embed(images), self.reads))
