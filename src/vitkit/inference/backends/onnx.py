@@ -22,8 +22,8 @@ def from_model(model: Model, precision: str) -> Runner:
     """Return a runner of a model in memory, with its present weights.
 
     Raises:
-        VitkitError: ONNX or its runtime is not installed, the model is too large or cannot be converted, or the precision is
-            not float32.
+        VitkitError: ONNX or its runtime is not installed, the model is too large or cannot be converted, or the
+            precision is not float32.
     """
     from vitkit.inference.backends.graphs import to_onnx
 
