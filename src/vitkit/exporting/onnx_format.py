@@ -24,17 +24,12 @@ if TYPE_CHECKING:
     from vitkit.model.build import Model
 
 
-_WRITTEN = (
-    b"Add Cast Concat Conv Expand Gelu Identity LayerNormalization MatMul MaxPool Mul ReduceMean Relu Reshape Shape "
-    b"Sigmoid Slice Softmax Tanh Transpose"
+_OPERATIONS = frozenset(  # none contains a graph or reads anything but its inputs
+    b"Add AveragePool BatchNormalization Cast Clip Concat ConstantOfShape Conv Cos CumSum Div Einsum Equal Erf Expand "
+    b"Flatten Gather GatherND Gelu Gemm GlobalAveragePool HardSigmoid HardSwish Identity InstanceNormalization "
+    b"LayerNormalization LeakyRelu MatMul MaxPool Mul Not Pad Pow Range Reciprocal ReduceL2 ReduceMean ReduceSum Relu "
+    b"Reshape ScatterND Shape Sigmoid Sin Slice Softmax Split Sqrt Squeeze Sub Tanh Transpose Unsqueeze Where".split()
 )
-_TRACED = (  # in networks of other libraries; none contains a graph or reads anything but its inputs
-    b"AveragePool BatchNormalization Clip ConstantOfShape Cos CumSum Div Einsum Equal Erf Flatten Gather GatherND Gemm "
-    b"GlobalAveragePool HardSigmoid HardSwish InstanceNormalization LeakyRelu Not Pad Pow Range Reciprocal "
-    b"ReduceL2 ReduceMax ReduceSum "
-    b"ScatterND Sin Split Sqrt Squeeze Sub Unsqueeze Where"
-)
-_OPERATIONS = frozenset((_WRITTEN + b" " + _TRACED).split())
 # The allowed fields of each kind of message, by their numbers in onnx.proto; the value is a message or None.
 _TENSOR: dict[int, Any] = {1: None, 2: None, 8: None, 9: None}  # dims, data_type, name, raw_data
 _ATTRIBUTE: dict[int, Any] = {1: None, 2: None, 3: None, 4: None, 7: None, 8: None, 20: None}

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 # GatherND and ScatterNDUpdate are left out: OpenVINO does not check their indices, so a forged file could read memory.
 _OPERATIONS = {
-    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Cos Divide Equal Greater GroupConvolution "
-    "HardSigmoid LogicalNot MatMul Maximum Minimum Mod Multiply Pad Parameter Power PReLU ReLU ReduceMax ReduceMean "
-    "ReduceSum Reshape Result "
-    "Select Sigmoid Sin Split Sqrt Squeeze Subtract Tanh Tile Transpose Unsqueeze VariadicSplit",
+    "opset1": "Add AvgPool Clamp Const Convert Concat Convolution Cos Divide Equal GroupConvolution HardSigmoid "
+    "LogicalNot MatMul Maximum Minimum Multiply Pad Parameter Power PReLU ReLU ReduceMean ReduceSum Reshape Result "
+    "Select Sigmoid Sin Split Sqrt Squeeze Subtract Tanh Transpose Unsqueeze VariadicSplit",
     "opset3": "Broadcast CumSum ShapeOf",
     "opset4": "HSwish Range ReduceL2 Swish",
     "opset5": "BatchNormInference",

@@ -63,7 +63,8 @@ def write(model: Model, path: Path, card: str, batch: int | None, dtype: torch.d
         OSError: the disk is full or not writable.
     """
     config, copied = model.config, _copy_of(model).to(dtype)
-    parts = InParts(copied) if classes_and_features(model)[1] else copied
+    classes, features = classes_and_features(model)
+    parts = InParts(copied, classes) if features else copied
     wrapped = _InNumbersOf(parts, dtype).eval().requires_grad_(requires_grad=False)
     example = torch.zeros(batch or 2, config.in_channels, *config.image_size)
     sizes = None if batch else ({0: torch.export.Dim("batch")},)

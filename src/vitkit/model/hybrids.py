@@ -76,18 +76,25 @@ class ResNet(nn.Module):
 
 
 class StandardisedConv2d(nn.Conv2d):
-    """A convolution whose kernel is standardised for each output channel (arXiv 1903.10520), with SAME padding."""
+    """A convolution whose kernel is standardised for each output channel (arXiv 1903.10520), with SAME padding.
+
+    Attributes:
+        kind: how the kernel is standardised; None if the weight is a standardised kernel already.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, size: int, stride: int, kind: StemKind) -> None:
         super().__init__(in_channels, out_channels, size, stride, bias=False)
-        self.kind = kind
+        self.kind: StemKind | None = kind
 
     def forward(self, x: Tensor) -> Tensor:
-        precise = self.weight.to(
-            torch.promote_types(self.weight.dtype, torch.float32)
-        )  # small deviations get lost in half precision
-        kernel = standardise(precise, self.kind).to(x.dtype)
+        kernel = self.kernel().to(x.dtype)
         return F.conv2d(pad_same(x, self.kernel_size[0], self.stride[0]), kernel, None, self.stride)
+
+    def kernel(self) -> Tensor:
+        """Return the standardised kernel. It is computed in float32 at least, as small deviations would get lost."""
+        if self.kind is None:
+            return self.weight
+        return standardise(self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)), self.kind)
 
 
 def standardise(kernel: Tensor, kind: StemKind) -> Tensor:

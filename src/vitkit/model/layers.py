@@ -133,6 +133,12 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide the last axis in two. Its size is a plain number, so that a traced graph does not compute it."""
+    first, second = x.split(int(x.shape[-1]) // 2, dim=-1)
+    return first, second
+
+
 class SwiGLU(nn.Module):
     """Gated activation SiLU(gate) * value (arXiv 2002.05202): (B, n, 2 mlp) -> (B, n, mlp).
 
@@ -140,7 +146,7 @@ class SwiGLU(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, value = x.chunk(2, dim=-1)  # (B, n, mlp) each
+        gate, value = halves(x)  # (B, n, mlp) each
         return F.silu(gate) * value
 
 
@@ -234,10 +240,9 @@ class FeatureHead(Head):
 class InParts(nn.Module):
     """Wrap a model that has a `FeatureHead`, and return its logits (B, K) and features (B, D) as two tensors."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, classes: int) -> None:
         super().__init__()
-        assert isinstance(model.head, FeatureHead)
-        self.model, self.classes = model, model.head.classes
+        self.model, self.classes = model, classes
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         both: Tensor = self.model(images)
@@ -359,7 +364,7 @@ class AttentionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool tokens (B, N, D) into one vector for each image, (B, D)."""
-        k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.kv(x).chunk(2, dim=-1))
+        k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in halves(self.kv(x)))
         q = self.query().to(k.dtype).expand(x.shape[0], -1, -1, -1)
         x = F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # (B, H, 1, D_h)
         x = self.proj(x.transpose(1, 2).flatten(2))  # (B, 1, D)

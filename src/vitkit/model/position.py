@@ -196,17 +196,13 @@ class RelativePosition(nn.Module):
 
     An offset is the position of the query minus that of the key in the 1-D sequence, which includes the class token.
     All heads share the embeddings.
-
-    Attributes:
-        gathers: whether one operation selects the logits of the keys; otherwise several do, with the same result. They
-            have no indices that a runtime would have to check.
     """
 
     index: Tensor
 
     def __init__(self, tokens: int, head_size: int) -> None:
         super().__init__()
-        self.tokens, self.gathers = tokens, True
+        self.tokens = tokens
         self.table = nn.Parameter(torch.zeros(2 * tokens - 1, head_size))
         self.rebuild_tables(self.table)
 
@@ -222,17 +218,9 @@ class RelativePosition(nn.Module):
 
     def logits(self, q: Tensor) -> Tensor:
         """Compute the unscaled values to add to the logits from q: (B, H, n, D_h) -> (B, H, n, N)."""
-        (B, H, n, _), N = q.shape, self.tokens
-        if self.gathers:
-            by_offset = q @ self.table.to(q.dtype).t()  # (B, H, n, 2N-1)
-            return by_offset.gather(-1, self.index[:n].expand(B, H, n, N))
-        if N == 1:
-            return q @ self.table.to(q.dtype).t()
-        # In row i of the flipped offsets, the keys start at N - 1 - i, so that in the joined rows the starts are 2N - 2
-        # apart. The joined rows are cut into rows of this length, beginning with the first start.
-        joined = (q @ self.table.flip(0).to(q.dtype).t()).flatten(2)  # (B, H, n * (2N-1))
-        joined = F.pad(joined, (0, N - 1))[..., N - 1 :]
-        return joined[..., : n * (2 * N - 2)].unflatten(-1, (n, 2 * N - 2))[..., :N]
+        B, H, n, _ = q.shape
+        by_offset = q @ self.table.to(q.dtype).t()  # (B, H, n, 2N-1)
+        return by_offset.gather(-1, self.index[:n].expand(B, H, n, self.tokens))
 
 
 def build_positions(config: ViTConfig) -> tuple[nn.Parameter | Learned2D | Sinusoids | None, nn.ModuleList | None]:
@@ -280,7 +268,7 @@ class Turn(NamedTuple):
         if x.is_cpu and not (torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()):
             return self._as_complex(x)
         if self.by_halves:
-            first, second = x.chunk(2, dim=-1)  # (B, H, n, D_h / 2)
+            first, second = x.split(int(x.shape[-1]) // 2, dim=-1)  # (B, H, n, D_h / 2)
             across = torch.cat([second, first], dim=-1)
         else:
             across = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)

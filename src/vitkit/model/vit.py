@@ -35,6 +35,7 @@ from vitkit.model.layers import (
     UnitLength,
     activation,
     attend_fused,
+    halves,
     initialise,
     layer_scale,
     learned_tokens,
@@ -96,7 +97,7 @@ class Attention(AttentionHabits, nn.Module):
         else:
             bias_q, bias_kv = (None, None) if self.qkv.bias is None else (self.qkv.bias[:D], self.qkv.bias[D:])
             q = F.linear(x[:, :queries], self.qkv.weight[:D], bias_q)  # (B, n, D)
-            parts = (q, *F.linear(x, self.qkv.weight[D:], bias_kv).chunk(2, dim=-1))  # (B, N, D) each
+            parts = (q, *halves(F.linear(x, self.qkv.weight[D:], bias_kv)))  # (B, N, D) each
         q, k, v = (part.unflatten(2, (self.heads, D // self.heads)).transpose(1, 2) for part in parts)
         return q, k, v
 

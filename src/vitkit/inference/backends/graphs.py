@@ -2,7 +2,7 @@
 
 The graph of a `VisionTransformer` is that of its optimised copy (`optimized.prepare`): LayerScale, the affine part of
 LayerNorm and the scale of attention are in the weights, and the last layer computes only the tokens that the head
-reads. The network of another library is converted as it is.
+reads. Positions and biases are constants. The network of another library is converted as it is.
 
 A converter stores more than a graph, such as the source location of each operation. Only operations, constants, inputs
 and outputs are kept. Thus a file reveals nothing about the machine that made it, and code that reads the file can be
@@ -17,21 +17,23 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import vitkit
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.backends.graph_runner import import_openvino
-from vitkit.inference.backends.optimized import PreparedAttention, prepare
+from vitkit.inference.backends.optimized import prepare
 from vitkit.model.build import Model, classes_and_features
-from vitkit.model.layers import InParts
+from vitkit.model.layers import InParts, attend_fused
 from vitkit.model.network import Network
-from vitkit.model.position import OffsetBias, RelativePosition
-from vitkit.model.vit import Attention
+from vitkit.model.position import OffsetBias, Relative, RelativePosition
+from vitkit.model.vit import VisionTransformer
+from vitkit.model.windows import Attend, Windows
 
 _OPSET = 20  # the first version with GELU
 _IR_VERSION = 9  # the file format of that version, which runtimes since 2024 read
@@ -52,18 +54,92 @@ def folded(model: Model) -> nn.Module:
         copied = copy.deepcopy(model).cpu().float().eval().requires_grad_(requires_grad=False)
     else:
         copied = prepare(model, pack=False)
-        for part in copied.modules():
-            if isinstance(part, RelativePosition):
-                part.gathers = False
-            elif isinstance(part, PreparedAttention):
-                part.attend_within = _attend_within
-            elif isinstance(part, Attention) and part.windows is not None:
-                part.attend = partial(_attend_within, scale=part.scale)  # type: ignore[method-assign]
-        biases = copied.model.rel_pos or ()
-        for i, positions in enumerate(biases):
-            if isinstance(positions, OffsetBias):
-                biases[i] = _FixedBias(positions.bias(model.config.tokens))
-    return InParts(copied) if classes_and_features(model)[1] else copied
+        with torch.no_grad():
+            _compute_constants(copied.model)
+    classes, features = classes_and_features(model)
+    return InParts(copied, classes) if features else copied
+
+
+def _compute_constants(model: VisionTransformer) -> None:
+    """Compute in advance what depends on weights alone: positions, and biases of the attention logits."""
+    positions = [model.positions(i) for i in range(model.config.layers)]
+    relative = [model.positions_of(i)[1] for i in range(model.config.layers)]
+    model.positions = lambda layer=0: positions[layer]  # type: ignore[method-assign]
+    fixed: list[Relative | None] = []
+    for block, act in zip(model.blocks, relative, strict=True):
+        bias = act.bias(model.config.tokens).unsqueeze(0) if isinstance(act, OffsetBias) else None  # (1, H, N, N)
+        attention = getattr(block.attn, "mix", block.attn)
+        if (windows := getattr(attention, "windows", None)) is not None:
+            scale, inside = getattr(attention, "scale", 1.0), windows.bias(bias, bias if bias is not None else torch.zeros(1))
+            attention.windows = _FixedWindows(windows.grid, windows.size, windows.prefix, scale, inside)
+        if bias is not None:
+            fixed.append(_FixedBias(bias))
+        else:
+            fixed.append(_Shifted(act) if isinstance(act, RelativePosition) else act)
+    at_input = model.config.position_at == "input"
+    model.positions_of = lambda layer: (None if at_input else positions[layer], fixed[layer])  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class _FixedBias:
+    """A bias of the attention logits, (1, H, N, N), as a constant."""
+
+    table: Tensor
+
+    def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG002
+        return q, k, self.table[:, :, : int(q.shape[2])]
+
+
+@dataclass(frozen=True)
+class _FixedWindows(Windows):
+    """Windows of a layer, with the bias of the logits within them as a constant.
+
+    Attributes:
+        scale: the scale of the products of queries and keys.
+        inside: the bias, (1, W, 1 or H, 1 or S, P + S).
+    """
+
+    scale: float
+    inside: Tensor | None
+
+    def __call__(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return super().__call__(_attend_within, q if self.scale == 1 else q * self.scale, k, v, bias)
+
+    def bias(self, bias: Tensor | None, like: Tensor) -> Tensor | None:  # noqa: ARG002
+        return None if self.inside is None else self.inside.clamp_min(-1e4)  # finite in half precision
+
+
+def _attend_within(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute eqs. 6-7 within windows, (B, W, H, S, D_h), or of prefix tokens, (B, H, n, D_h).
+
+    OpenVINO would take the usual order of products for attention in four dimensions, and compute another result.
+    """
+    if q.ndim == 4:
+        return attend_fused(q, k, v, bias, 1.0)
+    logits = q @ k.transpose(-2, -1)
+    weights = (logits if bias is None else logits + bias).softmax(dim=-1)
+    return (v.transpose(-2, -1) @ weights.transpose(-2, -1)).transpose(-2, -1)
+
+
+class _Shifted:
+    """`RelativePosition` without indices, which a runtime would have to check."""
+
+    def __init__(self, relative: RelativePosition) -> None:
+        self.tokens, self.table = relative.tokens, relative.table.flip(0).t().contiguous()  # (D_h, 2N - 1)
+
+    def __call__(self, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `RelativePosition` does: q (B, H, n, D_h), k, and the values to add to the logits (B, H, n, N).
+
+        In row i of the products with the flipped table, the values of the keys start at N - 1 - i, so that in the
+        joined rows the starts are 2N - 2 apart. The joined rows are cut into rows of this length, beginning with the
+        first start.
+        """
+        n, N = int(q.shape[2]), self.tokens
+        by_offset = q @ (scale * self.table)  # (B, H, n, 2N - 1)
+        if N == 1:
+            return q, k, by_offset
+        joined = F.pad(by_offset.flatten(2), (0, N - 1))[..., N - 1 :]
+        return q, k, joined[..., : n * (2 * N - 2)].unflatten(-1, (n, 2 * N - 2))[..., :N]
 
 
 def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
@@ -171,30 +247,6 @@ def _converting(model: Model) -> Iterator[None]:
         raise VitkitError(f"{name} cannot be converted: {first_line(error)}") from error
     finally:
         logging.disable(logging.NOTSET)
-
-
-class _FixedBias(OffsetBias):
-    """A bias of the attention logits, (H, N, N), as a constant, so that the graph does not look it up."""
-
-    table: Tensor
-
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("table", table.detach().contiguous())
-
-    def bias(self, n: int) -> Tensor:
-        return self.table[:, :n]
-
-
-def _attend_within(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float = 1.0) -> Tensor:
-    """Compute eqs. 6-7 within windows: (B, W, H, S, D_h).
-
-    OpenVINO would take a softmax of products for attention in four dimensions, and compute another result. Therefore
-    the largest logit is subtracted, which the softmax does anyway.
-    """
-    logits = (q * scale) @ k.transpose(-2, -1)
-    logits = logits if bias is None else logits + bias
-    return (logits - logits.amax(dim=-1, keepdim=True)).softmax(dim=-1) @ v
 
 
 # --- The constants of a graph ---------------------------------------------------------------------------------

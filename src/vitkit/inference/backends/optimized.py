@@ -108,12 +108,13 @@ class Way:
 def freeze(module: nn.Module, way: Way) -> None:
     """Replace the parameters and buffers of a module by copies in the dtype and on the device of `way`.
 
-    Convolution kernels that are standardised at run time stay float32.
+    Convolution kernels are standardised now instead of at each call.
     """
     for part in module.modules():
-        precision = way.precise if isinstance(part, StandardisedConv2d) else way
+        if isinstance(part, StandardisedConv2d):
+            part.weight, part.kind = nn.Parameter(part.kernel()), None
         for name, parameter in list(part.named_parameters(recurse=False)):
-            setattr(part, name, frozen(parameter, precision))
+            setattr(part, name, frozen(parameter, way))
         for name, buffer in list(part.named_buffers(recurse=False)):
             setattr(part, name, buffer.to(way.device, way.dtype if buffer.is_floating_point() else None))
 
@@ -194,7 +195,7 @@ class _PreparedBlock(nn.Module):
         self.attn: nn.Module
         if isinstance(mixing.mix, Attention) and mixing.mix.convolve is None:
             self.norm1, folded = _fold(mixing)
-            self.attn = PreparedAttention(mixing.mix, folded, mixing.scale, way, is_split=is_read_in_part)
+            self.attn = _PreparedAttention(mixing.mix, folded, mixing.scale, way, is_split=is_read_in_part)
         else:
             self.attn = _OtherMixing(mixing.mix, mixing.scale, way)
         self.norm2, folded = _fold(mlp)
@@ -229,15 +230,15 @@ class _OtherMixing(nn.Module):
         return x.float() if residual is None else residual + x
 
 
-class PreparedAttention(nn.Module):
+class _PreparedAttention(nn.Module):
     """`Attention` followed by the residual sum, for all tokens or only the first ones."""
 
     def __init__(self, attention: Attention, norm: Norm | None, scale: nn.Module, way: Way, *, is_split: bool) -> None:
         super().__init__()
         self.heads, self.attend, self.dtype = attention.heads, way.attend, way.dtype
-        self.windows, self.attend_within = attention.windows, partial(attend_fused, scale=1.0)
+        self.windows = attention.windows
         weight, bias = qkv_after_norm(attention.qkv, norm, attention.scale)
-        D = weight.shape[1]
+        self.size = D = weight.shape[1]
         cuts = (0, D, 3 * D) if is_split else (0, 3 * D)
         self.qkv = nn.ModuleList(_Linear(weight[a:b], bias[a:b], way) for a, b in pairwise(cuts))
         self.norm = without_affine(attention.norm)
@@ -246,9 +247,9 @@ class PreparedAttention(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None, queries: int | None, relative: Relative | None) -> Tensor:
         x = x.to(self.dtype)
         if len(self.qkv) == 1:
-            parts = self.qkv[0](x).chunk(3, dim=-1)
+            parts = self.qkv[0](x).split(self.size, dim=-1)
         else:
-            parts = (self.qkv[0](x[:, :queries]), *self.qkv[1](x).chunk(2, dim=-1))
+            parts = (self.qkv[0](x[:, :queries]), *self.qkv[1](x).split(self.size, dim=-1))
         # Scaled q (B, H, n, D_h) of the first n = `queries` tokens; k and v (B, H, N, D_h) of all.
         q, k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in parts)
         q, k, bias = (q, k, None) if relative is None else relative(q, k, 1.0)
@@ -256,7 +257,7 @@ class PreparedAttention(nn.Module):
             x = self.attend(q, k, v, bias)
         else:
             bias = None if bias is None else bias.to(q.dtype)
-            x = self.windows(self.attend_within, q, k, v, bias).transpose(1, 2).flatten(2)
+            x = self.windows(partial(attend_fused, scale=1.0), q, k, v, bias).transpose(1, 2).flatten(2)
         x = self.proj(self.norm(x), residual)  # eq. 8: the concatenated heads (B, n, D)
         return x.float() if residual is None else x
 
@@ -309,10 +310,6 @@ class OptimizedModel(nn.Module):
     def __init__(self, model: VisionTransformer, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model, self.reads, self.dtype = model, model.config.tokens_read, dtype
-
-    @property
-    def head(self) -> nn.Module | None:
-        return self.model.head
 
     def forward(self, images: Tensor) -> Tensor:
         return self.finish(self.model.encode(self.embed(images), self.reads))
