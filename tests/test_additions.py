@@ -118,7 +118,7 @@ assert torch.equal(again.model(images), model(images))
 assert vitkit.train(data, weights="none", model_fields={"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48,
                     "attention": "qk-norm"}, model="vit_tiny_patch16_32", epochs=1, out=place / "run", workers=0,
                     say=lambda line: None, logger="none").folder.is_dir()
-for to, suffix in (("onnx", "onnx"), ("openvino", "xml")):  # the graph builder has no handler
+for to, suffix in (("onnx", "onnx"), ("openvino", "xml")):  # they convert an optimised copy, which does not know it
     try:
         vitkit.export(place / "model", to, place / f"model.{suffix}")
     except vitkit.VitkitError as error:

@@ -116,6 +116,26 @@ VARIETY: dict[str, dict[str, Any]] = {
     },
 }
 
+GRID = {"image_size": (40, 56), "patch_size": (8, 8)}  # 5 x 7 patches
+AXIAL: dict[str, Any] = {**GRID, "attention": "axial", "layers": 4}
+WINDOW: dict[str, Any] = {**GRID, "attention": "window", "window_size": (2, 3)}  # padded in both directions
+# Attention within rows and columns, and within windows.
+LOCAL: dict[str, dict[str, Any]] = {
+    "axial": AXIAL,
+    "axial gap": {**AXIAL, "pool": "gap"},
+    "axial registers": {**AXIAL, "registers": 2, "distill_token": True, "distill_head": True},
+    "axial rotary": {**AXIAL, "rotary": "axial", "heads": 1, "hidden_size": 12, "pool": "map"},
+    "axial bias": {**AXIAL, "position": "relative_bias", "position_at": "every_layer"},
+    "window": WINDOW,
+    "window gap": {**WINDOW, "pool": "gap"},
+    "window of one row": {**WINDOW, "window_size": (1, 4), "pool": "gap", "class_token": True},
+    "window bias": {**WINDOW, "position": "relative_bias", "position_at": "every_layer"},
+    "window mlp bias": {**WINDOW, "position": "relative_mlp", "position_at": "shared", "pool": "gap"},
+    "window global": {**WINDOW, "global_layers": (1,), "layers": 3, "norm": "post"},
+    "window mixtures": {**WINDOW, "projection": "conv", "mlp_kind": "conv", "conv_layers": (0,), "pool": "gap"},
+    "window sub-norm": {**WINDOW, "attention_norm": True, "norm_kind": "rms"},
+}
+
 # Of VARIETY so many as have each value of each field.
 FEW = frozenset({
     *("token", "representation", "patch norm", "no qkv bias", "qk_scale", "tanh", "none", "learned_2d shared"),

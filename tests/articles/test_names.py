@@ -324,9 +324,9 @@ def test_another_activation_is_computed_alike_everywhere(tmp_path: Path, activat
     torch.testing.assert_close(optimized.probabilities(images), expected, rtol=1e-4, atol=1e-5)
     classifier.save(tmp_path / "model")
     torch.testing.assert_close(load(tmp_path / "model").probabilities(images), expected, rtol=1e-4, atol=1e-5)
-    export(tmp_path / "model", out=tmp_path / "model.onnx")
+    export(tmp_path / "model", out=tmp_path / "model.xml")
     torch.testing.assert_close(
-        open_model(tmp_path / "model.onnx", print).probabilities(images), expected, rtol=1e-4, atol=1e-5
+        open_model(tmp_path / "model.xml", print).probabilities(images), expected, rtol=1e-4, atol=1e-5
     )
 
 

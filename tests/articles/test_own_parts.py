@@ -85,7 +85,7 @@ def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path
     (answer,) = vitkit.predict(tmp_path / "run", picture)
     assert vitkit.evaluate(tmp_path / "run").figures["images"] == run.evaluation["images"]
     vitkit.explain(tmp_path / "run", picture, method="occlusion", out=tmp_path / "maps")
-    written = vitkit.export(tmp_path / "run", out=tmp_path / "net.onnx").file
+    written = vitkit.export(tmp_path / "run", out=tmp_path / "net.xml").file
     parts.NETWORKS.clear()
     with pytest.raises(VitkitError, match=r"no network '\w+' is registered in this program: call vitkit.register_m"):
         vitkit.load(tmp_path / "run")

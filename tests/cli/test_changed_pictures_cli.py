@@ -105,10 +105,10 @@ def test_pictures_that_change_during_the_training_do_not_count(data: Path, tmp_p
 
 def test_an_export_is_compared_on_pictures_that_are_what_they_were(vitkit: Any, run: Path, tmp_path: Path) -> None:
     overwrite(held_out(run, "val")[:1])
-    outcome = vitkit("export", run, "--to", "onnx", "-o", tmp_path / "model.onnx")
+    outcome = vitkit("export", run, "--to", "openvino", "-o", tmp_path / "model.xml")
     assert outcome.code == 0 and "compared on 2 val images" in outcome.out
     overwrite(held_out(run, "val"))
-    outcome = vitkit("export", run, "--to", "onnx", "-o", tmp_path / "other.onnx")
+    outcome = vitkit("export", run, "--to", "openvino", "-o", tmp_path / "other.xml")
     assert "synthetic images (3 of the run's 3 val images are no longer what they were" in outcome.out
 
 

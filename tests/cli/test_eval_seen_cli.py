@@ -34,11 +34,11 @@ def test_pictures_that_were_seen_are_counted_named_and_left_out(vitkit: Any, tra
 
 
 def test_an_exported_file_knows_what_its_model_had_seen(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
-    assert vitkit("export", trained, "--to", "onnx", "-o", tmp_path / "model.onnx").code == 0
+    assert vitkit("export", trained, "--to", "openvino", "-o", tmp_path / "model.xml").code == 0
     shutil.copytree(data, tmp_path / "renamed")
     for file in (tmp_path / "renamed").rglob("*.png"):
         file.rename(file.with_name(f"other-{file.name}"))
-    numbers = json.loads(vitkit("eval", tmp_path / "model.onnx", tmp_path / "renamed", "--json").out)
+    numbers = json.loads(vitkit("eval", tmp_path / "model.xml", tmp_path / "renamed", "--json").out)
     assert (numbers["images"], numbers["seen"]["images"], numbers["with_seen"]["images"]) == (6, 30, 36)
 
 

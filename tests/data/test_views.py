@@ -105,8 +105,8 @@ def test_many_pictures_come_in_order_whatever_the_backend(model: Classifier, pho
         for (path, row), (other, expected) in zip(classifier.stream(files, batch_size=8), alone, strict=True):
             assert path == other
             np.testing.assert_allclose(row, expected, atol=1e-5)
-    export(model, tmp_path / "model.onnx", Pictures("some", tuple(files[:4])))
-    exported = load_exported(tmp_path / "model.onnx").with_views("flip,crops").use(precision="float32")
+    export(model, tmp_path / "model.xml", Pictures("some", tuple(files[:4])))
+    exported = load_exported(tmp_path / "model.xml").with_views("flip,crops").use(precision="float32")
     for (_, row), (_, expected) in zip(exported.stream(files), alone, strict=True):
         np.testing.assert_allclose(row, expected, atol=1e-4)
 

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from cli.conftest import data, trained, vitkit
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
+from vitkit.inference.backends import graphs
+from vitkit.model import VisionTransformer
+from vitkit.model.build import Model, classes_and_features
 
 __all__ = ["data", "model", "trained", "vitkit"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _converted_once() -> Iterator[None]:
+    """Equal models are converted to ONNX once: it takes seconds, and most tests here export the same model."""
+    convert, made = graphs.to_onnx, dict[Any, Any]()
+
+    def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+        if not isinstance(model, VisionTransformer) or graphs._LARGEST != largest:
+            return convert(model, batch, dtype)
+        weights = tuple(tensor.numpy().tobytes() for tensor in model.state_dict().values())
+        key = (model.config, classes_and_features(model), weights, batch, dtype)
+        if key not in made:
+            made[key] = convert(model, batch, dtype)
+        copied = type(made[key])()
+        copied.CopyFrom(made[key])
+        return copied
+
+    largest = graphs._LARGEST
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "to_onnx", to_onnx)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -472,7 +472,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
 def test_an_onnx_file_of_others_is_not_guessed_at(tmp_path: Path) -> None:
     from vitkit.inference.backends import graphs
 
-    (tmp_path / "theirs.onnx").write_bytes(graphs.write_onnx(build()).SerializeToString())
+    (tmp_path / "theirs.onnx").write_bytes(graphs.to_onnx(build()).SerializeToString())
     with pytest.raises(VitkitError, match="is not an ONNX file written by vitkit: it does not state its classes"):
         load_exported(tmp_path / "theirs.onnx")
 

@@ -14,20 +14,16 @@ from tiny import build, images, tiny
 from vitkit.errors import VitkitError
 from vitkit.explanation import attention_maps
 from vitkit.inference import Branch, branches, in_order, prepare
+from vitkit.inference.backends import graphs
 from vitkit.model import MLP, VisionTransformer, ViTConfig, variants
 from vitkit.weights import refuse
 
 Compute = Callable[[VisionTransformer], object]
 
 
-def emit(model: VisionTransformer) -> object:
-    graphs = pytest.importorskip("vitkit.inference.backends.graphs")
-    return graphs.write_onnx(model)
-
-
 COMPUTE: dict[str, Compute] = {
     "optimized": prepare,
-    "graph_builder": emit,
+    "graph": graphs.folded,
     "explanation": lambda model: next(iter(attention_maps(model, images(1)))),
 }
 
@@ -41,7 +37,7 @@ class Later(ViTConfig):
 
 WHO = {
     "optimized": "the optimised model",
-    "graph_builder": "the graph builder",
+    "graph": "the optimised model",
     "explanation": "attention maps",
 }
 
@@ -143,8 +139,7 @@ def test_a_part_that_is_not_known_is_refused(name: str, change: Callable[[Vision
         COMPUTE[name](model)
 
 
-def test_a_head_of_another_kind_is_not_drawn_as_none() -> None:
+def test_a_head_of_another_kind_is_converted_as_it_is() -> None:
     model = build()
-    model.head = nn.Sequential(nn.Linear(model.config.hidden_size, 7))  # type: ignore[assignment]
-    with pytest.raises(VitkitError, match="the head is a Sequential, which only --backend eager"):
-        emit(model)
+    model.head = nn.Sequential(nn.Linear(model.config.hidden_size, 7), nn.Tanh())  # type: ignore[assignment]
+    torch.testing.assert_close(graphs.folded(model)(images(2)), model(images(2)))

@@ -116,9 +116,9 @@ def test_other_pictures_are_reported_and_listed_first(run: Path, tmp_path: Path)
 
 
 def test_an_exported_file_is_compared_as_well(run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
     now = photographs(tmp_path / "now", {"red": 40, "green": 10, "blue": 10}, 1)
-    out = tmp_path / "model.onnx"
+    out = tmp_path / "model.xml"
     export(load(run), out, Pictures("photographs", tuple(sorted(now.iterdir()))[:4]))
     first, second = package.doctor(now, against=run), package.doctor(now, against=out)
     assert [test.name for test in second.tests] == [test.name for test in first.tests]

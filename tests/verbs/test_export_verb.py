@@ -31,15 +31,15 @@ def without_seconds(text: str) -> str:
 
 
 def test_function_and_command_agree(command: Any, folder: Path, tmp_path: Path) -> None:
-    found = vitkit.export(folder, out=tmp_path / "ours.onnx", image_size=(16, 12), dynamic_batch=False)
+    found = vitkit.export(folder, out=tmp_path / "ours.xml", image_size=(16, 12), dynamic_batch=False)
     flags = ("--image-size", "16,12", "--no-dynamic-batch")
-    said = command("export", folder, "-o", tmp_path / "theirs.onnx", *flags)
+    said = command("export", folder, "-o", tmp_path / "theirs.xml", *flags)
     ours = "".join(f"{line}\n" for line in found.lines())
     assert without_seconds(said.out).replace("theirs", "ours") == without_seconds(ours)
     assert said.code == 0
-    assert (found.to, found.image_size, found.batch) == ("onnx", (16, 12), 1)
-    assert (tmp_path / "ours.onnx").read_bytes() == (tmp_path / "theirs.onnx").read_bytes()
-    told = json.loads(command("export", folder, "-o", tmp_path / "theirs.onnx", *flags, "--force", "--json").out)
+    assert (found.to, found.image_size, found.batch) == ("openvino", (16, 12), 1)
+    assert (tmp_path / "ours.xml").read_bytes() == (tmp_path / "theirs.xml").read_bytes()
+    told = json.loads(command("export", folder, "-o", tmp_path / "theirs.xml", *flags, "--force", "--json").out)
     figures = found.to_dict()
     assert told.keys() == figures.keys()
     for name in told.keys() - {"file", "seconds"}:

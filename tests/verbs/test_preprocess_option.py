@@ -63,8 +63,8 @@ def test_every_verb_reads_images_as_was_said(trained: Path, photo: Path) -> None
     package.convert(trained, folder, preprocess=said)
     assert load(folder).preprocess == expected.preprocess
     assert package.info(trained, preprocess=said).origin.preprocess == expected.preprocess  # type: ignore[union-attr]
-    package.export(trained, out=trained.parent / "m.onnx", preprocess=said)
-    models: list[str | Path | Classifier] = [trained, load(trained), folder, trained.parent / "m.onnx"]
+    package.export(trained, out=trained.parent / "m.xml", preprocess=said)
+    models: list[str | Path | Classifier] = [trained, load(trained), folder, trained.parent / "m.xml"]
     for model in models:
         (found,) = package.predict(model, photo, preprocess=said, precision="float32")
         assert found.confidence == pytest.approx(row.confidence, abs=1e-5)
@@ -84,8 +84,8 @@ def test_every_verb_reads_images_as_was_said(trained: Path, photo: Path) -> None
 def test_another_preprocessing_than_that_of_its_training_is_said(trained: Path, photo: Path) -> None:
     folder = trained.parent / "folder"
     package.convert(trained, folder, preprocess="resize=20")
-    package.export(folder, out=trained.parent / "m.onnx")
-    for model in (folder, load(folder), trained.parent / "m.onnx"):
+    package.export(folder, out=trained.parent / "m.xml")
+    for model in (folder, load(folder), trained.parent / "m.xml"):
         held: Any = model
         before = package.predict(held, photo).notes
         (note,) = (line for line in package.predict(held, photo, preprocess="mean=0.4").notes if line not in before)

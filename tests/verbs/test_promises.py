@@ -184,7 +184,7 @@ def test_an_interrupted_file_is_continued_with_the_same_promises(made: tuple[Pat
 
 def test_an_exported_file_makes_the_same_promises(made: tuple[Path, Path], tmp_path: Path) -> None:
     model, photographs = made
-    out = tmp_path / "model.onnx"
+    out = tmp_path / "model.xml"
     export(load(model), out, Pictures("photographs", tuple(sorted(photographs.iterdir()))))
     expected = package.predict(model, photographs, coverage=0.8, accuracy=0.6, **EXACT)
     rows = package.predict(out, photographs, coverage=0.8, accuracy=0.6)

@@ -213,8 +213,8 @@ def test_a_file_with_other_features_is_refused(made: tuple[Path, Path], tmp_path
 
     monkeypatch.setattr(writing, "with_features", wrong)
     with pytest.raises(VitkitError, match="other features than the model"):
-        export(classifier, tmp_path / "model.onnx", Pictures("photographs", tuple(sorted(made[1].iterdir()))))
-    assert not (tmp_path / "model.onnx").exists()
+        export(classifier, tmp_path / "model.xml", Pictures("photographs", tuple(sorted(made[1].iterdir()))))
+    assert not (tmp_path / "model.xml").exists()
 
 
 def test_a_file_that_lacks_its_features_is_damaged(made: tuple[Path, Path], tmp_path: Path, monkeypatch: Any) -> None:
@@ -222,7 +222,7 @@ def test_a_file_that_lacks_its_features_is_damaged(made: tuple[Path, Path], tmp_
 
     monkeypatch.setattr(writing, "with_features", lambda model: model)
     with pytest.raises(VitkitError, match="has 7 logits for 7 classes and 32 features"):
-        export(load(made[0]), tmp_path / "model.onnx", Pictures("photographs", tuple(sorted(made[1].iterdir()))))
+        export(load(made[0]), tmp_path / "model.xml", Pictures("photographs", tuple(sorted(made[1].iterdir()))))
 
 
 def test_logits_do_not_change_by_a_bit(made: tuple[Path, Path]) -> None:
@@ -260,8 +260,8 @@ def test_models_without_a_score_have_no_column(made: tuple[Path, Path], tmp_path
     assert (tmp_path / "rows.csv").read_text().startswith("path,label,confidence,error\n")
     with pytest.raises(VitkitError, match="models that earlier versions of vitkit trained have none"):
         package.predict(tmp_path / "old", photographs, unknown=LEVEL)
-    export(load(tmp_path / "old"), tmp_path / "old.onnx", Pictures("photographs", tuple(sorted(photographs.iterdir()))))
-    assert load_exported(tmp_path / "old.onnx").unknown is None
+    export(load(tmp_path / "old"), tmp_path / "old.xml", Pictures("photographs", tuple(sorted(photographs.iterdir()))))
+    assert load_exported(tmp_path / "old.xml").unknown is None
 
 
 @pytest.mark.parametrize("method", ["joint", "energy", "mahalanobis"])
@@ -278,9 +278,9 @@ def test_a_score_of_an_earlier_version_is_not_used_and_said_so(
     about |= {"format_version": 1, "unknown": {**about["unknown"], "method": method, "passing": {method: 0.1}}}
     classifier.trust = save(tensors, {"trust": json.dumps(about)})
     classifier.save(tmp_path / "old")
-    export(classifier, tmp_path / "old.onnx", Pictures("photographs", tuple(sorted(photographs.iterdir()))))
+    export(classifier, tmp_path / "old.xml", Pictures("photographs", tuple(sorted(photographs.iterdir()))))
     said = f"score for unknown images ({method}) is not used, because vitkit has another one now"
-    for old in (tmp_path / "old", tmp_path / "old.onnx"):
+    for old in (tmp_path / "old", tmp_path / "old.xml"):
         rows = package.predict(old, photographs, coverage=0.5)
         assert [said in note for note in rows.notes if "unknown images" in note] == [True]
         assert [(row.familiar, row.set is None) for row in rows] == [(None, False)] * 12

@@ -135,7 +135,7 @@ class LayerScale(nn.Module):
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     """Divide the last axis in two. Its size is a plain number, so that a traced graph does not compute it."""
-    first, second = x.split(int(x.shape[-1]) // 2, dim=-1)
+    first, second = torch.split(x, int(x.shape[-1]) // 2, dim=-1)
     return first, second
 
 
@@ -364,7 +364,7 @@ class AttentionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool tokens (B, N, D) into one vector for each image, (B, D)."""
-        k, v = (part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in halves(self.kv(x)))
+        k, v = (torch.unflatten(part, 2, (self.heads, -1)).transpose(1, 2) for part in halves(self.kv(x)))
         q = self.query().to(k.dtype).expand(x.shape[0], -1, -1, -1)
         x = F.scaled_dot_product_attention(q, k, v, scale=self.scale)  # (B, H, 1, D_h)
         x = self.proj(x.transpose(1, 2).flatten(2))  # (B, 1, D)

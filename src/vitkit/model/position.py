@@ -265,10 +265,11 @@ class Turn(NamedTuple):
     def turned(self, x: Tensor) -> Tensor:
         """Rotate x (B, H, n, D_h) of the first n tokens; shape and dtype stay the same."""
         n = x.shape[-2]
-        if x.is_cpu and not (torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+        if x.is_cpu and not (torch.is_grad_enabled() or is_traced):
             return self._as_complex(x)
         if self.by_halves:
-            first, second = x.split(int(x.shape[-1]) // 2, dim=-1)  # (B, H, n, D_h / 2)
+            first, second = torch.split(x, int(x.shape[-1]) // 2, dim=-1)  # (B, H, n, D_h / 2)
             across = torch.cat([second, first], dim=-1)
         else:
             across = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)

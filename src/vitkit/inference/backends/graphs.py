@@ -29,7 +29,7 @@ from vitkit.errors import VitkitError, first_line
 from vitkit.inference.backends.graph_runner import import_openvino
 from vitkit.inference.backends.optimized import prepare
 from vitkit.model.build import Model, classes_and_features
-from vitkit.model.layers import InParts, attend_fused
+from vitkit.model.layers import InParts
 from vitkit.model.network import Network
 from vitkit.model.position import OffsetBias, Relative, RelativePosition
 from vitkit.model.vit import VisionTransformer
@@ -53,7 +53,7 @@ def folded(model: Model) -> nn.Module:
     if isinstance(model, Network):
         copied = copy.deepcopy(model).cpu().float().eval().requires_grad_(requires_grad=False)
     else:
-        copied = prepare(model, pack=False)
+        copied = prepare(model, pack=False, attend="batch")
         with torch.no_grad():
             _compute_constants(copied.model)
     classes, features = classes_and_features(model)
@@ -63,21 +63,23 @@ def folded(model: Model) -> nn.Module:
 def _compute_constants(model: VisionTransformer) -> None:
     """Compute in advance what depends on weights alone: positions, and biases of the attention logits."""
     positions = [model.positions(i) for i in range(model.config.layers)]
-    relative = [model.positions_of(i)[1] for i in range(model.config.layers)]
-    model.positions = lambda layer=0: positions[layer]  # type: ignore[method-assign]
-    fixed: list[Relative | None] = []
-    for block, act in zip(model.blocks, relative, strict=True):
-        bias = act.bias(model.config.tokens).unsqueeze(0) if isinstance(act, OffsetBias) else None  # (1, H, N, N)
-        attention = getattr(block.attn, "mix", block.attn)
+    acting: list[Relative | None] = []
+    for i, block in enumerate(model.blocks):
+        relative, bias = model.positions_of(i)[1], None
+        if isinstance(relative, OffsetBias):
+            bias = relative.bias(model.config.tokens).unsqueeze(0)  # (1, H, N, N)
+            relative = _FixedBias(bias)
+        elif isinstance(relative, RelativePosition):
+            relative = _Shifted(relative)
+        acting.append(relative)
+        attention: Any = getattr(block.attn, "mix", block.attn)  # with convolutions, attention is not optimised
+        attention.fused = False
         if (windows := getattr(attention, "windows", None)) is not None:
-            scale, inside = getattr(attention, "scale", 1.0), windows.bias(bias, bias if bias is not None else torch.zeros(1))
+            scale, inside = getattr(attention, "scale", 1.0), windows.bias(bias, torch.zeros(1))
             attention.windows = _FixedWindows(windows.grid, windows.size, windows.prefix, scale, inside)
-        if bias is not None:
-            fixed.append(_FixedBias(bias))
-        else:
-            fixed.append(_Shifted(act) if isinstance(act, RelativePosition) else act)
     at_input = model.config.position_at == "input"
-    model.positions_of = lambda layer: (None if at_input else positions[layer], fixed[layer])  # type: ignore[method-assign]
+    model.positions = lambda layer=0: positions[layer]  # type: ignore[method-assign]
+    model.positions_of = lambda layer: (None if at_input else positions[layer], acting[layer])  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,12 @@ class _FixedWindows(Windows):
 
 
 def _attend_within(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute eqs. 6-7 within windows, (B, W, H, S, D_h), or of prefix tokens, (B, H, n, D_h).
-
-    OpenVINO would take the usual order of products for attention in four dimensions, and compute another result.
-    """
-    if q.ndim == 4:
-        return attend_fused(q, k, v, bias, 1.0)
+    """Compute eqs. 6-7 within windows, (B, W, H, S, D_h), or of prefix tokens, (B, H, n, D_h)."""
     logits = q @ k.transpose(-2, -1)
     weights = (logits if bias is None else logits + bias).softmax(dim=-1)
+    if q.ndim == 4:
+        return weights @ v
+    # OpenVINO takes products in the usual order for attention in four dimensions, and computes another result.
     return (v.transpose(-2, -1) @ weights.transpose(-2, -1)).transpose(-2, -1)
 
 
@@ -139,7 +139,7 @@ class _Shifted:
         if N == 1:
             return q, k, by_offset
         joined = F.pad(by_offset.flatten(2), (0, N - 1))[..., N - 1 :]
-        return q, k, joined[..., : n * (2 * N - 2)].unflatten(-1, (n, 2 * N - 2))[..., :N]
+        return q, k, torch.unflatten(joined[..., : n * (2 * N - 2)], -1, (n, 2 * N - 2))[..., :N]
 
 
 def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
@@ -159,7 +159,7 @@ def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.f
         import onnx
         import onnxscript  # noqa: F401  # type: ignore[import-untyped]
     except ImportError as error:
-        raise VitkitError("ONNX is not installed: pip install 'vitkit[export]'") from error
+        raise VitkitError(f"{error.name} is not installed: pip install 'vitkit[export]'") from error
     size = dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
     if size > _LARGEST:
         raise VitkitError(
@@ -206,7 +206,7 @@ def to_openvino(model: Model, batch: int | None = None, dtype: torch.dtype = tor
     module, images = folded(model), _example(model, batch)
     with _converting(model), torch.no_grad():
         # A program of torch.export is converted as well, but takes five times as long.
-        traced = torch.jit.trace(module, images, check_trace=False, strict=False)
+        traced = torch.jit.trace(module, images, check_trace=False, strict=False)  # type: ignore[no-untyped-call]
         converted = openvino.convert_model(traced, input=[batch or -1, *images.shape[1:]], example_input=images)
     passes = Manager()
     passes.register_pass(ConstantFolding())
@@ -227,7 +227,9 @@ def to_openvino(model: Model, batch: int | None = None, dtype: torch.dtype = tor
 def _outputs(model: Model) -> dict[str, int]:
     """Return the number of values for an image in each output of the graph."""
     K, D = classes_and_features(model)
-    return {"logits": K, "features": D} if D else {"logits": K or model.config.feature_size}
+    if D:
+        return {"logits": K, "features": D}
+    return {"logits": K if isinstance(model, Network) else K or model.config.feature_size}
 
 
 def _example(model: Model, batch: int | None) -> Tensor:

@@ -27,6 +27,8 @@ def from_model(model: Model, precision: str) -> Runner:
     """
     from vitkit.inference.backends.graphs import to_onnx
 
+    _check(precision)  # before the conversion, which takes seconds
+    import_runtime()
     return OnnxRunner(to_onnx(model).SerializeToString(), precision)
 
 
@@ -61,8 +63,7 @@ class OnnxRunner(GraphRunner):
     precision = "float32"
 
     def __init__(self, source: Path | bytes, precision: str) -> None:
-        if precision != "float32":
-            raise VitkitError(f"ONNX Runtime computes in float32 here, not {precision}: use --precision float32")
+        _check(precision)
         runtime = import_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads()
@@ -75,6 +76,11 @@ class OnnxRunner(GraphRunner):
 
     def _run(self, images: Array) -> Array:
         return side_by_side(self._session.run(None, {"images": images}))
+
+
+def _check(precision: str) -> None:
+    if precision != "float32":
+        raise VitkitError(f"ONNX Runtime computes in float32 here, not {precision}: use --precision float32")
 
 
 def _runtime_errors() -> tuple[type[Exception], ...]:

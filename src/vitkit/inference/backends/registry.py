@@ -123,7 +123,12 @@ for _row in (
         auto_from=MANY,
     ),
     Backend(  # it has no bfloat16 kernels for CPUs
-        "onnx", "ONNX Runtime", f"{_HOME}.onnx", packages=("onnx", "onnxruntime"), hint=_EXPORT, precision="float32"
+        "onnx",
+        "ONNX Runtime",
+        f"{_HOME}.onnx",
+        packages=("onnx", "onnxscript", "onnxruntime"),
+        hint=_EXPORT,
+        precision="float32",
     ),
 ):
     register(_row)
