@@ -56,8 +56,8 @@ _PLACES = {  # paths of the allowed elements, each with its required and its opt
     f"net/rt_info/{CARD}": ({"value"}, set()),
 }
 _WORDS = (
-    "approximation_mode auto_broadcast auto_pad axis batch_dims destination_type dilations element_type eps eps_mode "
-    "epsilon equation exclude-pad exclusive m_pythondiv max min num_splits pad_mode "
+    "approximation_mode auto_broadcast auto_pad axis batch_dims causal destination_type dilations element_type eps "
+    "eps_mode epsilon equation exclude-pad exclusive m_pythondiv max min num_groups num_splits pad_mode "
     "index_element_type keep_dims kernel mode normalize_variance offset output_type pads_begin pads_end "
     "reverse rounding_type shape size special_zero strides transpose_a transpose_b"
 )
