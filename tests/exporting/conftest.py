@@ -26,7 +26,7 @@ def _converted_once() -> Iterator[None]:
     convert, made = graphs.to_onnx, dict[Any, Any]()
 
     def to_onnx(model: Model, batch: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-        if not isinstance(model, VisionTransformer) or graphs._LARGEST != largest:
+        if not isinstance(model, VisionTransformer) or largest != graphs._LARGEST:
             return convert(model, batch, dtype)
         weights = tuple(tensor.numpy().tobytes() for tensor in model.state_dict().values())
         key = (model.config, classes_and_features(model), weights, batch, dtype)

@@ -23,7 +23,7 @@ from vitkit.exporting import FORMATS, choose_pictures, onnx_format
 
 def test_a_run_is_compared_on_its_own_validation_images(vitkit: Any, trained: Path, tmp_path: Path) -> None:
     outcome = vitkit("export", trained, "--to", "onnx", "-o", tmp_path / "run.onnx")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0 and "Warning" not in outcome.err  # of the converter
     first, second, last = outcome.out.splitlines()
     assert first.startswith("compared on 3 val images of ")
     assert "ONNX Runtime, float32: max |Δlogit| " in second
