@@ -1,11 +1,10 @@
-"""Do exported files predict as fast as earlier ones? `python benchmarks/files.py --before FOLDER [--rounds 25]`.
+"""Do exported files predict as fast as earlier ones? `python benchmarks/files.py BEFORE AFTER [--rounds 15]`.
 
-FOLDER holds S16.xml, B16.xml (and .bin, or .onnx), which an earlier commit wrote from the same random weights:
-`PYTHONPATH=EARLIER/src python benchmarks/files.py --write FOLDER`. Both files of a model take turns in one process
-(A B A B ...). `ratio` is the median over rounds of the earlier file's time in that of the file that is written now;
-`ratio_of_medians` and `ratio_of_fastest` compare the medians and the fastest rounds of each. `itself` is the ratio of
-the earlier file to a second copy of itself, which shows the noise. `opening` is the time from a
-file to its first logits.
+BEFORE and AFTER are folders with files of the same random weights (S16.xml, B16.xml, ...), which two commits have
+written: `PYTHONPATH=COMMIT/src python benchmarks/files.py --write FOLDER`. Both files of a model take turns in one
+process (A B A B ...). `ratio` is the median over rounds of the earlier file's processor time in that of the later one;
+processor time counts all threads, and other processes take little of it. `itself` is the same ratio of the earlier file
+to a second copy of itself, which shows the noise. `opening` is the wall-clock time from a file to its first logits.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import tempfile
+import time
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from peers import MODELS
-from tables import save_table, show
+from tables import read_table, result_path, show, write_table
 
 from vitkit.exporting import onnx_format, openvino_format
 from vitkit.exporting.card import BLANK
@@ -33,12 +33,11 @@ from vitkit.profiling import interleave, on_cpu, random_model
 OPENS = {".xml": openvino.from_file, ".onnx": onnx.from_file}
 WRITES = {".xml": openvino_format.write, ".onnx": onnx_format.write}
 CARD = f'{{"checksum": "{BLANK}"}}'
-LABELS = ("S/16", "B/16")
 
 
-def write(folder: Path, suffixes: list[str]) -> None:
+def write(folder: Path, labels: list[str], suffixes: list[str]) -> None:
     """Write a model of each size, with random weights, and say how long it took."""
-    for label in LABELS:
+    for label in labels:
         model = random_model(config_for(MODELS[label]))
         for suffix in suffixes:
             out = folder / f"{label.replace('/', '')}{suffix}"
@@ -46,13 +45,18 @@ def write(folder: Path, suffixes: list[str]) -> None:
             print(f"{out.name}: written in {took:.2f} s", flush=True)
 
 
+def processor_seconds(work: Callable[[], object]) -> float:
+    """The processor time that this process needs for some work."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
 def rows_of(before: Path, after: Path, batches: list[int], rounds: int) -> list[dict[str, Any]]:
     """Compare two files of one model: one row for each batch size."""
     opens = OPENS[before.suffix]
     image = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    opening = interleave(
-        {str(path): lambda path=path: opens(path, "float32")(image) for path in (before, after)}, 7, long=0
-    )
+    opening = interleave({str(path): partial(_open, path, image) for path in (before, after)}, 5, long=0)
     runners = {"before": opens(before, "float32"), "after": opens(after, "float32"), "copy": opens(before, "float32")}
     rows = []
     for batch in batches:
@@ -86,27 +90,34 @@ def rows_of(before: Path, after: Path, batches: list[int], rounds: int) -> list[
     return rows
 
 
+def _open(path: Path, image: torch.Tensor) -> None:
+    OPENS[path.suffix](path, "float32")(image)
+
+
 def main() -> None:
-    """Measure, print, and write the table."""
+    """Measure, print, and add to the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", type=Path, help="only export the models to this folder")
-    parser.add_argument("--before", type=Path, help="the folder of files to compare with")
+    parser.add_argument("folders", type=Path, nargs="*", metavar="BEFORE AFTER")
+    parser.add_argument("--write", type=Path, help="only write the files of both models to this folder")
+    parser.add_argument("--models", default="S/16,B/16")
     parser.add_argument("--suffixes", default=".xml")
     parser.add_argument("--batches", default="8,1")
-    parser.add_argument("--rounds", type=int, default=25, help="for batches of 8; more for smaller ones")
+    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
-    suffixes, batches = options.suffixes.split(","), [int(batch) for batch in options.batches.split(",")]
+    labels, suffixes = options.models.split(","), options.suffixes.split(",")
     if options.write:
-        write(options.write, suffixes)
+        write(options.write, labels, suffixes)
         return
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), suffixes)
-        for label in LABELS:
-            for suffix in suffixes:
-                name = f"{label.replace('/', '')}{suffix}"
-                rows += rows_of(options.before / name, Path(folder, name), batches, options.rounds)
-    save_table("files", "float32", rows)
+    before, after = options.folders
+    path = result_path("files", "float32")
+    rows = read_table(path)
+    for label in labels:
+        for suffix in suffixes:
+            name = f"{label.replace('/', '')}{suffix}"
+            batches = [int(batch) for batch in options.batches.split(",")]
+            rows += rows_of(before / name, after / name, batches, options.rounds)
+            write_table(path, rows)
+    print(path)
 
 
 if __name__ == "__main__":

@@ -217,11 +217,14 @@ def to_openvino(model: Model, batch: int | None = None, dtype: torch.dtype = tor
         node.set_friendly_name(f"{node.get_type_name()}_{number}")
         for output in node.outputs():
             output.set_names(set())
-    parameters, made = converted.get_parameters(), [result.input_value(0) for result in converted.get_results()]
-    for name, output in zip(("images", *_outputs(model)), (parameters[0].output(0), *made), strict=True):
-        output.set_names({name})
+    parameters, results = converted.get_parameters(), []
     parameters[0].set_friendly_name("images")
-    return openvino.Model([openvino.opset13.result(output) for output in made], parameters, "vitkit")
+    parameters[0].output(0).set_names({"images"})
+    for name, result in zip(_outputs(model), converted.get_results(), strict=True):
+        output = result.input_value(0)
+        output.set_names({name})
+        results.append(openvino.opset13.result(output, name=f"{name}_result"))
+    return openvino.Model(results, parameters, "vitkit")
 
 
 def _outputs(model: Model) -> dict[str, int]:
