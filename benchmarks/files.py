@@ -61,7 +61,8 @@ def rows_of(before: Path, after: Path, batches: list[int], rounds: int) -> list[
     rows = []
     for batch in batches:
         images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-        times = interleave({name: partial(runner, images) for name, runner in runners.items()}, rounds * 8 // batch)
+        works = {name: partial(runner, images) for name, runner in runners.items()}
+        times = interleave(works, rounds, stopwatch=processor_seconds)
         ours, earlier = times["after"], times["before"]
         ratio, itself = ours.times_as_fast_as(earlier), times["copy"].times_as_fast_as(earlier)
         rows.append(
