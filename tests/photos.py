@@ -21,6 +21,12 @@ def smooth(width: int = 40, height: int = 30) -> Image.Image:
     return Image.fromarray(np.stack([x, y, 255 - (x + y) / 2], axis=-1).astype(np.uint8))
 
 
+def scene(seed: int, side: int = 32) -> Image.Image:
+    """A picture of its own that survives resizing and JPEG: smooth blobs of colour."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
+
+
 def save(picture: Image.Image, path: Path, **options: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.save(path, **options)

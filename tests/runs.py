@@ -57,6 +57,15 @@ def photos(root: Path, images: int = 12, noise: float = 30.0, seed: int = 0) -> 
     return root
 
 
+def shuffled(folder: Path, seed: int) -> Path:
+    """Permute the photographs below the folder, so that their classes say nothing about them."""
+    files = sorted(folder.rglob("*.png"))
+    content = [file.read_bytes() for file in files]
+    for file, i in zip(files, np.random.default_rng(seed).permutation(len(files)), strict=True):
+        file.write_bytes(content[i])
+    return folder
+
+
 def several(data: Path) -> Path:
     """A table of the images below train/ and val/, with up to two classes each: nearly all have a, few have c."""
     rows = []

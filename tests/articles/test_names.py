@@ -37,14 +37,6 @@ def fill(module: nn.Module) -> nn.Module:
 # --- Models ------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_created_from_its_sizes() -> None:
-    model = VisionTransformer(**SMALL, mlp_ratio=2.0, qkv_bias=True, representation_size=None, distilled=False)
-    reference = theirs.VisionTransformer(**SMALL, mlp_ratio=2.0)
-    reference.load_state_dict(fill(model).state_dict())
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(model(images), reference.eval()(images), rtol=1e-4, atol=1e-5)
-
-
 def test_without_sizes_it_is_the_base_model_of_the_paper() -> None:
     with torch.device("meta"):
         assert VisionTransformer().config == ViTConfig()
@@ -93,26 +85,6 @@ def test_the_attributes_of_scripts() -> None:
     assert model.pos_embed.shape == (1, embed.num_patches + model.num_tokens, model.embed_dim)
 
 
-def test_the_attention_matrices_reach_the_hooks_of_scripts() -> None:
-    """Scripts for timm set `fused_attn` to False and keep what `attn_drop` receives, in every layer."""
-    ours = fill(VisionTransformer(**SMALL))
-    reference = theirs.VisionTransformer(**SMALL).eval()
-    reference.load_state_dict(ours.state_dict())
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    kept: list[list[torch.Tensor]] = []
-    for model in (ours, reference):
-        maps: list[torch.Tensor] = []
-        for block in model.blocks:
-            assert (block.attn.num_heads, block.attn.head_dim, block.attn.fused_attn) == (2, 32, True)
-            block.attn.fused_attn = False
-            block.attn.attn_drop.register_forward_hook(lambda module, inputs, output, maps=maps: maps.append(output))
-        model(images)
-        kept.append(maps)
-    assert [tuple(map_.shape) for map_ in kept[0]] == [(2, 2, 17, 17)] * 2
-    for mine, other in zip(*kept, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
-
-
 def test_forward_features_is_timms_and_the_articles_is_forward_head() -> None:
     model = fill(VisionTransformer(**SMALL, representation_size=48))
     reference = theirs.VisionTransformer(**SMALL)
@@ -156,13 +128,6 @@ def test_torchscript_is_answered_with_its_successor(tmp_path: Path) -> None:
 # --- Layers ------------------------------------------------------------------------------------------
 
 
-def test_attention_is_that_of_timm() -> None:
-    ours, reference = Attention(64, num_heads=2, qkv_bias=True), theirs.Attention(64, num_heads=2, qkv_bias=True)
-    reference.load_state_dict(fill(ours).state_dict())
-    tokens = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(ours(tokens), reference.eval()(tokens), rtol=1e-4, atol=1e-5)
-
-
 ACTS = (nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.LeakyReLU, partial(nn.GELU, approximate="tanh"))
 
 
@@ -173,15 +138,6 @@ def test_the_mlp_is_that_of_timm(act: Any) -> None:
     reference.load_state_dict(fill(ours).state_dict())
     tokens = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(ours(tokens), reference(tokens), rtol=1e-4, atol=1e-5)
-
-
-def test_the_block_is_that_of_timm() -> None:
-    norm = partial(nn.LayerNorm, eps=1e-6)
-    ours = Block(64, 2, mlp_ratio=2.0, qkv_bias=True, norm_layer=norm, act_layer=nn.GELU, drop_ratio=0.1)
-    reference = theirs.Block(64, 2, mlp_ratio=2.0, qkv_bias=True, norm_layer=norm)
-    reference.load_state_dict(fill(ours).state_dict())
-    tokens = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(ours(tokens), reference.eval()(tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_stochastic_depth_is_a_function_too() -> None:
@@ -197,14 +153,6 @@ def test_the_block_has_the_rates_that_it_is_given() -> None:
     block = Block(64, 2, drop_path_ratio=0.3, drop_ratio=0.1, attn_drop_ratio=0.2)
     assert (block.drop_path1.rate, block.drop_path2.rate) == (0.3, 0.3)
     assert (block.attn.proj_drop.rate, block.mlp.drop1.rate, block.attn.attn_drop.rate) == (0.1, 0.1, 0.2)
-
-
-def test_the_patch_embedding_is_that_of_timm() -> None:
-    ours, reference = PatchEmbed(32, 8, in_c=1, embed_dim=64), timm.layers.PatchEmbed(32, 8, in_chans=1, embed_dim=64)
-    reference.load_state_dict(fill(ours).state_dict())
-    images = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(ours(images), reference(images), rtol=1e-4, atol=1e-5)
-    assert isinstance(PatchEmbed(32, 8, norm_layer=nn.LayerNorm).norm, nn.LayerNorm)
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,6 @@ def test_an_explanation_shows_the_photograph_and_each_map(classifier: Classifier
     assert repr(explanation).startswith("<Explanation: <i>.png: ") and "array" not in repr(explanation)
 
 
-def test_results_of_verbs_are_their_lines() -> None:
-    info = vitkit.info("vit_tiny_patch16_224")
-    assert _Tags(info._repr_html_()).seen == ["pre"]
-
-
 class _Display:
     """A stand-in for `IPython.display`, which keeps what it was asked to show."""
 

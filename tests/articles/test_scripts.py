@@ -25,7 +25,6 @@ import runs
 import vitkit
 import warm
 from vitkit.explanation import rollout
-from vitkit.model.layers import DropPath
 
 SCRIPTS = Path(__file__).parent / "scripts"
 sys.path.append(str(SCRIPTS))
@@ -132,62 +131,6 @@ def test_the_loop_that_compares(place: Path) -> None:
 
 
 # --- Their models in vitkit ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"representation_size": 48}, {"distilled": True}, {"qkv_bias": False}])
-def test_the_articles_model_and_vitkits_have_the_same_weights_and_answers(options: dict[str, Any]) -> None:
-    article = vit_model.VisionTransformer(**SMALL, **options).eval()
-    model = vitkit.VisionTransformer(**SMALL, **options).eval()
-    model.load_state_dict(article.state_dict())  # strict: the same names and shapes
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(model(images), article(images), rtol=1e-4, atol=1e-5)
-    if options.get("distilled"):
-        for mine, other in zip(model.forward_heads(images), article.train()(images), strict=True):
-            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
-    else:
-        features = model.forward_head(model.forward_features(images), pre_logits=True)
-        torch.testing.assert_close(features, article.forward_features(images), rtol=1e-4, atol=1e-5)
-
-
-NAMES = [name for name in vars(vit_model) if re.fullmatch(r"vit_\w+_patch\d+_224\w*", name)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_articles_functions_and_vitkits_build_the_same_model(name: str) -> None:
-    for options in ({}, {"num_classes": 5}) + (({"has_logits": False},) if name.endswith("in21k") else ()):
-        with torch.device("meta"):
-            article, model = getattr(vit_model, name)(**options), getattr(vitkit, name)(**options)
-        shapes = ({key: tensor.shape for key, tensor in m.state_dict().items()} for m in (article, model))
-        assert next(shapes) == next(shapes)
-
-
-def test_stochastic_depth_is_the_articles() -> None:
-    torch.manual_seed(0)
-    x = torch.ones(4000, 3, 2)
-    for layer in (vit_model.DropPath(0.25), DropPath(0.25)):
-        y = layer.train()(x)
-        torch.testing.assert_close(y.unique(), torch.tensor([0, 4 / 3]))
-        assert all(len(sample.unique()) == 1 for sample in y[:50]), "whole samples"
-        assert y.mean().item() == pytest.approx(1, abs=0.04)
-        assert torch.equal(layer.eval()(x), x)
-    rates = [
-        block.drop_path1.rate for block in vitkit.VisionTransformer(**{**SMALL, "depth": 5}, drop_path_ratio=0.2).blocks
-    ]
-    article = vit_model.VisionTransformer(**{**SMALL, "depth": 5}, drop_path_ratio=0.2).blocks
-    assert rates == pytest.approx([getattr(block.drop_path, "drop_prob", 0.0) for block in article])
-
-
-def test_the_initial_weights_are_the_articles() -> None:
-    """Equal distributions: spreads and means of every tensor, over some thousand values each."""
-    torch.manual_seed(0)
-    sizes = {**SMALL, "embed_dim": 128, "num_classes": 100}
-    article, model = vit_model.VisionTransformer(**sizes), vitkit.VisionTransformer(**sizes, init="trunc_normal")
-    for name, tensor in article.state_dict().items():
-        ours = model.state_dict()[name]
-        if tensor.numel() < 1000:
-            continue
-        assert ours.std().item() == pytest.approx(tensor.std().item(), rel=0.1, abs=1e-6), name
-        assert ours.mean().item() == pytest.approx(tensor.mean().item(), abs=0.1 * tensor.std().item() + 1e-6), name
 
 
 def scope_of(script: str) -> dict[str, Any]:

@@ -34,30 +34,6 @@ def test_the_version_is_the_packages(vitkit: Any) -> None:
     assert (outcome.code, outcome.out) == (0, f"vitkit {package.__version__}\n")
 
 
-def test_the_verbs() -> None:
-    asked = {
-        "pretrain",
-        "train",
-        "compare",
-        "lab",
-        "eval",
-        "predict",
-        "info",
-        "models",
-        "convert",
-        "doctor",
-        "embed",
-        "explain",
-        "export",
-        "bench",
-        "serve",
-        "studio",
-        "push",
-        "shard",
-    }
-    assert set(VERBS) == asked
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_every_verb_has_an_example_of_it(vitkit: Any, verb: str) -> None:
     outcome = vitkit(verb, "--help")

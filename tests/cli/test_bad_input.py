@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,41 +144,28 @@ def test_a_folder_that_is_not_there_is_named_before_the_weights_that_are_not(vit
 USES = ("eval model photos", "predict model photos", "info model")
 
 
+DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes], tuple[str, ...]]] = {
+    "weights cut short": ("model.safetensors", lambda content: content[:1000], ("damaged",)),
+    "a changed bit": ("model.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1]), ("damaged",)),
+    "a newer format": (
+        "model.json",
+        lambda content: json.dumps(json.loads(content) | {"format_version": 99}).encode(),
+        ("99", "upgrade"),
+    ),
+    "no JSON": ("model.json", lambda _: b"{", ("damaged",)),
+}
+
+
 @pytest.mark.parametrize("command", USES)
-def test_weights_cut_short_are_refused(vitkit: Any, here: Path, command: str) -> None:
-    path = here / "model" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:1000])
+@pytest.mark.parametrize(("name", "change", "named"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_model_is_refused(
+    vitkit: Any, here: Path, command: str, name: str, change: Callable[[bytes], bytes], named: tuple[str, ...]
+) -> None:
+    path = here / "model" / name
+    path.write_bytes(change(path.read_bytes()))
     outcome = vitkit(*command.split())
     assert (outcome.code, outcome.out) == (2, "")
-    assert_told(outcome.err, "model.safetensors", "damaged")
-
-
-@pytest.mark.parametrize("command", USES)
-def test_a_changed_bit_is_noticed(vitkit: Any, here: Path, command: str) -> None:
-    path = here / "model" / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-    outcome = vitkit(*command.split())
-    assert outcome.code == 2
-    assert_told(outcome.err, "model.safetensors", "damaged")
-
-
-@pytest.mark.parametrize("command", USES)
-def test_a_model_of_a_newer_format_asks_for_an_upgrade(vitkit: Any, here: Path, command: str) -> None:
-    path = here / "model" / "model.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
-    outcome = vitkit(*command.split())
-    assert outcome.code == 2
-    assert_told(outcome.err, "model.json", "99", "upgrade")
-
-
-@pytest.mark.parametrize("command", USES)
-def test_a_description_that_is_no_json_is_refused(vitkit: Any, here: Path, command: str) -> None:
-    (here / "model" / "model.json").write_text("{")
-    outcome = vitkit(*command.split())
-    assert outcome.code == 2
-    assert_told(outcome.err, "model.json", "damaged")
+    assert_told(outcome.err, name, *named)
 
 
 @pytest.fixture
@@ -209,14 +197,6 @@ def test_a_resume_whose_photographs_are_gone_says_where_they_were(vitkit: Any, h
 
 
 # --- Out, and folders that cannot be written --------------------------------------------------------
-
-
-def test_an_existing_run_is_not_written_over(vitkit: Any, here: Path, trained: Path) -> None:
-    before = pictures.fingerprint(trained)
-    outcome = vitkit("train", "photos", *runs.FLAGS, "--out", trained)
-    assert outcome.code == 2
-    assert_told(outcome.err, str(trained), "--force")
-    assert pictures.fingerprint(trained) == before
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, method: str, folder: Path) -> None:

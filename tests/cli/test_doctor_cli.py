@@ -187,11 +187,6 @@ def test_json_is_all_of_stdout_and_has_all_that_was_found(vitkit: Any, leaking: 
     assert severities.count("problem") == 2
 
 
-def test_json_of_an_error_is_no_json_on_stdout(vitkit: Any, tmp_path: Path) -> None:
-    outcome = vitkit("doctor", tmp_path / "nowhere", "--json")
-    assert (outcome.code, outcome.out) == (2, "")
-
-
 # --- The page --------------------------------------------------------------------------------------
 
 

@@ -63,14 +63,6 @@ def test_the_heads_features_give_the_predictions(model: Path, pictures: Path) ->
         assert torch.allclose(classifier.model.head(features), classifier.logits(images), atol=1e-6)
 
 
-def test_the_nearest_image_is_the_image_itself(vitkit: Any, model: Path, pictures: Path) -> None:
-    outcome = vitkit("embed", model, pictures, "--near", pictures / "3.png", "--top", 2)
-    header, first, second = outcome.out.splitlines()
-    assert header == "path,similarity"
-    assert first == f"{pictures / '3.png'},1.000000"
-    assert float(second.rpartition(",")[2]) < 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

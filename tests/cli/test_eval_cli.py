@@ -23,14 +23,6 @@ def expected(trained: Path) -> Evaluation:
     return evaluate(load(trained), split_from_file(trained / "split.json"), "test")
 
 
-def test_json_alone_is_on_stdout_and_accuracy_comes_first(vitkit: Any, trained: Path, expected: Evaluation) -> None:
-    outcome = vitkit("eval", trained, "--json")
-    numbers = json.loads(outcome.out)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert next(iter(numbers.items())) == ("accuracy", expected.accuracy)
-    assert 0 <= numbers["accuracy"] <= 1
-
-
 def test_json_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
     numbers = json.loads(vitkit("eval", trained, "--json").out)
     assert {name: numbers[name] for name in expected.summary()} == expected.summary()
@@ -68,15 +60,6 @@ def test_split_chooses_the_images(vitkit: Any, trained: Path, split: str, images
     assert kinds == {"train": ["trained_on"], "val": ["chosen_on", "baseline"], "test": [], "all": ["seen"]}[split]
 
 
-def test_other_data_are_evaluated_whole_but_for_what_was_seen(
-    vitkit: Any, trained: Path, data: Path, expected: Evaluation
-) -> None:
-    numbers = json.loads(vitkit("eval", trained, data, "--json").out)
-    assert (numbers["split"], numbers["images"], numbers["with_seen"]["images"]) == ("all", 6, 36)
-    assert numbers["accuracy"] == numbers["without_seen"]["accuracy"] == expected.accuracy
-    assert numbers["with_seen"]["accuracy"] == evaluate(load(trained), read_source(data), "all").accuracy
-
-
 def test_other_data_may_be_split_in_any_usual_way(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     for split in ("Validation", "Testing"):
         for name in ("green", "red", "blue") if split == "Testing" else ("red", "blue"):
@@ -98,6 +81,10 @@ def test_other_data_need_only_some_of_the_classes(vitkit: Any, trained: Path, da
     assert numbers["accuracy"] == evaluate(load(trained), read_source(tmp_path / "photos"), "all").accuracy
     assert numbers["per_class"]["blue"]["support"] == 0
     assert numbers["absent_classes"] == ["blue"]
+    (line,) = [
+        line.split() for line in vitkit("eval", trained, tmp_path / "photos").out.splitlines() if "blue " in line
+    ]
+    assert (line[2], line[4]) == ("-", "0"), "recall, and the number of images"
     assert "no image of 1 of the model's 3 classes: blue" in outcome.err
     assert "means over the 2 that occur" in outcome.err
 
@@ -145,11 +132,6 @@ def test_out_has_the_report_the_figures_and_every_prediction(
     )
 
 
-def test_out_is_json_alone_on_stdout_when_asked_for(vitkit: Any, trained: Path, tmp_path: Path) -> None:
-    outcome = vitkit("eval", trained, "--out", tmp_path / "out", "--json")
-    assert json.loads(outcome.out) == json.loads((tmp_path / "out" / "evaluation.json").read_text())
-
-
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("inner", ["", "out", "red", "red/out"])
 def test_nothing_is_written_among_the_photographs(
@@ -176,12 +158,3 @@ def test_out_that_is_a_file_is_refused(vitkit: Any, trained: Path, tmp_path: Pat
     (tmp_path / "file").write_text("mine")
     outcome = vitkit("eval", trained, "--out", tmp_path / "file", "--force")
     assert (outcome.code, "is a file; choose a folder" in outcome.err) == (2, True)
-
-
-def test_a_figure_that_a_class_has_not_is_a_dash(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
-    for name in ("green", "red"):
-        shutil.copytree(data / name, tmp_path / "photos" / name)
-    outcome = vitkit("eval", trained, tmp_path / "photos")
-    (line,) = [line.split() for line in outcome.out.splitlines() if line.startswith("blue ")]
-    assert (line[2], line[4]) == ("-", "0"), "recall, and the number of images"
-    assert "macro F1 over the " in outcome.err

@@ -100,13 +100,6 @@ def test_a_name_that_is_not_utf8_is_explained(vitkit: Any, model: Path, pictures
     assert "%FF.png/index.html" in (out / "index.html").read_text(encoding="utf-8", errors="surrogateescape")
 
 
-def test_no_readable_image_is_the_answer_no(vitkit: Any, model: Path, pictures: Path) -> None:
-    outcome = vitkit("explain", model, pictures / "broken.png", "-o", model.parent / "out")
-    assert outcome.code == 1
-    assert "1 image (1 unreadable)" in outcome.out
-    assert not (model.parent / "out").exists()
-
-
 def test_what_is_there_is_kept_unless_forced(vitkit: Any, model: Path, pictures: Path) -> None:
     out = model.parent / "out"
     out.mkdir()

@@ -100,13 +100,6 @@ def test_a_workbook_has_the_cells_of_the_csv_file_and_no_formula(vitkit: Any, tr
     assert len(predict(trained, ["photos/red"], out=here / "b.xlsx").rows()) == 12
 
 
-@pytest.mark.parametrize(("top", "ranks"), [(1, 1), (2, 2), (3, 3), (9, 3)])
-def test_top_adds_two_columns_a_class(vitkit: Any, trained: Path, here: Path, top: int, ranks: int) -> None:
-    header = vitkit("predict", trained, "photos/red/img1.png", "--top", top).out.splitlines()[0].split(",")
-    further = [f"{name}_{rank}" for rank in range(2, ranks + 1) for name in ("label", "confidence")]
-    assert header == ["path", "label", "confidence", "error", "familiar", *further]
-
-
 def test_a_file_that_another_process_writes_is_left_to_it(vitkit: Any, trained: Path, here: Path) -> None:
     with exclusive(here / "answers.csv"):
         for flag in ([], ["--resume"], ["--force"]):
@@ -139,12 +132,6 @@ def test_bad_images_alone_exit_with_1(vitkit: Any, trained: Path, here: Path) ->
     outcome = vitkit("predict", trained, "odd", "-o", "out.csv")
     assert outcome.code == 1
     assert len(table((here / "out.csv").read_text())) == 2
-
-
-def test_folders_are_walked_in_natural_order(vitkit: Any, trained: Path, here: Path) -> None:
-    rows = table(vitkit("predict", trained, "photos").out)
-    names = [f"photos/{colour}/img{i}.png" for colour in ("blue", "green", "red") for i in range(1, 13)]
-    assert [row["path"] for row in rows] == names
 
 
 def test_paths_are_as_they_were_given(vitkit: Any, trained: Path, here: Path) -> None:
@@ -208,31 +195,10 @@ def test_json_of_a_single_image_is_json_on_a_terminal_too(
     assert (every.code, json.loads(every.out)["confidence"]) == (1, None)
 
 
-def test_jsonl_ranks_the_top_classes(vitkit: Any, trained: Path, here: Path) -> None:
-    assert vitkit("predict", trained, "photos/red/img1.png", "-o", "out.jsonl", "--top", 2).code == 0
-    row = json.loads((here / "out.jsonl").read_text())
-    expected = next(load(trained).predict("photos/red/img1.png"))
-    assert [(entry["label"], entry["confidence"]) for entry in row["top"]] == list(expected.ranking[:2])
-
-
-def test_names_in_any_script_and_with_commas_survive(vitkit: Any, trained: Path, here: Path) -> None:
-    name = 'été, "näive" 図.png'
-    shutil.copy("photos/red/img1.png", name)
-    assert table(vitkit("predict", trained, name).out)[0]["path"] == name
-    vitkit("predict", trained, name, "-o", "out.csv")
-    assert table((here / "out.csv").read_text(encoding="utf-8"))[0]["path"] == name
-
-
 def test_force_writes_over_out(vitkit: Any, trained: Path, here: Path) -> None:
     (here / "out.csv").write_text("precious")
     assert vitkit("predict", trained, "photos/red", "-o", "out.csv", "--force").code == 0
     assert len(table((here / "out.csv").read_text())) == 12
-
-
-def test_nothing_is_written_beside_the_photographs(vitkit: Any, trained: Path, here: Path) -> None:
-    before = pictures.fingerprint(here)
-    vitkit("predict", trained, "photos", "odd")
-    assert pictures.fingerprint(here) == before
 
 
 def test_a_prediction_cut_short_before_its_first_row_leaves_nothing(
@@ -304,14 +270,6 @@ def test_jsonl_has_no_label_but_the_one_not_trusted(vitkit: Any, unsure: Path, h
         assert (first["label"], first["rejected"]) == (label, rejected)
         assert first["confidence"] == pytest.approx(expected.confidence, abs=1e-6)
         assert (second["label"], second["rejected"], second["error"]) == (None, None, "not an image")
-
-
-@pytest.mark.parametrize(("reject", "rejected"), [(0, 0), (1, 36)])
-def test_the_closing_line_counts_what_was_rejected(
-    vitkit: Any, unsure: Path, here: Path, reject: float, rejected: int
-) -> None:
-    outcome = vitkit("predict", unsure, "photos", "--reject", reject, "-o", "out.csv")
-    assert outcome.out == f"36 images (0 unreadable, {rejected} rejected), eager, float32: out.csv\n"
 
 
 def test_on_a_terminal_rejection_is_said_in_words(

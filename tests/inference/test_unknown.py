@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +15,6 @@ from sklearn.neighbors import NearestNeighbors
 from clouds import far, known
 from vitkit.errors import VitkitError
 from vitkit.inference import Neighbours, Unknown, check_level, from_arrays, p_values, to_arrays
-
-Array = npt.NDArray[np.float64]
 
 # --- The p-value ----------------------------------------------------------------------------------------------
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tiny
 from vitkit.model import VisionTransformer
-from vitkit.training import Recipe, WeightAverage, add_low_rank, ema_decay, merge_low_rank
+from vitkit.training import Recipe, WeightAverage, add_low_rank, merge_low_rank
 
 
 def flat(model: VisionTransformer) -> Tensor:
@@ -47,28 +46,6 @@ def test_the_moving_average_is_the_sum_written_out(limit: float) -> None:
         decay = min(limit, (1 + n) / (10 + n))
         expected = decay * expected + (1 - decay) * path[n]
     assert torch.allclose(flat(average.model), expected, atol=1e-6)
-
-
-def test_once_warmed_up_it_is_torchs() -> None:
-    model = tiny.build()
-    average = WeightAverage(model, Recipe(ema=0.5))
-    walk(model, average, 8)
-    assert ema_decay(8, 0.5) == 0.5
-    oracle = AveragedModel(average.model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
-    oracle.n_averaged.fill_(8)
-    for step in range(5):
-        tiny.randomise(model, seed=step)
-        average.update(model)
-        oracle.update_parameters(model)
-    assert torch.allclose(flat(average.model), flat(oracle.module), atol=1e-6)
-
-
-def test_a_short_run_is_mostly_its_end() -> None:
-    """Of 50 steps, with a decay that would need thousands, the last ten still make up more than their share."""
-    weight = 1.0
-    for n in range(40, 50):
-        weight *= ema_decay(n, 0.9999)
-    assert 1 - weight > 0.8
 
 
 def test_stochastic_weight_averaging_is_the_equal_mean() -> None:

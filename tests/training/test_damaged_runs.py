@@ -199,13 +199,6 @@ def test_a_split_with_holes_is_named(folder: Path, change: str) -> None:
     refused(folder, "split.json")
 
 
-@pytest.mark.parametrize("name", ["momentum", "beta2"])
-@pytest.mark.parametrize("value", [1.0, -0.1, 2])
-def test_a_beta_that_optimisers_refuse_is_out_of_range(name: str, value: float) -> None:
-    with pytest.raises(VitkitError, match=f"{name} must be between 0 and 0.999999"):
-        build({name: value})
-
-
 def test_places_may_be_paths() -> None:
     assert Recipe(data=Path("photos")).data == "photos"  # type: ignore[arg-type]
     assert build({"data": Path("photos"), "weights": Path("a.pth")}).weights == "a.pth"

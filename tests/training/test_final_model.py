@@ -74,18 +74,9 @@ def test_it_is_trained_on_every_image_of_every_fold(finished: Path) -> None:
     assert record["recipe"]["folds"] is None
 
 
-def shuffled(folder: Path, seed: int) -> Path:
-    """Permute the photographs below the folder, so that their classes say nothing about them."""
-    files = sorted(folder.rglob("*.png"))
-    content = [file.read_bytes() for file in files]
-    for file, i in zip(files, np.random.default_rng(seed).permutation(len(files)), strict=True):
-        file.write_bytes(content[i])
-    return folder
-
-
 def test_it_ends_after_the_median_of_the_best_epochs_in_the_same_schedule(tmp_path: Path) -> None:
     """With shuffled labels, the best epochs differ between folds."""
-    data = shuffled(runs.photos(tmp_path / "photos", images=9, noise=90), seed=0)
+    data = runs.shuffled(runs.photos(tmp_path / "photos", images=9, noise=90), seed=0)
     recipe = recipe_for(data, epochs=4, lr=0.01, warmup=0.0, monitor="val_loss")
     folder = train(recipe, tmp_path / "run", say=lambda line: None)
     best = [load(fold).provenance["metrics"]["epoch"] + 1 for fold in sorted(folder.glob("fold-*"))]
@@ -279,7 +270,7 @@ def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path)
     """The pooled predictions that calibrate the final model are honest: their accuracy is that of chance."""
     right, total = 0, 0
     for seed in range(4):
-        data = shuffled(runs.photos(tmp_path / f"photos-{seed}", images=10, noise=200, seed=seed), seed)
+        data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=10, noise=200, seed=seed), seed)
         folder = train(recipe_for(data, folds=2, epochs=2, seed=seed), tmp_path / f"run-{seed}", say=lambda line: None)
         predictions = OutOfFold.read(folder)
         assert predictions is not None

@@ -47,7 +47,6 @@ from vitkit.training import (
     train,
     with_correction,
 )
-from vitkit.training.finalize import BALANCE
 from vitkit.weights import load
 
 # --- Where the truth is known: Gaussian clouds, whose posterior is linear in the point ---------------------
@@ -421,7 +420,3 @@ def test_equal_shares_are_of_single_classes(tmp_path: Path) -> None:
         csv.writer(text).writerows([("path", "labels"), *rows])
     with pytest.raises(VitkitError, match="--prior uniform"):
         go(tmp_path / "all.csv", tmp_path.parent / "run", prior="uniform")
-
-
-def test_the_key_in_the_provenance_is_the_one_that_eval_reads() -> None:
-    assert BALANCE == "balance"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from scipy.stats import binomtest, t
 
@@ -11,8 +10,6 @@ from clouds import far, known
 from vitkit.errors import VitkitError
 from vitkit.training import LEFT_OUT, LabelledFeatures, fit_unknown, make_pictures
 from vitkit.training.unknown import _for_another
-
-Array = npt.NDArray[np.float64]
 
 
 def test_the_share_that_passes_is_measured_with_its_interval() -> None:

@@ -7,33 +7,26 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import runs
 import vitkit
+from photos import scene
 from vitkit.errors import VitkitError
 from vitkit.training import run
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load, write
 
 
-def picture(seed: int) -> Image.Image:
-    """A picture that is no copy of another one."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((32, 32), Image.Resampling.BICUBIC)
-
-
 def given(root: Path) -> Path:
     """Given splits, in which each scene has two pictures. Scenes 0 and 1 are torn between train and test."""
     for label, letter in enumerate(("a", "b")):
         scenes = {"train": range(8), "val": (20, 21), "test": (0, 1, 10, 11)}
-        for number, (split, scene) in enumerate((name, scene) for name in scenes for scene in scenes[name]):
+        for number, (split, own) in enumerate((name, own) for name in scenes for own in scenes[name]):
             folder = root / split / letter
             folder.mkdir(parents=True, exist_ok=True)
             for view in range(2):
-                picture(1000 * label + 10 * number + view).save(folder / f"{letter}{scene}-{split}{view}.png")
+                scene(1000 * label + 10 * number + view).save(folder / f"{letter}{own}-{split}{view}.png")
     shutil.copy(root / "test" / "a" / "a10-test0.png", root / "test" / "b" / "b10-again.png")  # a label is wrong
     (root / "test" / "a" / "a12-test0.png").write_bytes(b"no picture")
     return root
@@ -117,7 +110,7 @@ def test_copies_within_other_data_are_told(trained: tuple[Path, str], tmp_path: 
     for number in range(12):
         for letter in "ab":
             (tmp_path / letter).mkdir(exist_ok=True)
-            picture(9000 + (number // 4) + 100 * (letter == "b")).save(tmp_path / letter / f"{number}.png")
+            scene(9000 + (number // 4) + 100 * (letter == "b")).save(tmp_path / letter / f"{number}.png")
     evaluated = vitkit.evaluate(trained[0], tmp_path)
     assert evaluated.figures["independent_groups"] == 6
     assert "24 all images (only 6 of them independent" in evaluated.lines()[-1]

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import ImageOps
 
 import runs
 import vitkit
+from photos import scene
 from vitkit.data import (
     EXCLUDED,
     Edit,
@@ -31,13 +31,6 @@ from vitkit.data import (
 from vitkit.errors import VitkitError
 from vitkit.training import RunImages, divide, write_start
 from vitkit.weights import load
-
-
-def scene(seed: int, side: int = 32) -> Image.Image:
-    """A picture of its own that survives resizing: smooth blobs of colour."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
-
 
 # --- Runs ----------------------------------------------------------------------------------------------
 
@@ -67,10 +60,8 @@ def labels(data: Path) -> Path:
 def corrected(data: Path, labels: Path) -> tuple[Path, str]:
     """A run with a label file, and what it said."""
     said: list[str] = []
-    fields = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
-    run = vitkit.train(
-        data, labels=str(labels), out=data.parent / "run", epochs=1, logger="none", say=said.append, **fields
-    )
+    fields = runs.quick_fields(epochs=1, logger="none")
+    run = vitkit.train(data, labels=str(labels), out=data.parent / "run", say=said.append, **fields)
     return run.folder, "\n".join(said)
 
 
@@ -154,18 +145,8 @@ def test_training_again_keeps_the_split_of_every_known_picture(corrected: tuple[
     again = data.parent / "again.csv"
     add_edits(again, labels_so_far(folder / "labels.csv").edits)
     add_edits(again, [Edit("blue/img5.png", "red", "blue"), *renaming(labels_of(before), "gold", "silver")])
-    fields = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
-    run = vitkit.train(
-        data,
-        labels=again,
-        split_from=folder,
-        out=data.parent / "second",
-        epochs=1,
-        seed=5,
-        logger="none",
-        say=lambda line: None,
-        **fields,
-    )
+    fields = runs.quick_fields(epochs=1, seed=5, logger="none", say=lambda line: None)
+    run = vitkit.train(data, labels=again, split_from=folder, out=data.parent / "second", **fields)
     after = split_from_file(run.folder / "split.json")
     assert dict(zip(after.paths, after.splits, strict=True)) == split_of
     assert after.classes == ("blue", "green", "red", "silver")
@@ -182,16 +163,8 @@ def test_a_heap_of_pictures_is_trained_by_its_label_file(tmp_path: Path) -> None
         edits.append(Edit(name, file.parent.name))
     add_edits(tmp_path / "labels.csv", edits[:-1])
     said: list[str] = []
-    fields = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
-    run = vitkit.train(
-        heap,
-        labels=tmp_path / "labels.csv",
-        out=tmp_path / "run",
-        epochs=1,
-        logger="none",
-        say=said.append,
-        **fields,
-    )
+    fields = runs.quick_fields(epochs=1, logger="none", say=said.append)
+    run = vitkit.train(heap, labels=tmp_path / "labels.csv", out=tmp_path / "run", **fields)
     assert run.classifier.classes == ("blue", "green", "red")
     assert "note: 1 picture without a label yet is left out" in said
 

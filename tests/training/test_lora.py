@@ -75,11 +75,6 @@ def test_merging_keeps_the_logits_the_layout_and_the_model_itself(images: torch.
     assert torch.equal(model(images), before) and len(list(model.parameters())) > len(list(whole.parameters()))
 
 
-def test_a_model_without_changes_is_merged_as_it_is() -> None:
-    model = tiny.build()
-    assert merge_low_rank(model) is model
-
-
 # --- Runs --------------------------------------------------------------------------------------------
 
 

@@ -53,15 +53,6 @@ def test_weight_matrices_decay_and_nothing_else(fields: dict[str, Any]) -> None:
     assert decayed_names(model) == matrices
 
 
-def test_tokens_and_positions_do_not_decay() -> None:
-    for fields in tiny.VARIETY.values():
-        assert decayed_names(tiny.build(**fields)) & _ADDED_TO_TOKENS == set()
-
-
-def test_weight_decay_is_the_recipes() -> None:
-    assert {group["weight_decay"] for group in parameter_groups(tiny.build(), 0.3)} == {0.0, 0.3}
-
-
 @pytest.mark.parametrize("fields", tiny.VARIETY.values(), ids=tiny.VARIETY)
 def test_decay_all_lets_everything_decay(fields: dict[str, Any]) -> None:
     model = tiny.build(**fields)
@@ -167,11 +158,6 @@ SCHEDULES = st.builds(
 PART = st.floats(0, 1)
 
 
-@given(PART, PART, SCHEDULES)
-def test_the_factor_is_between_0_and_1(progress: float, stride: float, recipe: Recipe) -> None:
-    assert 0 <= lr_factor(progress, recipe, stride) <= 1
-
-
 @settings(max_examples=60)
 @given(
     st.integers(1, 60),
@@ -206,20 +192,6 @@ def test_no_step_is_trained_at_rate_0_the_peak_is_reached_and_either_side_of_it_
 _NO_MODEL = tiny.build()
 
 
-@given(PART, PART, SCHEDULES)
-def test_the_factor_rises_in_warm_up_and_falls_after_it(a: float, b: float, recipe: Recipe) -> None:
-    a, b = sorted((a, b))
-    if b < recipe.warmup:
-        assert lr_factor(a, recipe, 0) <= lr_factor(b, recipe, 0)
-    elif a >= recipe.warmup:
-        assert lr_factor(a, recipe, 0) >= lr_factor(b, recipe, 0) - 1e-12
-
-
-@given(SCHEDULES)
-def test_the_peak_is_where_warm_up_ends(recipe: Recipe) -> None:
-    assert math.isclose(lr_factor(recipe.warmup, recipe, 0), 1.0)
-
-
 @given(SCHEDULES.filter(lambda recipe: recipe.schedule != "constant" and recipe.warmup < 0.999))
 def test_the_fall_aims_at_min_lr(recipe: Recipe) -> None:
     assert math.isclose(lr_factor(1.0, recipe, 0), recipe.min_lr, abs_tol=1e-12)
@@ -252,15 +224,6 @@ def test_with_a_stride_warm_up_is_that_of_where_the_step_ends(progress: float, s
         assert factor == min((progress + stride) / recipe.warmup, 1.0)
     else:
         assert factor == lr_factor(progress, recipe, 0)
-
-
-@given(st.integers(1, 200), st.floats(0, 1))
-def test_no_step_is_without_effect_in_warm_up_and_it_ends_at_the_peak(steps: int, warmup: float) -> None:
-    recipe = Recipe(warmup=warmup, schedule="constant")
-    factors = [lr_factor(step / steps, recipe, 1 / steps) for step in range(steps)]
-    assert min(factors) > 0
-    assert factors == sorted(factors)
-    assert factors[-1] == pytest.approx(1)
 
 
 # --- Stochastic weight averaging -------------------------------------------------------------------------

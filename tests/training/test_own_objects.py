@@ -298,18 +298,6 @@ def test_the_weights_it_begins_from_are_not_written_over(tmp_path: Path) -> None
     assert (first / "model.safetensors").read_bytes() == before
 
 
-def test_a_run_does_not_go_on_with_other_pictures(tmp_path: Path) -> None:
-    class Stop:
-        def on_epoch_end(self, state: TrainingState) -> None:
-            raise Interrupted(2)
-
-    with pytest.raises(Interrupted):
-        train(tmp_path / "run", callbacks=[Stop()])
-    others: dict[str, Any] = {"train_dataset": Coloured(seed=77), "val_dataset": Coloured(9, seed=1)}
-    with pytest.raises(VitkitError, match="belongs to another run"):
-        vitkit.train(resume=tmp_path / "run", **others, **QUIET)
-
-
 def test_a_teacher_is_told_of_and_recorded_and_leftovers_are_swept_as_in_runs_on_files(tmp_path: Path) -> None:
     class Stop:
         def on_epoch_end(self, state: TrainingState) -> None:
@@ -456,12 +444,6 @@ def test_who_would_hear_nothing_is_refused(tmp_path: Path, given: dict[str, Any]
     with pytest.raises(VitkitError, match=said):
         train(tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
-
-
-def test_callbacks_and_the_fit_of_a_head_do_not_go_together(tmp_path: Path) -> None:
-    data, start = runs.photos(tmp_path / "data"), train(tmp_path / "start", epochs=1).folder
-    with pytest.raises(VitkitError, match="method probe takes no steps"):
-        vitkit.train(data, weights=start, method="probe", out=tmp_path / "run", callbacks=[Witness()], **QUIET)
 
 
 def test_the_csv_logger_writes_a_file_of_its_own(tmp_path: Path) -> None:

@@ -94,8 +94,3 @@ def test_a_run_with_patch_dropout_is_repeatable_and_its_model_is_a_plain_one(tmp
     assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
     train(quick(data, **fields), tmp_path / "c", say=lambda line: None)
     assert metrics(tmp_path / "a") != metrics(tmp_path / "c")
-
-
-def test_rates_out_of_range_are_refused() -> None:
-    with pytest.raises(VitkitError, match=r"patch_dropout must be between 0 and 0\.99"):
-        build_recipe({"patch_dropout": 1.0})

@@ -163,16 +163,8 @@ def test_a_classifier_trained_from_it_keeps_its_split_and_tests_on_what_was_neve
     mae: PretrainingRun, data: Path, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    run = vitkit.train(
-        data,
-        weights=str(mae.folder),
-        out=tmp_path / "run",
-        method="full",
-        epochs=1,
-        seed=5,
-        workers=0,
-        say=lines.append,
-    )
+    fields = {"weights": str(mae.folder), "method": "full", "epochs": 1, "seed": 5, "workers": 0}
+    run = vitkit.train(data, out=tmp_path / "run", say=lines.append, **fields)
     before, after = (split_from_file(own.folder / "split.json") for own in (mae, run))
     parts = [dict(zip(own.paths, own.splits, strict=True)) for own in (before, after)]
     assert parts[0] == parts[1]
@@ -213,15 +205,8 @@ def test_pretraining_goes_on_from_other_weights_and_knows_what_they_had_seen(
     mae: PretrainingRun, data: Path, tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    run = begin(
-        data,
-        tmp_path / "run",
-        "masked-patch",
-        weights=str(mae.folder),
-        model=None,
-        seed=3,
-        say=lines.append,
-    )
+    fields = {"weights": str(mae.folder), "model": None, "seed": 3, "say": lines.append}
+    run = begin(data, tmp_path / "run", "masked-patch", **fields)
     parts = [
         dict(zip(own.paths, own.splits, strict=True))
         for own in (split_from_file(own.folder / "split.json") for own in (mae, run))

@@ -160,20 +160,6 @@ def test_another_seed_gives_other_weights(finished: Path, data: Path, tmp_path: 
 # --- Splits, limits, budgets ------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_already_split_is_taken_as_it_is(data: Path, tmp_path: Path) -> None:
-    source = tmp_path / "photos"
-    for image in sorted(data.rglob("*.png")):
-        number = int(re.sub(r"\D", "", image.stem))
-        part = "train" if number <= 8 else "val" if number <= 10 else "test"
-        target = source / part / image.parent.name / image.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(image.read_bytes())
-    folder, said = train(runs.quick(source, epochs=1), tmp_path / "run")
-    assert "images: 24 train, 6 val, 6 test" in said
-    table = split_from_file(folder / "split.json")
-    assert all(path.startswith(f"{split}/") for path, split in zip(table.paths, table.splits, strict=True))
-
-
 def planted(data: Path, root: Path, *folders: str) -> Path:
     """The photographs of each class below each of these folders; no picture twice."""
     for k, name in enumerate(folders):
@@ -400,14 +386,6 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> N
     pytest.fail(f"the process did not get that far; it ended with {process.poll()}")
 
 
-def test_a_finished_run_may_be_resumed_without_harm(finished: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(finished, tmp_path / "run")
-    said = resume(folder)
-    runs.assert_same_outcome(folder, finished)
-    assert (folder / "metrics.csv").read_text() == (finished / "metrics.csv").read_text()
-    assert "accuracy" in said
-
-
 def interrupt_at(epoch: int, number: int = signal.SIGINT) -> Callable[[str, int, int], None]:
     """A progress that sends a signal to its own process in the second step of an epoch."""
 
@@ -431,15 +409,6 @@ def test_ctrl_c_leaves_a_model_and_says_how_to_go_on(finished: Path, data: Path,
     assert len(runs.metrics(folder)) == epoch
     resume(folder)
     runs.assert_same_outcome(folder, finished)
-
-
-def test_a_resume_goes_on_where_the_run_stopped(finished: Path, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        train(runs.quick(data), tmp_path / "run", progress=interrupt_at(1))
-    said = resume(tmp_path / "run")
-    assert "epoch   1/3" not in said
-    assert "epoch   2/3" in said
-    assert "epoch   3/3" in said
 
 
 # --- The run's folder -------------------------------------------------------------------------------

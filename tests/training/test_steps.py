@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo import lookup_backend
 
 import tiny
-from runs import assert_same_weights, metrics, photos, quick
+from runs import assert_same_weights, metrics, photos, quick, weights
 from vitkit.errors import VitkitError
 from vitkit.training import (
     DeferredFiniteCheck,
@@ -148,7 +148,7 @@ def test_a_run_that_asks_later_leaves_out_the_same_steps(
     saved = torch.load(tmp_path / "run" / "bad_batch-1.pt", weights_only=True)
     assert saved["images"].shape == (8, 3, 16, 16)
     assert len(saved["paths"]) == 8
-    assert all(torch.isfinite(tensor).all() for tensor in _weights(tmp_path / "run").values())
+    assert all(torch.isfinite(tensor).all() for tensor in weights(tmp_path / "run").values())
 
 
 def test_three_bad_steps_in_a_row_end_a_run_that_asks_later(
@@ -158,12 +158,6 @@ def test_three_bad_steps_in_a_row_end_a_run_that_asks_later(
     as_on_a_gpu(monkeypatch)
     with pytest.raises(VitkitError, match="was not finite in 3 steps in a row"):
         train(small(data), tmp_path / "run", **QUIET)
-
-
-def _weights(folder: Path) -> dict[str, Tensor]:
-    from runs import weights
-
-    return weights(folder)
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, calls: set[int]) -> None:

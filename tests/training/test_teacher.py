@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from functools import partial
@@ -304,16 +303,6 @@ def test_a_missing_teacher_is_noticed_before_the_images_are_read(tmp_path: Path,
         run.train(recipe, tmp_path / "run", say=told.append)
     assert told == []
     assert not (tmp_path / "run").exists()
-
-
-def test_evaluation_averages_the_heads(data: Path, teacher: Path, tmp_path: Path) -> None:
-    out = run.train(runs.quick(data, model=STUDENT, teacher=str(teacher), epochs=1), tmp_path / "run", say=silent)
-    model = load(out).model
-    images = tiny.images(2, config=model.config)
-    with torch.no_grad():
-        first, second = model.forward_heads(images)
-        assert torch.allclose(model(images), (first + second) / 2)
-    assert math.isfinite(runs.metrics(out)[0]["val_loss"])
 
 
 def test_a_class_without_readable_images_leaves_the_others_their_names(data: Path, tmp_path: Path) -> None:

@@ -211,20 +211,17 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
     assert any("the model cannot read files: val_dataset gave tensors" in line for line in lines)
     file = photos / "val" / "red" / "val0.png"
     reason = "is unknown: val_dataset gave tensors, and it has no attribute `transform`"
-    with pytest.raises(VitkitError, match=reason):
-        vitkit.predict(run.folder, file, writer=lambda form, images: pytest.fail("the header was written"))
-    with pytest.raises(VitkitError, match=reason):
-        vitkit.embed(run.folder, file)
-    with pytest.raises(VitkitError, match=reason):
-        list(run.classifier.predict(Image.open(file)))
-    with pytest.raises(VitkitError, match=reason):
-        vitkit.evaluate(run.folder, photos)
-    with pytest.raises(VitkitError, match=reason):
-        vitkit.explain(run.folder, file, out=tmp_path / "page.html")
-    with pytest.raises(VitkitError, match=reason):
-        vitkit.export(run.folder, out=tmp_path / "model.onnx")
-    with pytest.raises(VitkitError, match=reason):
-        vitkit.convert(run.folder, tmp_path / "theirs", to="hf")
+    for use in (
+        lambda: vitkit.predict(run.folder, file, writer=lambda form, images: pytest.fail("the header was written")),
+        lambda: vitkit.embed(run.folder, file),
+        lambda: list(run.classifier.predict(Image.open(file))),
+        lambda: vitkit.evaluate(run.folder, photos),
+        lambda: vitkit.explain(run.folder, file, out=tmp_path / "page.html"),
+        lambda: vitkit.export(run.folder, out=tmp_path / "model.onnx"),
+        lambda: vitkit.convert(run.folder, tmp_path / "theirs", to="hf"),
+    ):
+        with pytest.raises(VitkitError, match=reason):
+            use()
     assert not (tmp_path / "theirs").exists() and not (tmp_path / "model.onnx").exists()
     named = "fit=squash,interpolation=bilinear,mean=0.2,0.4,0.6,std=0.3,0.2,0.1"
     (asked,) = vitkit.predict(run.folder, file, preprocess=named, precision="float32")

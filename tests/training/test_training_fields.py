@@ -335,9 +335,3 @@ def test_the_cifar_recipe_monitors_the_loss_and_names_each_epoch_by_its_figures(
     averaged = rows[5 - round(0.5 * 5) :]
     best = min(averaged, key=lambda row: row["val_loss"])
     assert load(folder).provenance["metrics"]["epoch"] == best["epoch"]
-
-
-def test_the_cifar_recipe_keeps_its_ten_epochs() -> None:
-    recipe = build(load_fields("cifar10-vit-tiny"), "cifar10-vit-tiny")
-    assert (recipe.epochs, recipe.batch_size, recipe.seed, recipe.monitor) == (10, 128, 42, "val_loss")
-    assert (recipe.optimizer, recipe.lr, recipe.weight_decay) == ("adam", 1e-3, 0.0)

@@ -179,11 +179,6 @@ def test_a_run_within_an_epoch_may_be_computed_by_workers_and_goes_back_to_good_
     assert not all(torch.equal(stored(folder)["model"][name], kept[name]) for name in kept)
 
 
-def test_a_checkpoint_of_before_continues_after_its_epoch(finished: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = runs.copy_of(finished("plain"), tmp_path / "run")
-    assert not {"batch", "sums", "is_trained"} & stored(folder).keys()
-
-
 @pytest.mark.parametrize("text", ["0", "often", "-3m"])
 def test_an_interval_is_a_duration(text: str) -> None:
     with pytest.raises(VitkitError, match="save_every must be a duration such as 90s"):

@@ -90,7 +90,6 @@ def test_a_folder_that_cannot_be_replaced_is_put_back(
         ),
         ({"num_classes": -1}, "--num-classes must be at least 0, not -1"),
         ({"heads": 0}, "--heads must be at least 1, not 0"),
-        ({"to": "npz"}, r"must end in \.npz"),
     ],
 )
 def test_what_is_no_choice_is_refused(folder: Path, tmp_path: Path, options: Any, complaint: str) -> None:

@@ -77,9 +77,6 @@ def test_embeddings_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: P
         ({"what": "tokens"}, "--what 'tokens' is none of head, class, mean, patches"),
         ({"top": 0, "near": "photos/a.png"}, "--top must be at least 1"),
         ({"batch_size": 0}, "--batch-size must be at least 1"),
-        ({"near": "nowhere.png"}, "--near nowhere.png: no such file"),
-        ({"near": "photos/broken.png"}, "--near photos/broken.png: not an image"),
-        ({"near": "photos/a.png", "what": "patches"}, "not patches"),
         ({"out": "photos/f.npz"}, "next to the photographs"),
     ],
 )

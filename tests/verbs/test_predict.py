@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import vitkit as package
@@ -17,7 +16,6 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.inference.backends import registry
-from vitkit.system import exclusive
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "<red>")
@@ -64,34 +62,6 @@ def test_function_and_command_write_the_same_file(
         assert found.to_dict()["predictions"] == [json.loads(line) for line in own.read_text().splitlines()]
 
 
-def test_rows_are_the_classifiers_predictions(model: Path, photos: Path) -> None:
-    paths = [photos / "3.png", photos / "1.png"]
-    classifier = load(model)
-    found = package.predict(classifier, paths, top=3, backend="eager", precision="float32")
-    for row, expected in zip(found, classifier.predict(paths), strict=True):
-        assert (row.path, row.label, row.confidence, row.error) == (
-            expected.path,
-            expected.label,
-            expected.confidence,
-            None,
-        )
-        assert row.top == tuple(expected.ranking)
-    assert found.computed == "eager, float32"
-
-
-def test_a_rejected_label_is_withheld(model: Path, photos: Path) -> None:
-    sure = package.predict(model, photos)
-    middle = float(np.median([row.confidence for row in sure if row.confidence is not None]))
-    found = package.predict(model, photos, reject=middle + 1e-9)
-    assert found.rejected == 2
-    for row, trusted in zip(found, sure, strict=True):
-        is_rejected = trusted.confidence is not None and trusted.confidence < middle + 1e-9
-        assert row.label == (None if is_rejected else trusted.label)
-        assert row.name == trusted.label
-    assert "rejected" in found.to_dict()["predictions"][0]
-    assert "2 rejected" in repr(found)
-
-
 def test_predictions_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: Path) -> None:
     found = package.predict(model, photos, backend="eager", precision="float32")
     assert repr(found) == "<Predictions: 4 images (1 unreadable), eager, float32>"
@@ -100,14 +70,6 @@ def test_predictions_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: 
     assert "<red>" not in page
     assert "not an image" in page
     json.dumps(found.to_dict())
-
-
-def test_what_is_missing_is_added(model: Path, photos: Path, tmp_path: Path) -> None:
-    out, told = tmp_path / "out.csv", list[str]()
-    package.predict(model, photos / "1.png", out=out)
-    found = package.predict(model, photos, out=out, resume=True, say=told.append)
-    assert told == [f"1 of 4 images are in {out}"]
-    assert [Path(row.path).name for row in found] == ["1.png", "2.png", "3.png", "4.png"]
 
 
 @pytest.fixture
@@ -215,24 +177,14 @@ def test_a_writer_gets_each_prediction_and_none_is_kept(model: Path, photos: Pat
     assert (began, len(seen), found.kept, found.images) == ([4], 4, (), 4)
 
 
-def test_a_place_that_another_process_writes_is_left_to_it(model: Path, photos: Path, tmp_path: Path) -> None:
-    with exclusive(tmp_path / "out.csv"), pytest.raises(VitkitError, match="is being written by process"):
-        package.predict(model, photos, out=tmp_path / "out.csv")
-
-
 @pytest.mark.parametrize(
     ("values", "told"),
     [
         ({"top": 0}, "--top must be at least 1, not 0"),
         ({"batch_size": 0}, "--batch-size must be at least 1"),
-        ({"reject": 1.5}, "--reject 1.5 must be from 0 to 1"),
-        ({"reject": float("nan")}, "--reject nan must be"),
         ({"backend": "fastest"}, "fastest"),
         ({"precision": "float16"}, "float16"),
         ({"out": "out.txt"}, "must end in .csv or .jsonl"),
-        ({"resume": True}, "--resume requires --out"),
-        ({"out": "photos/out.csv"}, "next to the photographs"),
-        ({"pictures": "photos/drawn"}, "next to the photographs"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_made(

@@ -214,10 +214,6 @@ def test_models_without_held_out_predictions_are_refused(made: tuple[Path, Path]
     ):
         with pytest.raises(VitkitError, match=message):
             package.predict(classifier, photographs, **asked)
-
-
-def test_another_preprocessing_ends_the_promise(made: tuple[Path, Path]) -> None:
-    model, photographs = made
     with pytest.raises(VitkitError, match="--coverage requires a model that knows"):
         package.predict(model, photographs, coverage=0.8, preprocess="mean=0.1,std=0.9")
 

@@ -116,14 +116,6 @@ def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path
     assert str(run.report) in run._repr_html_()
 
 
-def test_resume_goes_on_with_the_run(trained: Path, tmp_path: Path) -> None:
-    folder = runs.copy_of(trained, tmp_path / "run")
-    told: list[str] = []
-    assert package.train(resume=str(folder), say=told.append).folder == folder
-    assert told[-1].endswith(f"report: {folder / 'report.html'}")
-    runs.assert_same_weights(folder, trained)
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

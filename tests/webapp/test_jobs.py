@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -191,19 +189,6 @@ def test_a_number_that_another_process_has_by_now_is_neither_waited_for_nor_stop
         other.wait()
 
 
-def test_a_process_of_another_machine_is_not_taken_for_one_of_this(jobs: Jobs) -> None:
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        (jobs.runs / "b-1").mkdir()
-        (jobs.runs / "b-1" / ".lock").write_text(f"process {other.pid} of elsewhere since 2026-01-01 00:00:00")
-        with pytest.raises(VitkitError, match="where it was started"):
-            jobs.stop("b-1")
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
-
-
 def test_a_training_that_fails_says_why_and_can_be_forgotten(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = "import sys; print('note: x'); sys.stderr.write('error: there is no such thing\\n'); sys.exit(2)"
     monkeypatch.setattr(module, "command", lambda job: [sys.executable, "-c", failing])
@@ -226,44 +211,6 @@ def test_names_are_not_given_twice_and_damaged_files_are_passed_over(jobs: Jobs)
     (jobs.folder / "000002.json").write_text("{")
     (jobs.folder / "000003.json").write_text('{"number": 3}')
     assert [job.run for job in jobs.all()] == ["a-1"]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"number": "3"},
-        {"number": -3},
-        {"number": 7},
-        {"number": None},
-        {"run": 5},
-        {"arguments": [1]},
-        {"arguments": "epochs"},
-        {"asked": []},
-        {"queued": "now"},
-        {"started": "now"},
-        {"process": -1},
-        {"code": "0"},
-        {"more": 1},
-    ],
-    ids=str,
-)
-def test_a_job_of_other_types_is_passed_over_and_the_queue_goes_on(jobs: Jobs, fields: dict[str, Any]) -> None:
-    jobs.folder.mkdir(parents=True)
-    jobs.write(Job(3, "c-1", ("0",), "", {}, 1.0))
-    file = jobs.folder / "000003.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-    assert jobs.add("a-1", ("0",), {}).number == 4, "the file that is passed over keeps its number"
-    assert [job.run for job in jobs.all()] == ["a-1"]
-    assert jobs.reserve("a") == "a-2"
-
-
-def test_a_process_that_has_no_number_is_not_stopped(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0 would be every process of this group."""
-    jobs.folder.mkdir(parents=True)
-    jobs.write(Job(1, "a-1", ("0",), "", {}, 1.0, started=time.time()))
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a signal was sent"))
-    with pytest.raises(VitkitError, match="is not running"):
-        jobs.stop("a-1")
 
 
 def test_a_run_of_the_command_line_runs_too(jobs: Jobs) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 __all__ = ["browser"]
-Runs = Callable[[list[str]], None]
 
 
 def see_colours(arguments: list[str]) -> None:

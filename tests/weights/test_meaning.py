@@ -32,7 +32,6 @@ from vitkit.weights import (
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "meanings.json").read_text(encoding="utf-8"))
 NAME = "vit_tiny_patch16_224"
 ANSWERS, TRAINING = f"{NAME}.augreg_in21k_ft_in1k", f"{NAME}.augreg_best_in21k"
-FIELDS = ("layers", "hidden_size", "heads", "mlp_size", "patch_size", "stem", "distill_token", "pool")
 
 
 def put(name: str) -> None:

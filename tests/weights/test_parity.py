@@ -27,7 +27,6 @@ from vitkit.errors import VitkitError
 from vitkit.weights import Checkpoint, StoredTensor, inspect, load, read_foreign, write
 
 HF = [name for name in foreign.NAMES if name.startswith("HF")]
-TIMM = [name for name in foreign.NAMES if name.startswith("timm")]
 ORACLES = Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / "oracle" / "jax"
 CASES = ("token", "token_rep", "gap", "hybrid_stem", "hybrid_two_stages")
 
