@@ -6,16 +6,28 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitkit.data import SPLITS, ImageTable, fold, limit_training, scenes, split, split_from_file, split_to_dict, splits
+from vitkit.data import (
+    SPLITS,
+    ImageTable,
+    fold,
+    limit_training,
+    scenes,
+    split,
+    split_from_file,
+    split_to_dict,
+    splits,
+    stratify,
+)
 from vitkit.errors import VitkitError
 from vitkit.system import write_json
 
@@ -495,3 +507,75 @@ def test_groups_stay_in_one_fold_and_parts_differ_by_a_group_at_most(
 def test_too_few_and_too_many_folds_are_refused_with_what_is_possible(folds: int) -> None:
     with pytest.raises(VitkitError, match=f"between 2 and 5.*not {folds}"):
         fold(table_of(5, 3), folds, 0)
+
+
+# --- Splitting many classes: every image is looked at a few times, however many classes there are -----
+
+
+class Counted(tuple[Any, ...]):
+    """Labels that count how often they are asked for."""
+
+    asked = [0]  # noqa: RUF012  # of all of them
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked[0] += 1
+        return super().__getitem__(index)
+
+
+def table_of_counts(labels: Sequence[int], classes: int) -> ImageTable:
+    n = len(labels)
+    names, paths = tuple(f"class {i}" for i in range(classes)), tuple(f"{i}.png" for i in range(n))
+    return ImageTable("made up", Path("/photos"), names, paths, Counted(labels), (None,) * n)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda table: split(table, USUAL, 0),
+        lambda table: split(table, USUAL, 0, kept=("train", None) * (len(table) // 2)),
+        lambda table: fold(table, 2, 0),
+        lambda table: limit_training(split(table, USUAL, 0), 1300, 0),
+    ],
+    ids=["split", "split as before", "fold", "limit"],
+)
+def test_an_image_is_asked_for_its_label_as_often_with_many_classes(work: Callable[[ImageTable], object]) -> None:
+    asked = []
+    for classes in (10, 1200):
+        table = table_of_counts([i % classes for i in range(2400)], classes)
+        Counted.asked[0] = 0
+        work(table)
+        asked.append(Counted.asked[0])
+    assert asked[1] <= 1.2 * asked[0] <= 12 * 2400
+
+
+def stratify_slowly(
+    members: Sequence[Sequence[int]],
+    counts: Sequence[Counter[int]],
+    wants: Sequence[dict[int, float]],
+    rng: np.random.Generator,
+) -> list[int]:
+    """Algorithm 1 of Sechidis et al. as it is written: the rarest class is looked for among all of them each time."""
+    lacking, parts = [dict(want) for want in wants], [-1] * len(members)
+    order = sorted(rng.permutation(len(members)).tolist(), key=lambda i: -len(members[i]))
+    while True:
+        left = Counter(label for i in order if parts[i] < 0 for label in counts[i])
+        if not left:
+            return parts
+        rarest = min(left, key=lambda label: (left[label], label))
+        for i in [i for i in order if parts[i] < 0 and rarest in counts[i]]:
+            parts[i] = max(range(len(lacking)), key=lambda k: (lacking[k][rarest], lacking[k][-2]))
+            for label, images in counts[i].items():
+                lacking[parts[i]][label] -= images
+            lacking[parts[i]][-2] -= len(members[i])
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 8), st.integers(0, 2**32 - 1))
+def test_the_rarest_class_is_always_dealt_first(groups: int, classes: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    members = [list(range(rng.integers(1, 4))) for _ in range(groups)]
+    counts = [Counter(rng.integers(-1, classes, rng.integers(1, 5)).tolist()) for _ in range(groups)]
+    whole = sum(counts, Counter({-2: sum(map(len, members))}))
+    wants = [{label: share * images for label, images in whole.items()} for share in (0.7, 0.1, 0.2)]
+    dealt = [deal(members, counts, wants, np.random.default_rng(seed)) for deal in (stratify, stratify_slowly)]
+    assert dealt[0] == dealt[1]

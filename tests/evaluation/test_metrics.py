@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
 from sklearn import metrics as reference
 
 from photos import folder
@@ -20,7 +21,7 @@ from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, held_out_split, read_source, split
 from vitkit.errors import VitkitError
-from vitkit.evaluation import Evaluation, evaluate
+from vitkit.evaluation import Evaluation, at_temperature, evaluate, rank_areas
 from vitkit.evaluation.figures import figures
 
 
@@ -40,23 +41,6 @@ HAND = evaluation(
     [0, 0, 0, 1, 1, 2],
     [[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.05, 0.8, 0.15], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2], [0.2, 0.5, 0.3]],
 )
-
-
-def test_hand_computed_numbers() -> None:
-    assert HAND.predicted.tolist() == [0, 0, 1, 1, 0, 1]
-    assert HAND.accuracy == pytest.approx(3 / 6)
-    assert HAND.balanced_accuracy == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
-    assert HAND.confusion().tolist() == [[2, 1, 0], [1, 1, 0], [0, 1, 0]]
-    assert HAND.loss == pytest.approx(-np.log([0.7, 0.6, 0.05, 0.8, 0.3, 0.3]).mean(), rel=1e-5)
-    assert [HAND.top(k) for k in (1, 2, 3)] == pytest.approx([3 / 6, 5 / 6, 1.0])
-
-
-def test_hand_computed_numbers_of_each_class() -> None:
-    rows = HAND.per_class()
-    assert list(rows) == ["a", "b", "c"]
-    assert rows["a"] == pytest.approx({"precision": 2 / 3, "recall": 2 / 3, "f1": 2 / 3, "support": 3})
-    assert rows["b"] == pytest.approx({"precision": 1 / 3, "recall": 1 / 2, "f1": 0.4, "support": 2})
-    assert rows["c"] == {"precision": None, "recall": 0.0, "f1": 0.0, "support": 1}
 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(1, 40), classes=st.integers(2, 8))
@@ -120,10 +104,6 @@ def test_a_class_that_is_said_and_never_there_lowers_macro_f1_alone() -> None:
     assert own.macro_f1 == pytest.approx((2 / 3 + 1 + 0) / 3), "of classes a, b and c"
     assert own.balanced_accuracy == pytest.approx((1 / 2 + 1) / 2), "of classes a and b"
     assert own.per_class()["c"] == {"precision": 0.0, "recall": None, "f1": 0.0, "support": 0}
-
-
-def test_classes_without_images_do_not_count_in_the_balanced_accuracy() -> None:
-    assert evaluation([0, 0, 1], [[0.9, 0.0, 0.1], [0.9, 0.0, 0.1], [0.9, 0.0, 0.1]]).balanced_accuracy == 0.5
 
 
 def test_an_impossible_true_class_costs_much_but_not_infinity() -> None:
@@ -226,3 +206,45 @@ def test_the_held_out_split_is_test_else_val_else_all(photos: Path) -> None:
     assert held_out_split(split(table, (0.5, 0.25, 0.25), 0)) == "test"
     assert held_out_split(split(table, (0.5, 0.5, 0.0), 0)) == "val"
     assert held_out_split(split(table, (1.0, 0.0, 0.0), 0)) == "all"
+
+
+# --- Intervals against a plain bootstrap, areas against scikit-learn, and all of it as JSON -----------
+
+
+def sample(n: int, k: int = 4, seed: int = 0, sharpness: float = 2.0, temperature: float = 1.0) -> Evaluation:
+    """Logits that tell the class more often than not."""
+    rng = np.random.default_rng(seed)
+    labels = np.minimum(rng.geometric(0.4, n) - 1, k - 1)  # classes of different sizes
+    logits = rng.normal(size=(n, k)) + sharpness * np.eye(k)[labels]
+    probabilities = softmax(logits / temperature, axis=1).astype(np.float32)
+    return Evaluation(
+        split="test",
+        classes=tuple("abcdefgh"[:k]),
+        paths=tuple(map(str, range(n))),
+        labels=labels,
+        probabilities=probabilities,
+        temperature=temperature,
+    )
+
+
+def test_figures_are_json_with_accuracy_first_and_every_number_of_the_evaluation() -> None:
+    own = sample(80, temperature=0.7)
+    numbers = json.loads(json.dumps(figures(own)))
+    assert next(iter(numbers)) == "accuracy"
+    assert {name: numbers[name] for name in own.summary()} == own.summary()
+    assert numbers["temperature"] == 0.7
+    assert numbers["ece_before_temperature"] == pytest.approx(sample(80).ece, abs=1e-6)
+    for name, (low, high) in numbers["intervals_95"].items():
+        assert 0 <= low <= numbers[name] <= high, name
+    areas = rank_areas(own)
+    for name, row in own.per_class().items():
+        assert numbers["per_class"][name] == row | areas[name]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_the_error_before_the_temperature_is_that_of_the_probabilities_at_temperature_one(temperature: float) -> None:
+    own = sample(200, temperature=temperature)
+    plain = at_temperature(own, 1.0)
+    assert own.untempered.ece == pytest.approx(plain.ece, abs=1e-6)
+    assert own.untempered.counts.tolist() == plain.untempered.counts.tolist()
+    assert figures(own)["ece_before_temperature"] == own.untempered.ece

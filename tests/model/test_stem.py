@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.models.vision_transformer_hybrid import _resnetv2
-from torch import nn
+from torch import Tensor, nn
 
 import vitkit
 from tiny import build, gradients, images, largest_difference, randomise
 from vitkit.errors import VitkitError
-from vitkit.model import ResNetStem, ViTConfig, config_for, pad_same, stride_of
+from vitkit.model import ResNetStem, StandardisedConv2d, StemKind, ViTConfig, config_for, pad_same, stride_of
 
 SMALL: dict[str, Any] = {"stem": (1, 2), "image_size": (24, 32), "patch_size": 1}
 
@@ -150,3 +153,220 @@ def test_the_papers_resnet_is_timms_network_with_a_linear_head() -> None:
     with torch.no_grad():
         expected = ours.network.head(theirs(x).mean(dim=(2, 3)))
         torch.testing.assert_close(ours(x), expected, rtol=1e-3, atol=1e-5)
+
+
+# --- The stem's numbers, against the reference's formulas written once more in numpy, and against t ---
+
+
+KINDS: tuple[StemKind, ...] = ("reference", "timm")
+
+
+def pixels_of(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def stem(stages: tuple[int, ...], kind: StemKind, dtype: torch.dtype = torch.float64, channels: int = 3) -> ResNetStem:
+    """Random weights; kernels' deviations run from 1e-5 to 1, so that what is added to them shows."""
+    module = randomise(ResNetStem(channels, stages, kind))
+    with torch.no_grad():
+        for part in module.modules():
+            if isinstance(part, nn.Conv2d):
+                part.weight.mul_(torch.logspace(-5, 0, len(part.weight)).view(-1, 1, 1, 1))
+    return module.to(dtype).eval()
+
+
+# --- The reference, channels last ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Oracle:
+    weights: Mapping[str, np.ndarray]
+    norm_eps: float = 1e-6
+    kernel_eps: float = 1e-5
+    odd_pixel_first: bool = False
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:  # (B, height, width, C)
+        x = np.maximum(self.normed(self.convolved(images, "stem.conv", 2), "stem.norm"), 0)
+        x = np.max(self.windows(x, 3, 2, -np.inf), axis=0)
+        for unit in sorted({name.split(".conv1")[0] for name in self.weights if ".conv1." in name}):
+            first = unit.endswith("blocks.0")
+            x = self.unit(x, unit, 2 if first and not unit.startswith("stages.0.") else 1)
+        return x
+
+    def unit(self, x: np.ndarray, name: str, stride: int) -> np.ndarray:
+        residual = x
+        if f"{name}.downsample.conv.weight" in self.weights:
+            residual = self.normed(self.convolved(x, f"{name}.downsample.conv", stride), f"{name}.downsample.norm")
+        for i in (1, 2, 3):
+            x = self.normed(self.convolved(x, f"{name}.conv{i}", stride if i == 2 else 1), f"{name}.norm{i}")
+            x = np.maximum(x if i < 3 else x + residual, 0)
+        return x
+
+    def convolved(self, x: np.ndarray, name: str, stride: int) -> np.ndarray:
+        kernel = self.weights[f"{name}.weight"].transpose(2, 3, 1, 0)  # (k, k, in, out)
+        kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + self.kernel_eps)
+        taps = kernel.reshape(-1, *kernel.shape[2:])
+        return sum(window @ tap for window, tap in zip(self.windows(x, len(kernel), stride, 0.0), taps, strict=True))
+
+    def normed(self, x: np.ndarray, name: str) -> np.ndarray:
+        groups = x.reshape(len(x), -1, 32, x.shape[-1] // 32)
+        groups = groups - groups.mean((1, 3), keepdims=True)
+        groups = groups / np.sqrt((groups**2).mean((1, 3), keepdims=True) + self.norm_eps)
+        return groups.reshape(x.shape) * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+
+    def windows(self, x: np.ndarray, size: int, stride: int, value: float) -> np.ndarray:
+        """What each tap of a window sees: (size * size, B, height / stride, width / stride, C)."""
+        sides = [-(-n // stride) for n in x.shape[1:3]]
+        total = [max((side - 1) * stride + size - n, 0) for side, n in zip(sides, x.shape[1:3], strict=True)]
+        before = [(pad + self.odd_pixel_first) // 2 for pad in total]
+        around = [(b, pad - b) for b, pad in zip(before, total, strict=True)]
+        x = np.pad(x, [(0, 0), *around, (0, 0)], constant_values=value)
+        rows, columns = ((side - 1) * stride + 1 for side in sides)
+        return np.stack(
+            [x[:, i : i + rows : stride, j : j + columns : stride] for i in range(size) for j in range(size)]
+        )
+
+
+def oracle(module: nn.Module, **fields: Any) -> Oracle:
+    return Oracle({name: tensor.double().numpy() for name, tensor in module.state_dict().items()}, **fields)
+
+
+def features_of(oracle: Oracle, x: Tensor) -> Tensor:
+    return torch.from_numpy(oracle(x.double().permute(0, 2, 3, 1).numpy())).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("stages", "size"),
+    [((), (75, 53)), ((), (1, 2)), ((1,), (64, 64)), ((2, 1), (37, 50)), ((1, 2, 1, 1), (64, 64)), ((1, 1), (5, 75))],
+)
+@torch.no_grad()
+def test_features_are_the_references(stages: tuple[int, ...], size: tuple[int, int]) -> None:
+    module, x = stem(stages, "reference"), pixels_of(2, 3, *size).double()
+    expected = features_of(oracle(module), x)
+    assert expected.std() > 0.3, "the weights should be large enough for a difference to show"
+    assert largest_difference(module(x), expected) <= 1e-10
+
+
+@pytest.mark.parametrize(("stages", "size"), [((), (75, 53)), ((1,), (64, 64)), ((1, 1), (5, 75))])
+@torch.no_grad()
+def test_float32_features_of_shallow_stems_are_the_references(stages: tuple[int, ...], size: tuple[int, int]) -> None:
+    module, x = stem(stages, "reference", torch.float32), pixels_of(2, 3, *size)
+    assert largest_difference(module(x).double(), features_of(oracle(module), x)) <= 1e-5
+
+
+@pytest.mark.parametrize("field", [{"norm_eps": 1e-5}, {"kernel_eps": 1e-8}, {"odd_pixel_first": True}], ids=str)
+@torch.no_grad()
+def test_the_oracle_would_notice_another_convention(field: dict[str, Any]) -> None:
+    x, right = pixels_of(1, 3, 30, 41).double(), oracle(stem((1, 1), "reference"))
+    assert largest_difference(features_of(right, x), features_of(replace(right, **field), x)) > 1e-8
+
+
+# --- timm, and what tells the two apart ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(64, 64), (75, 53)], ids=str)
+@pytest.mark.parametrize("stages", [(), (2, 1)], ids=str)
+@torch.no_grad()
+def test_features_are_timms_to_the_last_digits_where_kernels_are_small(
+    stages: tuple[int, ...], size: tuple[int, int]
+) -> None:
+    hybrid = pytest.importorskip("timm.models.vision_transformer_hybrid")
+    module, theirs = stem(stages, "timm"), hybrid._resnetv2(stages).double().eval()
+    theirs.load_state_dict({n if stages else n.removeprefix("stem."): p for n, p in module.state_dict().items()})
+    x = pixels_of(2, 3, *size).double()
+    assert largest_difference(module(x), theirs(x)) <= 1e-10
+
+
+@torch.no_grad()
+def test_small_kernels_tell_the_two_kinds_apart() -> None:
+    x = pixels_of(1, 3, 32, 32).double()
+    assert largest_difference(stem((1,), "reference")(x), stem((1,), "timm")(x)) > 1e-2
+
+
+# --- The kernel alone ---------------------------------------------------------------------------------
+
+
+def convolution(kind: StemKind, weight: Tensor) -> StandardisedConv2d:
+    module = StandardisedConv2d(weight.shape[1], weight.shape[0], weight.shape[2], 1, kind).to(weight.dtype)
+    with torch.no_grad():
+        module.weight.copy_(weight)
+    return module
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_half_precision_kernel_is_standardised_in_float32(kind: StemKind, dtype: torch.dtype) -> None:
+    weight = (pixels_of(8, 1, 3, 3) * 1e-4).to(dtype)  # whose variance is no float16
+    impulse = torch.zeros(1, 1, 3, 3, dtype=dtype)
+    impulse[..., 1, 1] = 1
+    kernel = convolution(kind, weight)(impulse).flip(2, 3)[0]
+    exact = weight.double()[:, 0]
+    mean, variance = exact.mean((1, 2), keepdim=True), exact.var((1, 2), correction=0, keepdim=True)
+    divisor = variance.sqrt() + 1e-5 if kind == "reference" else (variance + 1e-8).sqrt()
+    assert kernel.dtype == dtype
+    torch.testing.assert_close(kernel.double(), (exact - mean) / divisor, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_the_slopes(kind: StemKind) -> None:
+    module = convolution(kind, pixels_of(3, 2, 3, 3).double())
+    x = pixels_of(1, 2, 4, 5, seed=1).double().requires_grad_()
+
+    def out(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.functional_call(module, {"weight": weight}, (x,))
+
+    assert torch.autograd.gradcheck(out, (x, module.weight))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kernel_of_one_value_gives_zeros_and_finite_gradients(kind: StemKind) -> None:
+    module = ResNetStem(3, (1,), kind)
+    for parameter in module.parameters():
+        nn.init.zeros_(parameter) if parameter.ndim == 4 else nn.init.ones_(parameter)
+    features = module(pixels_of(1, 3, 16, 16))
+    features.sum().backward()
+    assert features.isfinite().all()
+    assert [name for name, p in module.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scale_and_shift_of_each_channel_leave_features_but_for_eps(kind: StemKind) -> None:
+    module = randomise(ResNetStem(3, (2, 1), kind)).double()
+    x = pixels_of(1, 3, 33, 40).double()
+    with torch.no_grad():
+        before = module(x)
+        for part in module.modules():
+            if isinstance(part, nn.Conv2d):
+                channel = torch.linspace(-1, 1, len(part.weight)).view(-1, 1, 1, 1)
+                part.weight.mul_(2**channel).add_(3 * channel)
+        assert 0 < largest_difference(module(x), before) < 1e-3
+
+
+# --- Compilers, parameters ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_features_and_gradients_are_the_same_and_so_are_exported_features(kind: StemKind) -> None:
+    module, x = stem((1,), kind), pixels_of(2, 3, 37, 26).double()
+    module(x).square().sum().backward()
+    expected = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    assert expected.keys() == dict(module.named_parameters()).keys()
+    assert [name for name, gradient in expected.items() if not gradient.any()] == []
+    module.zero_grad()
+    torch.compile(module, backend="aot_eager", fullgraph=True)(x).square().sum().backward()
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name])
+    exported = torch.export.export(module, (x,)).module()
+    assert largest_difference(exported(x), module(x)) <= 1e-10
+
+
+@pytest.mark.parametrize(
+    ("stages", "count"),
+    [((), 9_536), ((2, 2, 2, 2), 13_946_176), ((3, 4, 9), 11_894_848), ((3, 4, 6, 3), 23_508_032)],
+)
+def test_the_papers_stems_have_as_many_parameters_as_theirs(stages: tuple[int, ...], count: int) -> None:
+    with torch.device("meta"):
+        module = ResNetStem(3, stages)
+    assert sum(p.numel() for p in module.parameters()) == count
+    assert all(p.is_meta for p in module.parameters())

@@ -20,6 +20,7 @@ import torch
 from serving.conftest import classifier
 from serving.test_batching import Doubling, workers
 from vitkit.explanation import explanation
+from vitkit.inference import Columns
 from vitkit.serving import ClosedError, Embedded, ServedModel, Server, ToExplain, Upload, Work
 from vitkit.serving import serve as running_module
 from vitkit.serving.application import _pieces
@@ -127,13 +128,7 @@ def test_an_explanation_can_be_given_up_in_its_midst(picture: bytes) -> None:
     handle.remove()
     assert passes == 1
     assert not any(own._forward_pre_hooks for own in model.classifier.model.modules()), "predictions look at nothing"
-    assert len(model._predict([(asked.upload, _columns())])) == 1
-
-
-def _columns() -> Any:
-    from vitkit.inference import Columns
-
-    return Columns()
+    assert len(model._predict([(asked.upload, Columns())])) == 1
 
 
 def test_explanations_are_given_up_when_the_server_stops(

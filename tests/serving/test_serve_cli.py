@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import signal
 import socket
-import subprocess
 import threading
 import time
 from contextlib import ExitStack
@@ -14,7 +13,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-import runs
 import warm
 from serving.asking import Program, ask_all, posted, serving
 
@@ -98,21 +96,3 @@ def test_more_connections_than_files_are_refused_in_a_line(folder: Path, tmp_pat
         code, told = program.end()
     assert code == 143
     assert told == "60 connections are open: further ones are refused (503)\nstopped by SIGTERM\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("nowhere",), "nowhere"),
-        (("--port", "70000", "{first}"), "--port 70000"),
-        (("--token", "short", "{first}"), "--token must be"),
-        (("--max-wait", "-1", "{first}"), "--max-wait -1.0"),
-    ],
-)
-def test_what_is_wrong_is_told_in_a_line(folder: Path, arguments: tuple[str, ...], told: str) -> None:
-    own = [argument.format(first=folder / "first") for argument in arguments]
-    done = subprocess.run(
-        [warm.vitkit(), "serve", *own], env=runs.environment(), capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and told in done.stderr and len(done.stderr.splitlines()) <= 2

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 import runs
@@ -42,6 +43,7 @@ from vitkit.training import (
     log_weights,
     logit_shift,
     prior_correction,
+    resolve_balance,
     resume,
     shift_head_bias,
     train,
@@ -420,3 +422,47 @@ def test_equal_shares_are_of_single_classes(tmp_path: Path) -> None:
         csv.writer(text).writerows([("path", "labels"), *rows])
     with pytest.raises(VitkitError, match="--prior uniform"):
         go(tmp_path / "all.csv", tmp_path.parent / "run", prior="uniform")
+
+
+# --- Weights of classes against scikit-learn's, and when they are used at all -------------------------
+
+
+ANY_COUNTS = st.lists(st.integers(1, 500), min_size=1, max_size=8)
+
+
+@given(ANY_COUNTS)
+def test_the_weights_are_scikit_learns(counts: list[int]) -> None:
+    labels = np.repeat(np.arange(len(counts)), counts)
+    expected = compute_class_weight("balanced", classes=np.arange(len(counts)), y=labels)
+    np.testing.assert_allclose(class_weights(counts).numpy(), expected, rtol=1e-6)
+
+
+@given(ANY_COUNTS, st.integers(0, 3))
+def test_their_mean_over_training_images_is_1_also_where_classes_have_none(counts: list[int], empty: int) -> None:
+    counts = counts + [0] * empty
+    weights = class_weights(counts).numpy()
+    assert (weights * counts).sum() / sum(counts) == pytest.approx(1, rel=1e-5)
+    assert (weights[len(counts) - empty :] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [([10, 30], "none"), ([10, 31], "loss"), ([10, 20, 31], "loss"), ([10, 0, 30], "none"), ([7], "none")],
+)
+def test_auto_weighs_where_the_largest_has_more_than_three_times_the_smallest(counts: list[int], expected: str) -> None:
+    balance, why = resolve_balance("auto", counts)
+    assert balance == expected
+    assert (why is None) == (expected == "none")
+
+
+def test_auto_says_so_in_a_line() -> None:
+    line = resolve_balance("auto", [5, 40])[1]
+    assert line is not None
+    assert line.startswith("balance loss: classes have 5 to 40 training images")
+    assert "--balance none" in line
+
+
+@pytest.mark.parametrize("asked", ["loss", "sampler", "none"])
+def test_what_is_asked_for_is_done_without_a_word(asked: str) -> None:
+    assert resolve_balance(asked, [1, 100]) == (asked, None)  # type: ignore[arg-type]
+    assert resolve_balance(asked, [9, 9]) == (asked, None)  # type: ignore[arg-type]

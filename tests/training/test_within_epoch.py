@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import runs
+import warm
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import LAST, Deferral, reporting_to
@@ -252,3 +255,32 @@ def test_one_process_agrees_with_itself_after_each_step() -> None:
     assert interruption.after_step().should_stop is False
     agreed = interruption.after_step(should_stop=True, should_save=True)
     assert agreed.should_stop and agreed.should_save
+
+
+# --- Trainings that are killed for real continue with the same samples and weights (benchmarks/kill ---
+
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"
+
+
+def kills(*arguments: str, seconds: float) -> str:
+    """The script's output; it fails where a sample is lost or repeated, or where weights differ."""
+    command = [sys.executable, str(SCRIPT), *arguments]
+    env = os.environ | runs.environment() | {"KILLS_PYTHON": warm.python(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.accept
+def test_two_processes_survive_a_kill_a_signal_and_a_kill_in_the_middle_of_a_save() -> None:
+    (line,) = kills("--smoke", seconds=300).splitlines()
+    assert "kills 3 " in line
+    assert "samples_exact True   difference 0.0 " in line
+    assert "codes_of_sigterm 1 of 2" in line, "torchrun's code, whatever its processes return"
+
+
+@pytest.mark.accept
+def test_forty_kills_and_three_restarts() -> None:
+    lines = kills("--kills", "40", "--no-table", seconds=6000).splitlines()
+    assert lines[-2].startswith("what restarted by torchrun")

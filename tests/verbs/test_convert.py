@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import vitkit
 from cli.conftest import vitkit as command
+from photos import fingerprint, noise, save
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
+from vitkit.weights import load
 
 __all__ = ["command"]
 
@@ -96,3 +102,197 @@ def test_what_is_no_choice_is_refused(folder: Path, tmp_path: Path, options: Any
     with pytest.raises(vitkit.VitkitError, match=complaint):
         vitkit.convert(folder, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+# --- vitkit convert, and info, predict and eval on checkpoints that are not vitkit's own --------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A DeiT-like file: timm's names, wrapped."""
+    path = tmp_path / "weights.pth"
+    torch.save({"model": build(image_size=(16, 16)).state_dict(), "epoch": 3}, path)
+    return path
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    return save(noise(40, 30), tmp_path / "photo.png")
+
+
+@pytest.mark.parametrize("to", ["folder", "npz", "timm", "hf"])
+def test_a_checkpoint_goes_through_every_layout_unchanged(
+    command: Any, checkpoint: Path, tmp_path: Path, to: str
+) -> None:
+    target = tmp_path / ("out.npz" if to == "npz" else "out")
+    outcome = command("convert", checkpoint, target, "--to", to, "--heads", 4)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "timm: 44 of 44 tensors loaded (100 %)" in outcome.out
+    assert "assumed preprocess: mean and std ImageNet's" in outcome.out
+    assert f"written and read back, every number the same: {target}" in outcome.out
+    again, source = load(target).model, load(checkpoint, heads=4).model
+    assert again.config.heads == 4
+    assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in again.state_dict().items())
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pth"])
+def test_files_are_written_where_the_name_says_so(command: Any, checkpoint: Path, tmp_path: Path, suffix: str) -> None:
+    outcome = command("convert", checkpoint, tmp_path / f"out{suffix}", "--heads", 4)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert (tmp_path / f"out{suffix}").is_file()
+    assert load(tmp_path / f"out{suffix}", heads=4).model.config.heads == 4
+
+
+@pytest.mark.parametrize("to", ["npz", "timm", "hf"])
+def test_the_ways_out_that_a_refusal_of_several_classes_names_are_ways_out(
+    command: Any, tmp_path: Path, to: str
+) -> None:
+    model = build(image_size=(16, 16), num_classes=3)
+    several = Classifier(
+        model, classes=("a", "b", "c"), preprocess=Preprocess(size=(16, 16)), thresholds=(0.3, 0.5, 0.7)
+    )
+    several.save(tmp_path / "several")
+    target = tmp_path / ("out.npz" if to == "npz" else "out")
+    outcome = command("convert", tmp_path / "several", target, "--to", to)
+    assert (outcome.code, target.exists()) == (2, False)
+    assert outcome.err.splitlines() == [
+        f"error: the {to} layout has no place for thresholds, and this model may name several classes of an image;",
+        "use --to folder or `vitkit export`, or leave the head out: --num-classes 0",
+    ]
+    folder = command("convert", tmp_path / "several", tmp_path / "folder", "--to", "folder")
+    assert folder.code == 0 and load(tmp_path / "folder").thresholds == (0.3, 0.5, 0.7)
+    headless = command("convert", tmp_path / "several", target, "--to", to, "--num-classes", 0)
+    assert (headless.code, headless.err) == (0, "")
+    again = load(target)
+    assert (again.classes, again.task) == ((), "single")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in again.model.state_dict().items())
+
+
+def test_a_new_head_another_size_and_other_pixels(command: Any, checkpoint: Path, tmp_path: Path) -> None:
+    flags = ("--heads", 4, "--num-classes", 3, "--image-size", 24, "--preprocess", "google")
+    outcome = command("convert", checkpoint, tmp_path / "out", *flags)
+    assert "new head.weight: 3 classes, zero until it is trained" in outcome.out
+    assert "resized pos_embed: 4x4 to 6x6 (timm)" in outcome.out
+    assert "assumed preprocess" not in outcome.out
+    again = load(tmp_path / "out")
+    assert again.model.config.image_size == (24, 24)
+    assert again.classes == ("0", "1", "2")
+    assert (again.preprocess.fit, again.preprocess.mean) == ("squash", (0.5, 0.5, 0.5))
+
+
+def test_a_new_head_has_none_of_the_figures_of_the_one_before(command: Any, trained: Path, tmp_path: Path) -> None:
+    assert "validation accuracy" in repr(load(trained))
+    assert command("convert", trained, tmp_path / "out", "--num-classes", "2").code == 0
+    again = load(tmp_path / "out")
+    assert again.classes == ("0", "1") and again.held_out is None
+    assert "validation accuracy" not in repr(again) and "trained on" in repr(again)
+
+
+def test_images_of_another_size_have_none_of_the_promises(command: Any, trained: Path, tmp_path: Path) -> None:
+    assert load(trained).held_out is not None
+    outcome = command("convert", trained, tmp_path / "out", "--image-size", "32")
+    assert outcome.code == 0 and "the images have another size than in the training" in outcome.out
+    again = load(tmp_path / "out")
+    assert again.held_out is None and again.temperature == load(trained).temperature
+    assert "--coverage requires" in command("predict", tmp_path / "out", trained, "--coverage", "0.5").err
+
+
+@pytest.mark.parametrize("first", ["folder", "timm", "hf"])
+@pytest.mark.parametrize("second", ["folder", "timm", "hf"])
+def test_a_folder_that_was_written_before_is_replaced_as_a_whole(
+    command: Any, trained: Path, tmp_path: Path, first: str, second: str
+) -> None:
+    assert command("convert", trained, tmp_path / "alone", "--to", second).code == 0
+    assert command("convert", trained, tmp_path / "out", "--to", first, "--num-classes", "2").code == 0
+    outcome = command("convert", trained, tmp_path / "out", "--to", second, "--force")
+    assert outcome.code == 0, outcome.err
+    alone, again = load(tmp_path / "alone"), load(tmp_path / "out")
+    assert again.classes == alone.classes and again.preprocess == alone.preprocess
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        path.name for path in (tmp_path / "alone").iterdir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("nowhere.pth", "out"), "no such file, folder or published weights: nowhere.pth"),
+        (("weights.pth", "nowhere/out"), "there is no folder nowhere"),
+        (("weights.pth", "photo.png"), "photo.png exists"),
+        (("weights.pth", "photos", "--force"), "contains something other than a model"),
+        (("weights.pth", "out", "--to", "npz"), "must end in .npz"),
+        (("weights.pth", "out", "--heads", "5"), "not divisible by heads 5"),
+        (("weights.pth", "out", "--image-size", "15"), "not divisible by patch_size"),
+        (("photo.png", "out"), "photo.png is not a checkpoint"),
+    ],
+)
+def test_mistakes_end_in_a_line_and_leave_nothing(
+    command: Any,
+    checkpoint: Path,
+    photo: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    complaint: str,
+) -> None:
+    save(noise(), tmp_path / "photos" / "a.png")
+    monkeypatch.chdir(tmp_path)
+    before = fingerprint(tmp_path)
+    outcome = command("convert", *arguments)
+    assert outcome.code == 2
+    assert complaint in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert fingerprint(tmp_path) == before
+
+
+def test_what_does_not_fit_is_named_unless_partial_is_allowed(command: Any, tmp_path: Path) -> None:
+    state = {**build(image_size=(16, 16)).state_dict(), "blocks.0.attn.odd.weight": torch.ones(8)}
+    del state["blocks.1.mlp.fc2.weight"]
+    save_file(state, tmp_path / "odd.safetensors")
+    for verb in ("convert", "info"):
+        target = (tmp_path / "out",) if verb == "convert" else ()
+        outcome = command(verb, tmp_path / "odd.safetensors", *target, "--heads", 4)
+        assert outcome.code == 2
+        assert "missing: blocks.1.mlp.fc2.weight" in outcome.err
+        assert "left over: blocks.0.attn.odd.weight" in outcome.err
+        outcome = command(verb, tmp_path / "odd.safetensors", *target, "--heads", 4, "--allow-partial")
+        assert outcome.code == 0
+        assert "missing blocks.1.mlp.fc2.weight" in outcome.out
+        assert "left over blocks.0.attn.odd.weight" in outcome.out
+
+
+def test_info_reports_on_a_file_without_reading_its_numbers(command: Any, checkpoint: Path) -> None:
+    text = command("info", checkpoint, "--heads", 4).out
+    assert "timm: 44 of 44 tensors loaded (100 %)" in text
+    assert "note: taken from model" in text
+    told = json.loads(command("info", checkpoint, "--heads", 4, "--json").out)
+    assert told["report"]["complete"]
+    assert told["report"]["format"] == "timm"
+    assert told["config"]["heads"] == 4
+    assert told["parameters"] == sum(parameter.numel() for parameter in build(image_size=(16, 16)).parameters())
+
+
+def test_predict_takes_a_checkpoint_and_says_what_it_assumed(command: Any, checkpoint: Path, photo: Path) -> None:
+    outcome = command("predict", checkpoint, photo)
+    (row,) = csv.DictReader(io.StringIO(outcome.out))
+    assert row["label"] in set("0123456")
+    notes = [line for line in outcome.err.splitlines() if line.startswith("note: ")]
+    assert {note.split(":")[1].strip() for note in notes} == {
+        f"{what} assumed" for what in ("heads", "preprocess", "classes")
+    }
+
+
+def test_predict_without_a_head_says_so(command: Any, photo: Path, tmp_path: Path) -> None:
+    save_file(build(image_size=(16, 16), num_classes=0).state_dict(), tmp_path / "bare.safetensors")
+    outcome = command("predict", tmp_path / "bare.safetensors", photo)
+    assert outcome.code == 2
+    assert "the model has no head" in outcome.err
+
+
+def test_the_published_weights_are_listed(command: Any) -> None:
+    out = command("models", "--weights", "augreg_best").out
+    assert out.count("augreg_best") == 18
+    assert "85.99" in out
+    entries = json.loads(command("models", "--weights", "facebook/dinov2", "--json").out)
+    assert {entry["licence"] for entry in entries} == {"Apache-2.0"}
+    assert command("models", "--weights", "resnet").code == 2

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import vitkit
 from cli.conftest import vitkit as command
-from photos import folder, noise, save
+from photos import fingerprint, folder, noise, save, smooth
 
 __all__ = ["command"]
 
@@ -42,3 +47,312 @@ def test_a_checkup_is_shown_in_a_line(healthy: Path) -> None:
     found = vitkit.doctor(healthy)
     assert repr(found) == f"<Checkup: {healthy}: 22 images in 2 classes, {healthy}>"
     assert "Nothing wrong was found" in found._repr_html_()
+
+
+# --- vitkit doctor: its exit code is its answer, its JSON is only JSON, its page is one file that s ---
+
+
+@pytest.fixture
+def leaks(tmp_path: Path) -> Path:
+    """A val picture that is a recompressed training picture, a label conflict, and a harmless copy."""
+    root = tmp_path / "leaking"
+    folder(root / "train", {"cat": 3, "dog": 3}, 32, 32)
+    save(smooth(64, 48), root / "train" / "cat" / "ramp.png")
+    save(smooth(64, 48), root / "val" / "cat" / "ramp.jpg", quality=60)
+    save(noise(24, 24, 99), root / "val" / "dog" / "own.png")
+    save(noise(32, 32, 50), root / "train" / "cat" / "both.png")
+    save(noise(32, 32, 50), root / "train" / "dog" / "both.png")
+    save(noise(32, 32, 60), root / "train" / "dog" / "one.png")
+    save(noise(32, 32, 60), root / "train" / "dog" / "two.png")
+    return root
+
+
+# --- Exit codes ------------------------------------------------------------------------------------
+
+
+def test_a_healthy_folder_exits_with_0_and_says_that_nothing_is_wrong(command: Any, healthy: Path) -> None:
+    outcome = command("doctor", healthy)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.splitlines()[-1] == "nothing wrong was found"
+
+
+def test_warnings_and_notes_exit_with_0(command: Any, healthy: Path) -> None:
+    (healthy / "cat" / "text.jpg").write_text("not a picture")
+    save(Image.open(healthy / "cat" / "cat_0.png"), healthy / "cat" / "copy.png")
+    outcome = command("doctor", healthy)
+    assert outcome.code == 0
+    assert "warning: 1 of 24 images is unreadable and left out: cat/text.jpg (not an image)" in outcome.out
+    assert "note: 1 picture is in the data more than once (1 exact); copies are kept in one split" in outcome.out
+    assert "nothing wrong" not in outcome.out
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",), ("-o", "page.html")], ids=["text", "json", "page"])
+def test_leaks_and_conflicts_exit_with_1(
+    command: Any, leaks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = command("doctor", leaks, *flags)
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "train/cat/ramp.png = val/cat/ramp.jpg (near)" in outcome.out
+    assert "train/cat/both.png = train/dog/both.png" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("nowhere",), "nowhere"),
+        (("photos/cat",), "photos/cat"),
+        (("photos", "-o", "page.txt"), ".html"),
+        (("photos", "-o", "nowhere/page.html"), "nowhere"),
+        (("photos", "-o", "photos/page.html"), "photos"),
+        (("photos", "-o", "photos/cat/page.html"), "photos"),
+        (("photos", "-o", "old.html"), "--force"),
+        (("photos", "-o", "folder.html"), "folder"),
+        (("photos", "--preprocess", "fit=stretch"), "stretch"),
+        (("photos", "--preprocess", "crop_pct=0"), "crop_pct"),
+        (("photos", "--preprocess", "crop_pct=much"), "crop_pct"),
+        ((), "DATA"),
+    ],
+    ids=str,
+)
+def test_mistakes_exit_with_2_in_a_line_or_two_and_change_nothing(
+    command: Any,
+    healthy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    named: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.html").write_text("precious")
+    (tmp_path / "folder.html").mkdir()
+    before = fingerprint(tmp_path)
+    outcome = command("doctor", *arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("error: ")
+    assert len(outcome.err.splitlines()) <= 2
+    assert named in outcome.err
+    assert fingerprint(tmp_path) == before
+
+
+def test_a_page_among_the_photographs_is_refused_by_way_of_a_link_too(
+    command: Any, healthy: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(healthy)
+    before = fingerprint(healthy)
+    for source, out in ((healthy, tmp_path / "link"), (tmp_path / "link", healthy)):
+        outcome = command("doctor", source, "-o", out / "page.html")
+        assert outcome.code == 2
+        assert "nothing is written next to the photographs" in outcome.err
+    assert fingerprint(healthy) == before
+
+
+def test_a_csv_forbids_the_folders_of_its_images_alone(command: Any, healthy: Path, tmp_path: Path) -> None:
+    (tmp_path / "lists").mkdir()
+    rows = [f"../photos/{path.parent.name}/{path.name},{path.parent.name}" for path in sorted(healthy.rglob("*.png"))]
+    (tmp_path / "lists" / "all.csv").write_text("\n".join(["path,label", *rows]))
+    assert command("doctor", tmp_path / "lists" / "all.csv", "-o", healthy / "dog" / "page.html").code == 2
+    assert command("doctor", tmp_path / "lists" / "all.csv", "-o", tmp_path / "lists" / "page.html").code == 0
+
+
+# --- What is printed -------------------------------------------------------------------------------
+
+
+def test_bars_show_the_classes_in_natural_order_and_proportion(command: Any, tmp_path: Path) -> None:
+    data = folder(tmp_path / "photos", {"class 10": 1, "class 2": 40, "class 1": 20})
+    outcome = command("doctor", data)
+    bars = re.findall(r"^  (class +\d+) +(\d+)  (#+)$", outcome.out, re.MULTILINE)
+    assert [(name, int(count), len(bar)) for name, count, bar in bars] == [
+        ("class 1", 20, 20),
+        ("class 2", 40, 40),
+        ("class 10", 1, 1),
+    ]
+    assert list(json.loads(command("doctor", data, "--json").out)["classes"]) == ["class 1", "class 10", "class 2"]
+
+
+def test_a_bar_is_never_empty_and_never_too_long(command: Any, tmp_path: Path) -> None:
+    outcome = command("doctor", folder(tmp_path / "photos", {"few": 1, "many": 200}, 4, 4))
+    assert [len(bar) for bar in re.findall(r"  (#+)$", outcome.out, re.MULTILINE)] == [1, 40]
+
+
+def test_sizes_formats_colours_and_splits_are_counted(command: Any, leaks: Path) -> None:
+    save(Image.new("L", (200, 100), 7), leaks / "train" / "cat" / "grey.bmp")
+    out = command("doctor", leaks).out
+    assert "splits   12 train, 2 val" in out
+    assert "formats  12 PNG, 1 BMP, 1 JPEG" in out
+    assert "colours  13 RGB, 1 L" in out
+    assert "width    24 to 200, median 32 (pixels)" in out
+    assert "height   24 to 100, median 32 (pixels)" in out
+    assert "aspect   1 to 2, median 1 (width / height)" in out
+
+
+def test_the_crop_is_warned_of_only_where_the_fit_crops(command: Any, tmp_path: Path) -> None:
+    data = folder(tmp_path / "photos", {"a": 10, "b": 10}, 60, 20)
+    assert "the crop loses more than half of the area of 20 of 20 images" in command("doctor", data).out
+    for fit in ("pad", "squash"):
+        assert "the crop loses" not in command("doctor", data, "--preprocess", f"fit={fit}").out
+    square = folder(tmp_path / "square", {"a": 10, "b": 10}, 20, 20)
+    assert "the crop loses" not in command("doctor", square).out
+    assert "the crop loses" in command("doctor", square, "--preprocess", "crop_pct=0.7").out
+
+
+# --- JSON ------------------------------------------------------------------------------------------
+
+
+def test_json_is_all_of_stdout_and_has_all_that_was_found(command: Any, leaks: Path, tmp_path: Path) -> None:
+    (leaks / "train" / "cat" / '猫 "quoted".jpg').write_text("not a picture")
+    outcome = command("doctor", leaks, "--json", "-o", tmp_path / "page.html")
+    found = json.loads(outcome.out)
+    assert (outcome.code, outcome.err) == (1, "")
+    assert (tmp_path / "page.html").is_file()
+    assert found["images"] == sum(found["classes"].values()) == sum(found["splits"].values()) == 13
+    assert found["unreadable"] == {'train/cat/猫 "quoted".jpg': "not an image"}
+    by_kind = {(own["kind"], own["leak"], own["conflict"]): own["images"] for own in found["copies"]}
+    assert by_kind.keys() == {("near", True, False), ("exact", False, True), ("exact", False, False)}
+    assert by_kind["near", True, False] == [
+        {"path": "train/cat/ramp.png", "class": "cat", "split": "train"},
+        {"path": "val/cat/ramp.jpg", "class": "cat", "split": "val"},
+    ]
+    severities = [finding["severity"] for finding in found["findings"]]
+    assert severities == sorted(severities, key=["problem", "warning", "note"].index)
+    assert severities.count("problem") == 2
+
+
+# --- The page --------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The attributes of each tag, in order, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def pictures(self) -> dict[str, Image.Image]:
+        found = {}
+        for tag, attributes in self.tags:
+            if tag == "img":
+                kind, _, content = str(attributes["src"]).partition(";base64,")
+                assert kind in ("data:image/png", "data:image/jpeg")
+                picture = Image.open(io.BytesIO(base64.b64decode(content)))
+                assert kind.endswith(str(picture.format).lower())
+                found[str(attributes["alt"])] = picture
+        return found
+
+
+def test_the_page_is_one_file_with_the_pictures_of_the_copies(command: Any, leaks: Path, tmp_path: Path) -> None:
+    command("doctor", leaks, "-o", tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    page = Page(html)
+    assert "http:" not in html and "https:" not in html
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert all(str(attributes["href"]).startswith("#") for tag, attributes in page.tags if tag == "a"), "its contents"
+    assert all(
+        str(attributes[name]).startswith("data:") for _, attributes in page.tags for name in attributes if name == "src"
+    )
+    pictures = page.pictures()
+    for path in (
+        *("train/cat/ramp.png", "val/cat/ramp.jpg", "train/cat/both.png", "train/dog/both.png"),
+        *("train/dog/one.png", "train/dog/two.png"),
+    ):
+        assert path in pictures
+        assert path in page.text
+    assert pictures["val/cat/ramp.jpg"].size == (64, 48)
+    assert not any("own.png" in name for name in pictures), "only what is there more than once"
+    headings = [page.text.index(title) for title in ("One picture, two classes", "One picture, two splits", "Copies")]
+    assert headings == sorted(headings)
+    assert "13 images in 2 classes" in page.text
+
+
+def test_a_large_copy_is_shown_small(command: Any, healthy: Path, tmp_path: Path) -> None:
+    save(smooth(1500, 700), healthy / "cat" / "large.png")
+    save(smooth(1500, 700), healthy / "cat" / "again.png")
+    command("doctor", healthy, "-o", tmp_path / "page.html")
+    pictures = Page((tmp_path / "page.html").read_text(encoding="utf-8")).pictures()
+    assert pictures["cat/large.png"].size == (160, 75)
+    assert (tmp_path / "page.html").stat().st_size < 400_000
+
+
+def test_force_writes_over_a_page_and_only_with_it(command: Any, healthy: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    assert command("doctor", healthy, "-o", page).code == 2
+    assert page.read_text() == "old"
+    outcome = command("doctor", healthy, "-o", page, "--force")
+    assert outcome.code == 0
+    assert f"with pictures: {page}" in outcome.out
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_folder_without_problems_has_a_page_without_galleries(command: Any, healthy: Path, tmp_path: Path) -> None:
+    command("doctor", healthy, "-o", tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert set(page.pictures()) == {"Images per class", "Sizes"}
+    assert "Unreadable" not in page.text
+
+
+def test_nothing_is_written_beside_the_photographs(command: Any, leaks: Path, tmp_path: Path) -> None:
+    before = fingerprint(leaks)
+    command("doctor", leaks, "-o", tmp_path / "page.html")
+    command("doctor", leaks, "--json")
+    assert fingerprint(leaks) == before
+
+
+# --- What the folders mean --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def intel(tmp_path: Path) -> Path:
+    """Splits as a well-known archive has them: seg_train/seg_train/CLASS."""
+    for split, images in (("train", 3), ("test", 2)):
+        folder(tmp_path / "archive" / f"seg_{split}" / f"seg_{split}", {"sea": images, "street": images}, 30, 30)
+    return tmp_path / "archive"
+
+
+def test_the_doctor_says_how_the_folders_are_read(command: Any, intel: Path, tmp_path: Path) -> None:
+    outcome = command("doctor", intel, "-o", tmp_path / "page.html")
+    line = "folders read as splits: train in seg_train/seg_train/, test in seg_test/seg_test/"
+    assert line in outcome.out.splitlines()
+    assert line in (tmp_path / "page.html").read_text()
+    assert json.loads(command("doctor", intel, "--json").out)["layout"] == line
+    assert json.loads(command("doctor", intel, "--json").out)["classes"] == {"sea": 5, "street": 5}
+
+
+def test_the_doctor_is_told_how_to_read_them(command: Any, intel: Path, healthy: Path) -> None:
+    outcome = command("doctor", intel, "--layout", "classes", "--json")
+    assert json.loads(outcome.out)["classes"] == {"seg_test": 4, "seg_train": 6}
+    refused = command("doctor", healthy, "--layout", "splits")
+    assert (refused.code, refused.out) == (2, "")
+    assert "no split folders" in refused.err
+
+
+def test_the_doctor_refuses_folds_in_one_line(command: Any, tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder(tmp_path / "photos" / f"fold{number}", {"cat": 1, "dog": 1})
+    outcome = command("doctor", tmp_path / "photos")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1
+    assert "fold1/, fold2/" in outcome.err
+
+
+def test_data_without_training_images_is_looked_at_and_said_to_have_none(command: Any, tmp_path: Path) -> None:
+    for split in ("val", "test"):
+        folder(tmp_path / "photos" / split, {"cat": 1, "dog": 1})
+    outcome = command("doctor", tmp_path / "photos")
+    assert "all images are in val and test: they can be used for evaluation, but not for training" in outcome.out
+
+
+def test_a_list_has_no_folders_to_read_otherwise(command: Any, healthy: Path) -> None:
+    (healthy.parent / "list.csv").write_text("path,label\nphotos/cat/cat_0.png,cat\nphotos/dog/dog_0.png,dog\n")
+    outcome = command("doctor", healthy.parent / "list.csv", "--layout", "splits")
+    assert outcome.code == 2
+    assert "--layout splits applies to folders" in outcome.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -10,9 +11,13 @@ from typing import Any
 import pytest
 
 import vitkit as package
-from vitkit.data import split_from_file
+from photos import fingerprint
+from vitkit.data import read_source, split_from_file
 from vitkit.errors import VitkitError
+from vitkit.evaluation import Evaluation, evaluate
+from vitkit.evaluation.figures import figures
 from vitkit.system import exclusive_in, to_json
+from vitkit.text import interval_text
 from vitkit.weights import load
 
 
@@ -138,3 +143,227 @@ def test_classes_in_another_order_than_the_run_split_them_are_refused(trained: P
     (folder / "class_indices.json").unlink()
     with pytest.raises(VitkitError, match=r"another order than split\.json"):
         package.evaluate(folder)
+
+
+# --- vitkit eval: the numbers of the Python API, for people and for programs --------------------------
+
+
+@pytest.fixture(scope="module")
+def expected(trained: Path) -> Evaluation:
+    return evaluate(load(trained), split_from_file(trained / "split.json"), "test")
+
+
+def test_json_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
+    numbers = json.loads(vitkit("eval", trained, "--json").out)
+    assert {name: numbers[name] for name in expected.summary()} == expected.summary()
+    assert next(iter(numbers)) == "accuracy"
+    further = ("seen", "promises", "unknown", "headline")
+    assert numbers.keys() == {*load(trained).computation, *further, *figures(expected)}
+    assert (numbers["backend"], numbers["precision"]) == ("eager", "float32")
+    assert (numbers["headline"]["value"], numbers["headline"]["caveats"]) == (expected.accuracy, [])
+    assert numbers["per_class"] == figures(expected)["per_class"]
+    assert (numbers["split"], numbers["images"]) == ("test", 6)
+
+
+def test_text_has_pythons_numbers(vitkit: Any, trained: Path, expected: Evaluation) -> None:
+    outcome = vitkit("eval", trained)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith("6 test images of ")
+    bounds = figures(expected)["intervals_95"]
+    for name in ("accuracy", "macro_f1", "loss"):
+        assert f"{name:18} {getattr(expected, name):.4f} (95 %: {interval_text(bounds[name])})" in lines
+    for name, row in expected.per_class().items():
+        words = [f"{row['precision']:.3f}", f"{row['recall']:.3f}", f"{row['f1']:.3f}", str(row["support"])]
+        assert [name, *words] in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize(("split", "images"), [("train", 27), ("val", 3), ("test", 6), ("all", 36)])
+def test_split_chooses_the_images(vitkit: Any, trained: Path, split: str, images: int) -> None:
+    numbers = json.loads(vitkit("eval", trained, "--split", split, "--json").out)
+    counted = numbers.get("with_seen", numbers)
+    assert (numbers["split"], counted["images"]) == (split, images)
+    assert numbers["images"] == {"all": 6}.get(split, images), (
+        "of all images, those that the weights had not seen count"
+    )
+    kinds = [own["kind"] for own in numbers["headline"]["caveats"]]
+    assert kinds == {"train": ["trained_on"], "val": ["chosen_on", "baseline"], "test": [], "all": ["seen"]}[split]
+
+
+def test_other_data_may_be_split_in_any_usual_way(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    for split in ("Validation", "Testing"):
+        for name in ("green", "red", "blue") if split == "Testing" else ("red", "blue"):
+            shutil.copytree(data / name, tmp_path / "photos" / split / name)
+    numbers = json.loads(vitkit("eval", trained, tmp_path / "photos", "--json").out)
+    assert (numbers["split"], numbers["with_seen"]["images"]) == ("test", 36)
+    outcome = vitkit("eval", trained, tmp_path / "photos", "--layout", "classes")
+    assert outcome.code == 2, "Testing is no class of the model"
+    outcome = vitkit("eval", trained, "--layout", "classes")
+    assert outcome.code == 2
+    assert "--layout classes applies to the folders of DATA" in outcome.err
+
+
+def test_other_data_need_only_some_of_the_classes(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    for name in ("green", "red"):
+        shutil.copytree(data / name, tmp_path / "photos" / name)
+    outcome = vitkit("eval", trained, tmp_path / "photos", "--json")
+    numbers = json.loads(outcome.out)
+    assert numbers["accuracy"] == evaluate(load(trained), read_source(tmp_path / "photos"), "all").accuracy
+    assert numbers["per_class"]["blue"]["support"] == 0
+    assert numbers["absent_classes"] == ["blue"]
+    (line,) = [
+        line.split() for line in vitkit("eval", trained, tmp_path / "photos").out.splitlines() if "blue " in line
+    ]
+    assert (line[2], line[4]) == ("-", "0"), "recall, and the number of images"
+    assert "no image of 1 of the model's 3 classes: blue" in outcome.err
+    assert "means over the 2 that occur" in outcome.err
+
+
+def test_classes_that_the_model_does_not_know_are_all_named(
+    vitkit: Any, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    for name in ("red", "pink", "teal"):
+        shutil.copytree(data / "red", tmp_path / "photos" / name)
+    outcome = vitkit("eval", trained, tmp_path / "photos", "--out", tmp_path / "out")
+    assert outcome.code == 2
+    assert "does not know: pink, teal (it knows blue, green, red)" in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unreadable_image_is_counted_and_named(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "photos")
+    (tmp_path / "photos" / "red" / "text.jpg").write_text("not a picture")
+    numbers = json.loads(vitkit("eval", trained, tmp_path / "photos", "--json").out)
+    assert (numbers["with_seen"]["images"], numbers["unreadable"]) == (36, 1)
+    assert "left out red/text.jpg: not an image" in vitkit("eval", trained, tmp_path / "photos").out
+
+
+# --- A folder of results -----------------------------------------------------------------------------
+
+
+def test_out_has_the_report_the_figures_and_every_prediction(
+    vitkit: Any, trained: Path, expected: Evaluation, tmp_path: Path
+) -> None:
+    outcome = vitkit("eval", trained, "--out", tmp_path / "new" / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    folder = tmp_path / "new" / "out"
+    assert sorted(path.name for path in folder.iterdir()) == ["evaluation.json", "predictions.csv", "report.html"]
+    assert str(folder / "report.html") in outcome.out
+    numbers = json.loads((folder / "evaluation.json").read_text())
+    assert numbers == json.loads(vitkit("eval", trained, "--json").out)
+    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["path", "label", "predicted", "confidence"]
+    assert [row["path"] for row in rows] == list(expected.paths)
+    assert [row["label"] for row in rows] == [expected.classes[i] for i in expected.labels]
+    assert [row["predicted"] for row in rows] == [expected.classes[i] for i in expected.predicted]
+    assert [float(row["confidence"]) for row in rows] == pytest.approx(
+        expected.probabilities.max(axis=1).tolist(), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("inner", ["", "out", "red", "red/out"])
+def test_nothing_is_written_among_the_photographs(
+    vitkit: Any, trained: Path, data: Path, is_named: bool, inner: str
+) -> None:
+    before = fingerprint(data)
+    outcome = vitkit("eval", trained, *([data] if is_named else []), "--out", data / inner, "--force")
+    assert outcome.code == 2
+    assert "nothing is written next to the photographs" in outcome.err
+    assert fingerprint(data) == before
+
+
+def test_a_folder_with_something_in_it_is_written_to_by_force_alone(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    outcome = vitkit("eval", trained, "--out", tmp_path)
+    assert outcome.code == 2
+    assert "is not empty" in outcome.err and "--force" in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    assert vitkit("eval", trained, "--out", tmp_path, "--force").code == 0
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_out_that_is_a_file_is_refused(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    outcome = vitkit("eval", trained, "--out", tmp_path / "file", "--force")
+    assert (outcome.code, "is a file; choose a folder" in outcome.err) == (2, True)
+
+
+# --- vitkit eval of pictures that the weights have seen, and of a run whose data moved ----------------
+
+
+def paths_of(trained: Path, *splits: str) -> set[str]:
+    table = split_from_file(trained / "split.json")
+    return {path for path, split in zip(table.paths, table.splits, strict=True) if split in splits}
+
+
+def test_pictures_that_were_seen_are_counted_named_and_left_out(vitkit: Any, trained: Path, data: Path) -> None:
+    outcome = vitkit("eval", trained, data, "--json")
+    numbers = json.loads(outcome.out)
+    assert (numbers["with_seen"]["images"], numbers["seen"]["images"]) == (36, 30)
+    assert (numbers["seen"]["trained_on"], numbers["seen"]["chosen_by"]) == (27, 3)
+    assert set(numbers["seen"]["paths"]) == paths_of(trained, "train", "val")
+    own = evaluate(load(trained), split_from_file(trained / "split.json"), "test")
+    assert (numbers["without_seen"]["images"], numbers["without_seen"]["accuracy"]) == (6, own.accuracy)
+    assert (numbers["images"], numbers["accuracy"], numbers["headline"]["value"]) == (6, own.accuracy, own.accuracy)
+    assert sum(row["support"] for row in numbers["per_class"].values()) == 6
+    assert "30 of 36 images had been seen by the weights (27 trained on, 3 chosen by)" in outcome.err
+    assert f"without them accuracy {own.accuracy:.4f}" in outcome.err
+
+
+def test_an_exported_file_knows_what_its_model_had_seen(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    assert vitkit("export", trained, "--to", "openvino", "-o", tmp_path / "model.xml").code == 0
+    shutil.copytree(data, tmp_path / "renamed")
+    for file in (tmp_path / "renamed").rglob("*.png"):
+        file.rename(file.with_name(f"other-{file.name}"))
+    numbers = json.loads(vitkit("eval", tmp_path / "model.xml", tmp_path / "renamed", "--json").out)
+    assert (numbers["images"], numbers["seen"]["images"], numbers["with_seen"]["images"]) == (6, 30, 36)
+
+
+def test_a_model_without_a_record_says_that_it_cannot_know(
+    vitkit: Any, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(trained, tmp_path / "run")
+    described = json.loads((tmp_path / "run" / "model.json").read_text())
+    (tmp_path / "run" / "pictures.npz").unlink()
+    outcome = vitkit("eval", tmp_path / "run", data)
+    assert (outcome.code, "pictures.npz is gone" in outcome.err) == (2, True)
+    del described["pictures_sha256"]
+    (tmp_path / "run" / "model.json").write_text(json.dumps(described))
+    assert json.loads(vitkit("eval", tmp_path / "run", data, "--json").out)["seen"] is None
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_the_held_out_figure_can_be_had_wherever_the_data_are(
+    vitkit: Any, trained: Path, data: Path, tmp_path: Path, is_renamed: bool
+) -> None:
+    expected = json.loads(vitkit("eval", trained, "--json").out)
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    stored = json.loads((run / "split.json").read_text())
+    (run / "split.json").write_text(json.dumps({**stored, "root": str(tmp_path / "old")}))
+    outcome = vitkit("eval", run)
+    assert (outcome.code, "set their folder with --data-root DIR" in outcome.err) == (2, True)
+    new = Path(shutil.copytree(data, tmp_path / "new" / "place"))
+    for number, file in enumerate(sorted(new.rglob("*.png")) if is_renamed else ()):
+        file.rename(new / f"{number:03}.png")
+    numbers = json.loads(vitkit("eval", run, "--data-root", tmp_path / "new" / "place", "--json").out)
+    assert numbers == expected
+
+
+def test_another_picture_under_an_old_name_is_not_taken_for_it(
+    vitkit: Any, trained: Path, data: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(data, tmp_path / "copy"))
+    one, other = sorted(paths_of(trained, "test"))[:2]
+    shutil.copy(copy / sorted(paths_of(trained, "train"))[0], copy / one)
+    outcome = vitkit("eval", trained, "--data-root", copy)
+    assert outcome.out.startswith("5 test images of ")
+    assert f"left out {one} (another picture now)" in outcome.out
+    assert other not in outcome.out
+
+
+def test_a_root_that_holds_none_of_the_images_is_refused(vitkit: Any, trained: Path, tmp_path: Path) -> None:
+    assert "no such folder" in vitkit("eval", trained, "--data-root", tmp_path / "nowhere").err
+    outcome = vitkit("eval", trained, "--data-root", tmp_path)
+    assert (outcome.code, "contains none of the run's 36 images" in outcome.err) == (2, True)

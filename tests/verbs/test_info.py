@@ -13,6 +13,8 @@ from cli.conftest import vitkit as command
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
+from vitkit.model import list_models
+from vitkit.weights import create_model
 
 __all__ = ["command"]
 
@@ -70,3 +72,88 @@ def test_the_cost_is_told_in_a_line() -> None:
     assert found.cost.parameters == 86_567_656
     assert repr(found) == f"<Info: vit_base_patch16_224, 86,567,656 parameters, {found.cost.gmacs:.3f} GMACs>"
     assert "86,567,656" in found._repr_html_()
+
+
+# --- vitkit.models, beside vitkit models --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [{}, {"weights": True}])
+def test_function_and_command_agree(command: Any, flags: dict[str, bool]) -> None:
+    words = [f"--{name}" for name in flags]
+    found = vitkit.models("base", **flags)
+    assert command("models", "base", *words).out == "".join(f"{line}\n" for line in found.lines())
+    assert [json.loads(command("models", "base", *words, "--json").out)] == list(found.to_dict().values())
+
+
+@pytest.mark.parametrize("flags", [{}, {"weights": True}])
+def test_nothing_that_matches_is_refused_in_the_same_words(command: Any, flags: dict[str, bool]) -> None:
+    with pytest.raises(vitkit.VitkitError) as caught:
+        vitkit.models("nothing-like-it", **flags)
+    outcome = command("models", "nothing-like-it", *[f"--{name}" for name in flags])
+    assert (outcome.code, outcome.err) == (2, f"error: {caught.value}\n")
+
+
+def test_a_list_says_what_is_in_it() -> None:
+    found, published = vitkit.models("vit_tiny"), vitkit.models("dinov2", weights=True)
+    assert list(found.names) == vitkit.list_models("vit_tiny")
+    assert repr(found) == f"<ModelList: {len(found.names)} models, {found.names[0]} ... {found.names[-1]}>"
+    assert repr(published).startswith(f"<WeightList: {len(published.names)} published weights, ")
+    assert found.names[0] in found._repr_html_()
+
+
+# --- vitkit info and vitkit models --------------------------------------------------------------------
+
+
+# Of the published checkpoints.
+PARAMETERS = {
+    "vit_base_patch16_224": 86_567_656,
+    "vit_tiny_patch16_224": 5_717_416,
+    "vit_large_patch16_224": 304_326_632,
+}
+B16_SHAPES = [
+    *("224x224x3", "14x14x768", "196x768", "197x768", "197x768", "197x2304", "12x197x64", "12x197x197"),
+    *("197x768", "197x768", "197x3072", "197x768", "197x768", "768", "1000"),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
+def test_json_has_the_exact_parameters(command: Any, name: str, parameters: int) -> None:
+    outcome = command("info", name, "--json")
+    measured = json.loads(outcome.out)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert (measured["name"], measured["parameters"]) == (name, parameters)
+    assert measured["config"]["patch_size"] == [16, 16]
+
+
+def test_shapes_walk_the_image_through_the_model(command: Any) -> None:
+    out = command("info", "vit_base_patch16_224", "--shapes").out
+    rows = out[out.index("\nstage") + 1 :].splitlines()[1:]
+    assert [row[28:].split()[0] for row in rows] == B16_SHAPES
+
+
+def test_the_parameters_of_the_stages_sum_to_the_models(command: Any) -> None:
+    stages = json.loads(command("info", "vit_micro_patch4_16", "--json").out)["stages"]
+    model = create_model("vit_micro_patch4_16")
+    assert sum(stage["parameters"] * stage["times"] for stage in stages) == sum(p.numel() for p in model.parameters())
+
+
+def test_a_run_folder_is_described_with_its_classes(command: Any, trained: Path) -> None:
+    out = command("info", trained).out
+    assert "blue, green, red" in out
+    assert "vit_micro_patch8_16" in out
+    described = json.loads(command("info", trained, "--json").out)
+    assert described["classes"] == ["blue", "green", "red"]
+    assert described["config"]["num_classes"] == 3
+    assert described["preprocess"]["size"] == [16, 16]
+
+
+def test_models_lists_all_names_and_json_parses(command: Any) -> None:
+    assert json.loads(command("models", "--json").out) == list_models()
+    lines = command("models").out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == list_models()
+
+
+@pytest.mark.parametrize("pattern", ["base", "*base*"])
+def test_models_takes_a_part_of_the_name_or_a_pattern(command: Any, pattern: str) -> None:
+    names = json.loads(command("models", pattern, "--json").out)
+    assert names == [name for name in list_models() if "base" in name] != []

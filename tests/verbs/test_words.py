@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +318,37 @@ def test_one_class_of_siglip_has_a_probability_of_its_own(place: Path) -> None:
 def test_a_byte_that_is_not_utf8_ends_the_command_in_a_line(place: Path, vitkit: Any) -> None:
     told = vitkit("predict", place / "clip", place / "photos", "--classes", "da\udcffisy,rose")
     assert told.code == 2 and "which is not UTF-8" in told.err and "Traceback" not in told.err
+
+
+# --- The commands of docs/guide/words.md run, with tiny models of random weights in the guide of th ---
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "words.md"
+NAMES_OF_THE_GUIDE = ("daisy", "rose", "tulip")
+
+
+@pytest.fixture
+def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    wordy.clip(tmp_path / "clip-vit-base-patch32")
+    wordy.siglip(tmp_path / "siglip-base-patch16-224")
+    for i, name in enumerate(NAMES_OF_THE_GUIDE * 6):
+        save(noise(16, 16, i), tmp_path / "photos" / f"{i}.png")
+        save(noise(16, 16, i), tmp_path / "labelled" / name / f"{i}.png")
+    (tmp_path / "PHOTOS").symlink_to("labelled")
+    (tmp_path / "names.txt").write_text("\n".join(NAMES_OF_THE_GUIDE))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_command_and_program_runs(guide: Path, vitkit: Any) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    commands = [line[2:] for line in text.splitlines() if line.startswith("$ vitkit ")]
+    assert len(commands) == 6
+    for command in commands:
+        quickly = ("--epochs", 1) if command.startswith("vitkit train") else ()
+        outcome = vitkit(*shlex.split(command)[1:], *quickly)
+        assert outcome.code == 0, outcome.err
+    (program,) = re.findall(r"^```py\n(.*?)^```$", text, re.M | re.S)
+    exec(compile(program, str(PAGE), "exec"), {})
+    assert (guide / "flowers" / "model.json").is_file()
+    assert (guide / "answers.csv").is_file()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
+import shutil
 import socket
 import webbrowser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
+import runs
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.webapp import open_workspace
+from vitkit.webapp import create_app, open_workspace
 from vitkit.webapp import studio as module
 
 
@@ -126,3 +130,100 @@ def test_a_request_that_never_comes_to_its_heads_end_keeps_no_connection(
     monkeypatch.setattr(uvicorn.Server, "main_loop", ask_and_end)
     vitkit.studio(photos, port=0, show=False, say=str)
     assert left == [b""]
+
+
+# --- Where a studio keeps its own, and that it is never among the photographs -------------------------
+
+
+@pytest.fixture
+def holiday(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which the current one is beside."""
+    (tmp_path / "holiday").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "holiday"
+
+
+def make_run(folder: Path, root: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text("")
+    content = {"classes": [], "splits": {}}
+    digest = "0c3ac8b1f5d7b8bd2b7a1c9a9b1c"  # of another content: told as damaged
+    (folder / "split.json").write_text(json.dumps({"data": "x", "root": str(root), "hash": digest, **content}))
+    return folder
+
+
+def test_a_folder_is_only_read_and_the_studios_own_lies_in_the_current_folder(holiday: Path) -> None:
+    own = open_workspace(holiday)
+    assert own.photographs == holiday.resolve()
+    assert own.runs == Path.cwd() / "runs"
+    assert own.labels == Path.cwd() / "labels" / "holiday.csv"
+    assert list(holiday.iterdir()) == []
+    assert list(Path.cwd().iterdir()) == []  # nothing is made before there is something to keep
+
+
+@pytest.mark.parametrize("flag", ["runs", "labels"])
+def test_nothing_of_the_studios_lies_among_the_photographs(holiday: Path, flag: str) -> None:
+    inside = holiday / ("own.csv" if flag == "labels" else "own")
+    with pytest.raises(VitkitError, match=f"--{flag} .* among the photographs"):
+        open_workspace(holiday, **{flag: inside})
+
+
+def test_a_link_into_the_photographs_is_followed(holiday: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(holiday)
+    with pytest.raises(VitkitError, match="among the photographs"):
+        open_workspace(holiday, runs=tmp_path / "link" / "runs")
+
+
+def test_the_photographs_as_the_current_folder(holiday: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(holiday)
+    with pytest.raises(VitkitError, match="start the studio in another folder"):
+        open_workspace(".")
+
+
+def test_what_is_no_folder(holiday: Path) -> None:
+    (holiday / "a.txt").write_text("")
+    for source, told in ((holiday / "a.txt", "is a file"), (holiday / "none", "no such folder")):
+        with pytest.raises(VitkitError, match=told):
+            open_workspace(source)
+
+
+def test_a_damaged_run_is_refused(holiday: Path) -> None:
+    run = make_run(Path("runs") / "one", holiday)
+    with pytest.raises(VitkitError, match="damaged"):
+        open_workspace(run)
+    (run / "split.json").write_text("[1]")
+    with pytest.raises(VitkitError, match=r"split\.json is damaged"):
+        open_workspace(run)
+
+
+def test_the_names_of_runs_lead_nowhere_else(holiday: Path) -> None:
+    make_run(Path("runs") / "one", holiday)
+    make_run(Path("other"), holiday)
+    own = open_workspace(holiday)
+    assert own.run_names() == ["one"]
+    assert own.run_folder("one") == Path.cwd() / "runs" / "one"
+    for name in ("../other", "..", ".", "", "/etc", "one/..", "one/../one"):
+        with pytest.raises(VitkitError, match="there is no run"):
+            own.run_folder(name)
+
+
+def test_a_folder_that_was_deleted_is_named_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    photographs = runs.photos(tmp_path / "photos", images=2)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    client = TestClient(create_app(open_workspace(photographs)))
+    version = client.get("/api/data/all").json()["version"]
+    body = {"version": version, "images": [0], "label": "x"}
+    shutil.rmtree(photographs)
+    for answer in (
+        client.get("/api/data/all"),
+        client.post("/api/data/labels", json=body),
+        client.post("/api/train/start", json={"weights": "none", "method": "scratch"}),
+    ):
+        expected = f"{photographs} is no longer there: restore it, or open other photographs"
+        assert (answer.status_code, answer.json()["error"]) == (400, expected)
+    here.rmdir()
+    answer = client.get("/api/train/offers")
+    assert answer.status_code == 410 and "in which the studio was started is gone" in answer.json()["error"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tiny import VARIETY, build, images, kinds, largest_difference, tiny
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
-from vitkit.model import MIXTURES
+from vitkit.model import MIXTURES, VisionTransformer, config_for
 from vitkit.weights import inspect, load, shapes_between, shapes_of, write
 from vitkit.weights.formats.timm import described_pixels, pixels_of_pretrained
 
@@ -370,3 +371,24 @@ def test_the_shapes_without_a_head_are_those_of_a_model_without_one() -> None:
         assert list(shapes_between(source, target).items()) == list(shapes_of(target).items()), name
         other = source.replace(num_classes=5)
         assert shapes_between(source, other) == shapes_of(other), name
+
+
+# --- Converting onto a disk that is full: a line that names the file, and nothing half-written --------
+
+
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [("a", "folder"), ("a.npz", "npz"), ("a.pth", "timm"), ("a.safetensors", "timm"), ("a", "timm"), ("a", "hf")],
+)
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, name: str, to: str) -> None:
+    torch.manual_seed(0)
+    config = config_for("vit_micro_patch8_16", 3)
+    classifier = Classifier(VisionTransformer(config), ("a", "b", "c"), Preprocess(size=config.image_size))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large|cannot write .*a"):
+            write(classifier, tmp_path / name, to)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
