@@ -100,9 +100,7 @@ def test_a_loaded_model_can_be_trained_and_saved_again(tmp_path: Path) -> None:
         ("head", lambda model: torch.nn.utils.parametrizations.weight_norm(model.head)),
     ],
 )
-def test_a_model_whose_parts_were_replaced_is_not_saved(
-    tmp_path: Path, part: str, change: Callable[[Any], object]
-) -> None:
+def test_no_model_of_replaced_parts_is_saved(tmp_path: Path, part: str, change: Callable[[Any], object]) -> None:
     changed = classifier()
     change(changed.model)
     with pytest.raises(VitkitError, match=rf"^{re.escape(part)}\S* of the model was replaced.*state_dict"):
@@ -183,9 +181,7 @@ ASKED: dict[str, Callable[[Classifier, Path], Any]] = {
 
 
 @pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
-def test_answers_are_those_of_evaluation_mode_and_the_mode_stays(
-    tmp_path: Path, ask: Callable[[Classifier, Path], Any]
-) -> None:
+def test_answers_are_of_evaluation_and_the_mode_stays(tmp_path: Path, ask: Callable[[Classifier, Path], Any]) -> None:
     one, photo = classifier(**RATES), save(noise(16, 12), tmp_path / "photo.png")
     expected = ask(one, photo)
     for part in (one.model, one.model.blocks[1]):  # type: ignore[index]
@@ -416,9 +412,7 @@ def test_a_full_disk_keeps_the_old_model_and_leaves_nothing_else(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, NEXT])
-def test_a_failure_to_rename_keeps_the_old_model_and_leaves_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_failure_to_rename_keeps_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     classifier(0).save(tmp_path)
     with monkeypatch.context() as patch:
         fail_to_take_the_name(patch, name)
@@ -429,9 +423,7 @@ def test_a_failure_to_rename_keeps_the_old_model_and_leaves_nothing_else(
 
 
 @pytest.mark.parametrize("call", [1, 2])
-def test_a_disk_that_fills_while_flushing_keeps_the_old_model_and_leaves_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
+def test_a_full_disk_while_flushing_keeps_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     classifier(0).save(tmp_path)
     calls = []
 

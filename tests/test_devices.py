@@ -65,9 +65,7 @@ def test_every_verb_that_computes_takes_a_device(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_refuses_a_device_that_is_not_there(
-    verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_every_verb_refuses_a_missing_device(verb: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     have(monkeypatch)
     from PIL import Image
 

@@ -197,9 +197,7 @@ def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be deleted there")
-def test_a_lock_that_another_takes_during_the_release_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_taken_during_the_release_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, unlink = tmp_path / ".a.lock", Path.unlink
     other = FileLock(place, timeout=0)
 

@@ -33,9 +33,7 @@ def on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- Locks and files ----------------------------------------------------------------------------------------
 
 
-def test_who_holds_a_lock_is_readable_though_the_lock_file_is_not(
-    on_windows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_holds_a_lock_can_be_read(on_windows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, killed = tmp_path / "run", []
     folder.mkdir()
     monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
@@ -58,9 +56,7 @@ def test_a_lock_that_a_killed_process_left_is_free(on_windows: None, tmp_path: P
         assert is_held(tmp_path)
 
 
-def test_a_file_that_somebody_reads_is_replaced_when_they_have_closed_it(
-    on_windows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_replaced_once_closed(on_windows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace, refused = Path.replace, []
 
     def busy(path: Path, target: Path) -> Path:
@@ -154,9 +150,7 @@ def test_a_process_stops_cleanly_when_its_stop_file_appears(tmp_path: Path) -> N
     assert (process.returncode, err) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")
 
 
-def test_on_windows_a_process_is_asked_by_the_file_and_elsewhere_by_a_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_windows_the_file_tells_elsewhere_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
     processes.request_stop(123, tmp_path / "1.stop")

@@ -79,9 +79,7 @@ def test_a_row_of_predictions_is_read_as_it_was_written(path: str, label: str, r
 
 @given(st.lists(names.map(str.strip).filter(bool), min_size=2, max_size=6, unique=True))
 @settings(max_examples=100)
-def test_a_list_of_labels_is_read_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, labels: list[str]
-) -> None:
+def test_lists_of_labels_are_read_as_written(tmp_path_factory: pytest.TempPathFactory, labels: list[str]) -> None:
     labels = [f"{label}{i}" for i, label in enumerate(labels) if not set(label) & set(";|\x00")]  # none joins others
     if len(set(labels)) < 2 or any("\udc80" <= own <= "\udfff" for label in labels for own in label):
         return

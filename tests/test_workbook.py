@@ -57,9 +57,7 @@ def test_a_file_name_that_is_not_utf_8_is_written_so_that_it_can_be_recognised(t
     assert read(tmp_path / "a.xlsx")[1] == {"A": "caf\\udce9.jpg"}
 
 
-def test_more_rows_than_a_sheet_has_are_refused_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_rows_than_a_sheet_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workbook, "ROWS", 3)
     workbook.write_workbook(tmp_path / "a.xlsx", ["path"], [["a"], ["b"]])
     with pytest.raises(VitkitError, match="at most 2 rows"):

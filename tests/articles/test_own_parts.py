@@ -115,9 +115,7 @@ def test_a_module_is_trained_from_its_weights_and_stays_as_it_is(photos: Path, t
     ],
     ids=["other classes", "no linear head", "a pair", "no pool", "no module", "fails", "a number"],
 )
-def test_what_is_no_classifier_is_refused_before_anything_is_written(
-    photos: Path, tmp_path: Path, model: Any, expected: str
-) -> None:
+def test_no_classifier_is_refused_before_writing(photos: Path, tmp_path: Path, model: Any, expected: str) -> None:
     with pytest.raises(VitkitError, match=expected):
         vitkit.train(photos, model=model, out=tmp_path / "run", **of_network())
     assert not (tmp_path / "run").exists()
@@ -140,9 +138,7 @@ class Plain(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Reversed, Plain])
-def test_a_layer_of_the_user_is_trained_loaded_and_refused_where_it_is_unknown(
-    photos: Path, tmp_path: Path, kind: Any
-) -> None:
+def test_a_layer_of_the_user_is_trained_loaded_or_refused_if_unknown(photos: Path, tmp_path: Path, kind: Any) -> None:
     vitkit.register_block("mine", kind)
     fields = quick(model_fields={**runs.SIZE, "block": "mine"})
     vitkit.train(photos, **fields, out=tmp_path / "run", say=lambda line: None)
@@ -338,9 +334,7 @@ def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path
         ({"loss": nn.CrossEntropyLoss}, r"loss is the class CrossEntropyLoss: pass an object of it, such as CrossEntr"),
     ],
 )
-def test_parts_that_return_something_else_are_named(
-    photos: Path, tmp_path: Path, part: dict[str, Any], message: str
-) -> None:
+def test_parts_that_return_others_are_named(photos: Path, tmp_path: Path, part: dict[str, Any], message: str) -> None:
     with pytest.raises(VitkitError, match=message):
         vitkit.train(photos, **quick(epochs=1), **part, out=tmp_path / "run", say=lambda line: None)
 

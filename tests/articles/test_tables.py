@@ -88,9 +88,7 @@ def test_the_tables_say_what_the_results_say(results: dict[str, Any]) -> None:
     assert best["low"] <= best["accuracy"] <= best["high"]
 
 
-def test_pandas_gets_the_rows_and_is_named_where_it_is_missing(
-    results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pandas_gets_the_rows_or_is_named_if_missing(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
     assert results["evaluation"].to_pandas() == results["evaluation"].rows()
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -136,9 +134,7 @@ def test_each_picture_is_saved_in_each_format(results: dict[str, Any], name: str
 
 
 @pytest.mark.usefixtures("drawn_pictures")
-def test_a_picture_for_latex_has_serif_text_and_a_figure_can_hold_several(
-    results: dict[str, Any], tmp_path: Path
-) -> None:
+def test_latex_pictures_have_serif_text_and_a_figure_can_hold_several(results: dict[str, Any], tmp_path: Path) -> None:
     plain = results["evaluation"].save(tmp_path / "plain.svg").read_text(encoding="utf-8")
     serif = results["evaluation"].save(tmp_path / "serif.svg", fonts="latex").read_text(encoding="utf-8")
     assert "'STIXGeneral', 'STIX Two Text', 'Times New Roman'" in serif and "STIXGeneral" not in plain

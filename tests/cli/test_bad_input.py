@@ -224,9 +224,7 @@ def test_a_place_that_cannot_be_written_is_named(
     assert pictures.fingerprint(here) == before
 
 
-def test_a_run_folder_whose_files_cannot_be_written_is_named(
-    vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_run_folder_is_named(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deny(monkeypatch, "open", here / "run")
     outcome = vitkit("train", "photos", *runs.FLAGS, "--out", "run")
     assert outcome.code == 2

@@ -123,9 +123,7 @@ def test_labels_that_were_doubted_of_other_pictures_are_named(vitkit: Any, run: 
     assert f"1 of the run's 2 images is no longer what it was: 1 holds another picture (first: {first})" in outcome.out
 
 
-def test_a_comparison_does_not_go_on_with_other_pictures(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_comparison_goes_on_with_other_pictures(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison_costs, "ROUNDS", 1)
     photos = Path(shutil.copytree(data, tmp_path / "photos"))
     fields = {**runs.quick_fields(epochs=1)}

@@ -41,9 +41,7 @@ def test_the_doctor_shows_doubtful_labels_and_how_to_correct_them(vitkit: Any, s
     assert f"vitkit train {data} --labels COPY.csv --split-from {suspected}" in outcome.out
 
 
-def test_the_doctor_says_how_many_of_a_list_are_expected_by_chance(
-    vitkit: Any, suspected: Path, tmp_path: Path
-) -> None:
+def test_the_doctor_says_how_many_are_expected_by_chance(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
     assert "probably right" not in vitkit("doctor", suspected / "label_errors.csv").out, "an older list does not tell"
     first, *others = rows(suspected)
     table = [f"{','.join(row)},0.7" for row in (first, *others)]
@@ -131,9 +129,7 @@ def test_the_doctor_repeats_which_test_labels_have_changed(vitkit: Any, suspecte
     )
 
 
-def test_a_list_away_from_its_run_or_flags_without_sense_are_refused(
-    vitkit: Any, suspected: Path, tmp_path: Path, data: Path
-) -> None:
+def test_a_list_away_from_its_run_is_refused(vitkit: Any, suspected: Path, tmp_path: Path, data: Path) -> None:
     alone = Path(shutil.copy(suspected / "label_errors.csv", tmp_path / "alone.csv"))
     assert "is not in the folder of its run" in vitkit("doctor", alone).err
     assert "--layout" in vitkit("doctor", suspected / "label_errors.csv", "--layout", "classes").err
@@ -144,9 +140,7 @@ def test_a_list_away_from_its_run_or_flags_without_sense_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_pictures_of_doubtful_labels_are_found_where_they_are_now(
-    vitkit: Any, suspected: Path, tmp_path: Path, data: Path
-) -> None:
+def test_doubtful_pictures_are_found_where_they_are(vitkit: Any, suspected: Path, tmp_path: Path, data: Path) -> None:
     moved = Path(shutil.copytree(data, tmp_path / "moved"))
     stored = json.loads((suspected / "split.json").read_text())
     (suspected / "split.json").write_text(json.dumps({**stored, "root": str(tmp_path / "gone")}))
@@ -176,9 +170,7 @@ def test_eval_tells_what_a_label_file_changed(vitkit: Any, trained: Path, tmp_pa
     assert vitkit("eval", trained, "--labels", tmp_path / "none.csv").code == 2
 
 
-def test_embed_leaves_out_what_is_left_out_and_keeps_labels(
-    vitkit: Any, trained: Path, data: Path, tmp_path: Path
-) -> None:
+def test_embed_leaves_out_what_is_told_and_keeps_labels(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     add_edits(file, [Edit("img1.png", EXCLUDED), Edit(str(data / "red" / "img2.png"), "pink"), Edit("none.png", "x")])
     out = tmp_path / "features.npz"

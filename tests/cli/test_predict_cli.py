@@ -218,9 +218,7 @@ def test_an_image_that_is_named_twice_is_one_row(vitkit: Any, trained: Path, her
     assert table(outcome.out)[0]["path"] == "photos/red/img1.png"
 
 
-def test_one_image_on_a_terminal_is_shown_with_every_class(
-    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_shows_every_class(vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     outcome = vitkit("predict", trained, "photos/red/img1.png")
     assert [line.split()[0] for line in outcome.out.splitlines()][:2] == ["photos/red/img1.png", "red"]
@@ -272,9 +270,7 @@ def test_jsonl_has_no_label_but_the_one_not_trusted(vitkit: Any, unsure: Path, h
         assert (second["label"], second["rejected"], second["error"]) == (None, None, "not an image")
 
 
-def test_on_a_terminal_rejection_is_said_in_words(
-    vitkit: Any, unsure: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_says_rejection(vitkit: Any, unsure: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = next(load(unsure).predict("photos/red/img1.png"))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     said = vitkit("predict", unsure, "photos/red/img1.png", "--reject", "0.9999").out.splitlines()[-1]
@@ -412,9 +408,7 @@ def test_resume_of_nothing_begins(vitkit: Any, trained: Path, here: Path) -> Non
     assert len(read(here / "out.csv")) == 36
 
 
-def test_resume_adds_to_a_finished_file_what_it_lacks(
-    vitkit: Any, trained: Path, here: Path, computed: list[str]
-) -> None:
+def test_resume_adds_what_a_file_lacks(vitkit: Any, trained: Path, here: Path, computed: list[str]) -> None:
     vitkit("predict", trained, "photos", "-o", "whole.csv", "--batch-size", 1)
     vitkit("predict", trained, "photos/red", "-o", "out.csv", "--batch-size", 1)
     computed.clear()
@@ -615,9 +609,7 @@ def drawn(folder: str) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
 
 
-def test_each_readable_image_has_a_picture_where_it_lies_below_the_source(
-    vitkit: Any, trained: Path, here: Path, titles: dict[str, str]
-) -> None:
+def test_each_readable_image_has_its_picture(vitkit: Any, trained: Path, here: Path, titles: dict[str, str]) -> None:
     for path in here.glob("photos/*/img[2-9].png"):
         path.unlink()
     shutil.copy("odd/text.jpg", "photos/red/text.jpg")
@@ -687,9 +679,7 @@ def test_a_photograph_is_drawn_upright_and_not_too_large(
 
 
 @pytest.mark.parametrize("reject", [None, 1.0])
-def test_class_names_in_any_script_are_drawn(
-    vitkit: Any, here: Path, titles: dict[str, str], reject: float | None
-) -> None:
+def test_class_names_of_any_script_drawn(vitkit: Any, here: Path, titles: dict[str, str], reject: float | None) -> None:
     classes = ("$x^$ and $", "\U0001f408 猫" + "w" * 60, r"_\frac{1 {x}%s")
     for i in range(3):
         model = build(seed=i, image_size=(16, 16), num_classes=3)
@@ -703,9 +693,7 @@ def test_class_names_in_any_script_are_drawn(
         assert "probability: 1.000" in titles[f"drawn{i}/img1.png.png"]
 
 
-def test_a_picture_says_that_its_class_was_rejected(
-    vitkit: Any, unsure: Path, here: Path, titles: dict[str, str]
-) -> None:
+def test_a_picture_says_that_it_is_rejected(vitkit: Any, unsure: Path, here: Path, titles: dict[str, str]) -> None:
     vitkit("predict", unsure, "photos/red/img1.png", "--pictures", "drawn", "--reject", "0.99999")
     assert titles["drawn/img1.png.png"].endswith("   rejected")
 
@@ -726,9 +714,7 @@ def test_resume_draws_what_has_no_picture(
 
 
 @pytest.mark.usefixtures("drawn_pictures")
-def test_a_disk_full_of_pictures_is_told_and_keeps_the_rows(
-    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_keeps_the_rows(vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original, left = plots.save_figure, [3]
 
     def fill(figure: Figure, path: Path) -> None:

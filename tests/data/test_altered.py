@@ -129,9 +129,7 @@ def record_of(facts: Sequence[Facts]) -> PictureRecord:
 
 
 @pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
-def test_a_record_alone_recognises_altered_copies(
-    originals: list[Image.Image], known: list[Facts], change: Change
-) -> None:
+def test_a_record_recognises_altered_copies(originals: list[Image.Image], known: list[Facts], change: Change) -> None:
     record = PictureRecord.from_bytes(record_of(known).to_bytes(), "a test")
     pairs, looked_for = find_known(Described.of([facts_of(change(own)) for own in originals]), record.described())
     assert looked_for == "altered"
@@ -150,9 +148,7 @@ def test_a_mirrored_and_altered_copy_is_a_mirrored_one(originals: list[Image.Ima
     assert [(own.first, own.second, own.kind) for own in links] == [(2, 5, "mirrored")]
 
 
-def test_what_was_found_before_is_kept_and_new_pictures_are_compared_with_all(
-    originals: list[Image.Image], known: list[Facts]
-) -> None:
+def test_finds_are_kept_and_new_pictures_compared_with_all(originals: list[Image.Image], known: list[Facts]) -> None:
     new = [facts_of(caption(crop(own, 0.03))) for own in originals[:8]]
     whole = compare([*known, *new])
     assert whole.altered is not None and len(whole.altered[0]) == 8
@@ -270,9 +266,7 @@ def as_before(record: PictureRecord) -> bytes:
     return file.getvalue()
 
 
-def test_a_record_of_an_earlier_version_is_read_and_what_it_cannot_tell_is_said(
-    originals: list[Image.Image], known: list[Facts], tmp_path: Path
-) -> None:
+def test_a_record_of_before_is_read(originals: list[Image.Image], known: list[Facts], tmp_path: Path) -> None:
     record = PictureRecord.from_bytes(as_before(record_of(known)), "a test")
     assert record.has_thumbnails and not record.has_keypoints
     for i, own in enumerate(originals[:4]):
@@ -300,9 +294,7 @@ def test_a_record_of_an_earlier_version_is_read_and_what_it_cannot_tell_is_said(
         lambda own: replace(own, counts=own.counts + np.uint8(100), words=np.zeros(1, np.uint64)),
     ],
 )
-def test_a_record_whose_keypoints_do_not_fit_is_refused(
-    known: list[Facts], spoil: Callable[[PictureRecord], PictureRecord]
-) -> None:
+def test_unfitting_keypoints_are_refused(known: list[Facts], spoil: Callable[[PictureRecord], PictureRecord]) -> None:
     with pytest.raises(VitkitError, match="the record of training pictures in a test is damaged"):
         PictureRecord.from_bytes(spoil(record_of(known)).to_bytes(), "a test")
 
@@ -315,9 +307,7 @@ def test_a_record_that_is_too_long_for_a_text_loses_keypoints_before_thumbnails(
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_objects_of_the_caller_are_known_again_though_altered(
-    originals: list[Image.Image], known: list[Facts], *, as_tensor: bool
-) -> None:
+def test_objects_are_known_again_altered(originals: list[Image.Image], known: list[Facts], *, as_tensor: bool) -> None:
     preprocess = Preprocess(size=(180, 240))
 
     def given(picture: Image.Image) -> Image.Image | torch.Tensor:

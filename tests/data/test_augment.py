@@ -110,9 +110,7 @@ def test_a_random_crop_keeps_the_area_that_it_should() -> None:
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=4), st.integers(0, 3), st.integers(1, 2**20))
-def test_mixing_notices_a_change_of_any_number_and_gives_a_seed_that_torch_takes(
-    seeds: list[int], at: int, change: int
-) -> None:
+def test_mixing_notices_any_change_and_gives_a_seed_that_torch_takes(seeds: list[int], at: int, change: int) -> None:
     mixed = mix_seeds(*seeds)
     assert 0 <= mixed < 2**63
     assert mixed == mix_seeds(*seeds)
@@ -197,9 +195,7 @@ def test_mixing_two_images_is_timms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.floats(0.0, 3.0), st.floats(0.0, 3.0), st.integers(0, 2**62), st.integers(1, 5))
-def test_mixed_targets_stay_probabilities_and_say_how_much_of_each_image_is_there(
-    mixup: float, cutmix: float, seed: int, batch: int
-) -> None:
+def test_mixed_targets_are_the_shares_of_the_images(mixup: float, cutmix: float, seed: int, batch: int) -> None:
     mixing = Mixing(mixup=mixup, cutmix=cutmix)
     if not mixing:
         return

@@ -465,9 +465,7 @@ def test_the_reason_is_addressed_to_the_user_and_does_not_repeat_the_path(tmp_pa
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg", "gif", "webp", "tif", "bmp"])
-def test_the_pixel_limit_is_checked_on_the_header_before_a_pixel_is_decoded(
-    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pixel_limit_is_checked_on_the_header(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(noise(20, 14), tmp_path / f"a.{ending}")
     with monkeypatch.context() as patch:
         patch.setattr(module, "MAX_PIXELS", 20 * 14 - 1)
@@ -508,9 +506,7 @@ def test_a_large_jpeg_is_decoded_smaller_but_at_twice_the_short_side(tmp_path: P
 
 @given(width=st.integers(1, 700), height=st.integers(1, 700), short_side=st.integers(1, 200))
 @settings(max_examples=25)
-def test_scaled_decoding_never_goes_below_twice_the_short_side(
-    scratch: Path, width: int, height: int, short_side: int
-) -> None:
+def test_scaled_decoding_keeps_twice_the_short_side(scratch: Path, width: int, height: int, short_side: int) -> None:
     Image.new("RGB", (width, height)).save(scratch, "JPEG")
     out = decode(scratch, short_side)
     assert min(out.size) >= min(2 * short_side, width, height)
@@ -565,9 +561,7 @@ def test_any_bytes_are_a_picture_or_unreadable(scratch: Path, content: bytes, sh
             assert picture.mode == "RGB"
 
 
-def test_decoding_in_threads_leaves_the_warning_filters_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_in_threads_leaves_the_warning_filters_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two decodings that overlap, the first to begin being the first to end."""
     path = save(noise(), tmp_path / "a.png")
     began, may_end = {"a": threading.Event(), "b": threading.Event()}, threading.Event()

@@ -113,9 +113,7 @@ def test_three_images_in_all_are_enough_to_train_on(vitkit: Command, tmp_path: P
     assert vitkit("eval", tmp_path / "run").code == 0
 
 
-def test_numbered_classes_have_logits_in_sorted_order_and_predictions_of_the_right_name(
-    vitkit: Command, tmp_path: Path
-) -> None:
+def test_numbered_classes_have_sorted_logits_and_predictions_of_the_right_name(vitkit: Command, tmp_path: Path) -> None:
     palette = {str(k): (255 * (k % 3) / 2, 255 * (k // 3 % 2), 255 * (k // 6)) for k in range(12)}
     for name, rgb in palette.items():
         for i in range(5):
@@ -192,9 +190,7 @@ def test_a_class_of_val_that_training_has_not_is_told(vitkit: Command, tmp_path:
     assert json.loads(vitkit("eval", tmp_path / "run", "--json").out)["images"] == 9
 
 
-def test_classes_that_differ_in_case_alone_stay_two_and_those_that_look_alike_are_refused(
-    vitkit: Command, tmp_path: Path
-) -> None:
+def test_classes_that_differ_in_case_stay_two_and_look_alikes_are_refused(vitkit: Command, tmp_path: Path) -> None:
     composed, decomposed = "\u00c4rger", "A\u0308rger"
     data = folder(tmp_path / "photos", {"cat": 3, "Cat": 3, composed: 3}, 16, 16)
     assert vitkit("train", data, *ONCE, "--out", tmp_path / "run").code == 0

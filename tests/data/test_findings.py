@@ -261,9 +261,7 @@ def test_fits_that_show_the_whole_picture_lose_nothing(fit: str) -> None:
 @pytest.mark.parametrize("fit", ["crop", "squash_crop"])
 @pytest.mark.parametrize("shape", [(100, 100), (150, 100), (100, 250), (400, 100)])
 @pytest.mark.parametrize("crop_pct", [0.6, 0.875, 1.0])
-def test_the_crop_is_warned_of_where_a_simulation_loses_more_than_half(
-    fit: str, shape: tuple[int, int], crop_pct: float
-) -> None:
+def test_the_crop_is_warned_of_if_it_loses_more_than_half(fit: str, shape: tuple[int, int], crop_pct: float) -> None:
     preprocess = Preprocess(size=(64, 64), fit=fit, crop_pct=crop_pct, mean=(0, 0, 0), interpolation="bilinear")
     lost = 1 - simulated(preprocess, *shape)
     lines = told(findings.of_crop([fact(*shape)] * 7, preprocess))

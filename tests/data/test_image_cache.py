@@ -131,9 +131,7 @@ def test_small_photographs_are_trained_on_as_they_are(table: ImageTable) -> None
     source=st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
     seed=st.integers(0, 999),
 )
-def test_no_crop_of_a_reduced_picture_is_enlarged_that_would_not_be_anyway(
-    scale: float, height: int, width: int, source: tuple[int, int], seed: int
-) -> None:
+def test_no_reduced_crop_is_enlarged(scale: float, height: int, width: int, source: tuple[int, int], seed: int) -> None:
     from torchvision.transforms import v2
 
     side = Augment(crop_scale=(scale, 1.0)).short_side(Preprocess(size=(height, width)))

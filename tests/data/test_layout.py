@@ -290,9 +290,7 @@ def test_links_that_lead_back_up_do_not_loop(tmp_path: Path) -> None:
     )
 )
 @settings(max_examples=150)
-def test_no_split_becomes_a_class_beside_another(
-    tmp_path_factory: pytest.TempPathFactory, folders: dict[str, int]
-) -> None:
+def test_no_split_becomes_a_class_as_well(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, int]) -> None:
     """Whatever the folders: understood or refused, every image in one class, and no two splits as classes."""
     root = planted(tmp_path_factory.mktemp("any"), folders)
     try:

@@ -112,9 +112,7 @@ def test_splits_that_are_not_understood_are_refused(tmp_path: Path, title: str, 
         ("train,val,test", ["1,0,0", "0,0,1"], ("train", "test")),
     ],
 )
-def test_columns_of_yes_and_no_tell_the_split(
-    tmp_path: Path, title: str, rows: list[str], splits: tuple[str, str]
-) -> None:
+def test_yes_and_no_tell_the_split(tmp_path: Path, title: str, rows: list[str], splits: tuple[str, str]) -> None:
     assert read_source(with_column(tmp_path, title, rows * 3)).splits == splits * 3
 
 

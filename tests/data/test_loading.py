@@ -147,9 +147,7 @@ def test_an_epoch_that_is_prepared_ahead_is_the_same(table: ImageTable, workers:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("mean", [IMAGENET_MEAN, (0.3,)])
-def test_where_batches_are_normalised_makes_no_difference(
-    table: ImageTable, mean: tuple[float, ...], workers: int
-) -> None:
+def test_it_does_not_matter_where_one_normalises(table: ImageTable, mean: tuple[float, ...], workers: int) -> None:
     preprocess = Preprocess(size=(12, 16), mean=mean, std=IMAGENET_STD[: len(mean)])
     options = {"batch_size": 3, "workers": workers, "seed": 5}
     early = ImageData(table, preprocess, AUGMENT, **options)
@@ -183,9 +181,7 @@ def test_train_and_val_are_the_tables_splits(table: ImageTable) -> None:
 
 @pytest.mark.parametrize("balanced", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 1000])
-def test_an_epoch_has_every_image_and_the_last_batch_is_as_short_as_it_comes(
-    table: ImageTable, batch_size: int, balanced: bool
-) -> None:
+def test_an_epoch_has_every_image_and_a_short_last_batch(table: ImageTable, batch_size: int, balanced: bool) -> None:
     data = ImageData(table, PREPROCESS, AUGMENT, batch_size=batch_size, workers=0, seed=0, balanced=balanced)
     n, keys = len(data.train), list(data._batch_sampler())
     assert [len(labels) for _, labels in data.train_batches(0)] == list(map(len, keys))

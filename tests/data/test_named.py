@@ -95,9 +95,7 @@ def test_a_set_is_written_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyboardInterrupt, VitkitError])
-def test_an_interrupted_writing_leaves_nothing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
+def test_interruptions_leave_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
     def interrupted(raw: Path, root: Path) -> None:
         folder(root, {"a": 1})
         (raw / "archive").touch()
@@ -148,9 +146,7 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path, mon
 
 
 @pytest.mark.parametrize("arrived", [{"a": 1}, {"a": 2}, {"a": 2, "b": 1}, {}])
-def test_a_set_that_arrives_in_part_is_refused(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, arrived: dict[str, int]
-) -> None:
+def test_a_set_in_part_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch, arrived: dict[str, int]) -> None:
     entry = replace(pair(lambda raw, root: folder(root, arrived)), host="example.org", page="https://example.org/pair")
     monkeypatch.setitem(DATASETS, "pair", entry)
     with pytest.raises(VitkitError, match=r"^the data set pair from example.org has .* expected 2 in 2; .*org/pair"):
@@ -601,9 +597,7 @@ def check_table(name: str, tree: Tree) -> None:
     assert all(Path(path).suffix.lower() in SUFFIXES for path in table.paths)
 
 
-def test_a_torchvision_that_changed_is_a_bug_and_no_trouble_of_the_network(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torchvision_that_changed_is_no_trouble_of_the_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish("oxford-pets", monkeypatch)
     entry = DATASETS["oxford-pets"]
     assert isinstance(entry.write, Torchvision)
@@ -734,9 +728,7 @@ def test_flower_photos_are_the_published_ones() -> None:
     assert len(bytes.fromhex(write.sha256)) == 32
 
 
-def test_one_line_is_told_on_stderr_and_no_bar_is_drawn_into_a_log(
-    serve: Callable[..., Server], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_gets_a_line_and_no_bar(serve: Callable[..., Server], capfd: pytest.CaptureFixture[str]) -> None:
     serve()
     materialise("flower_photos")
     out, err = capfd.readouterr()
@@ -786,9 +778,7 @@ def test_a_server_that_is_not_there_is_said(serve: Callable[..., Server], cache:
         assert kept(cache) == []
 
 
-def test_a_server_that_falls_silent_is_left(
-    serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_servers_are_left(serve: Callable[..., Server], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
     serve(at_most=500, stalls=True)

@@ -62,9 +62,7 @@ def in_class_folders(name: Callable[[int, int], str], groups: int = GROUPS) -> I
         lambda g, i: f"patient{g:03}/scan{i}.png",
     ],
 )
-def test_names_of_groups_are_recognised_and_the_printed_flag_keeps_each_together(
-    name: Callable[[int, int], str],
-) -> None:
+def test_group_names_are_recognised_and_the_printed_flag_keeps_each_together(name: Callable[[int, int], str]) -> None:
     table = in_class_folders(name)
     (finding,) = of_names(table)
     assert finding.severity == "problem"

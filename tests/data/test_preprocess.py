@@ -52,9 +52,7 @@ def assert_equals_torchvision(image: Image.Image, preprocess: Preprocess) -> Non
     interpolation=st.sampled_from(INTERPOLATIONS),
 )
 @settings(max_examples=150)
-def test_crop_equals_torchvision_to_the_pixel(
-    width: int, height: int, side: int, crop_pct: float, interpolation: str
-) -> None:
+def test_crop_is_torchvisions_exactly(width: int, height: int, side: int, crop_pct: float, interpolation: str) -> None:
     whole = round(side / crop_pct)
     assume(not whole - 1e-6 <= side / crop_pct < whole)  # there a hair is added, and the size that was meant is taken
     preprocess = Preprocess(
@@ -74,9 +72,7 @@ def test_a_crop_given_as_a_ratio_is_cut_from_the_size_that_was_meant(side: int) 
     ("side", "crop_pct", "interpolation"),
     [(224, 0.875, "bicubic"), (224, 0.9, "bicubic"), (384, 1.0, "bicubic"), (224, 0.875, "bilinear")],
 )
-def test_published_settings_equal_torchvision(
-    size: tuple[int, int], side: int, crop_pct: float, interpolation: str
-) -> None:
+def test_published_settings_are_the_same(size: tuple[int, int], side: int, crop_pct: float, interpolation: str) -> None:
     preprocess = Preprocess(size=(side, side), crop_pct=crop_pct, interpolation=interpolation)
     assert_equals_torchvision(smooth(*size), preprocess)
 
@@ -103,9 +99,7 @@ def test_squash_equals_torchvisions_resize_to_both_sides(width: int, height: int
     fit=st.sampled_from(["crop", "pad", "squash"]),
 )
 @settings(max_examples=150)
-def test_any_picture_comes_out_at_the_models_size(
-    width: int, height: int, h: int, w: int, crop_pct: float, fit: str
-) -> None:
+def test_any_picture_gets_the_models_size(width: int, height: int, h: int, w: int, crop_pct: float, fit: str) -> None:
     preprocess = Preprocess(size=(h, w), fit=fit, crop_pct=crop_pct)
     assert preprocess.resize(noise(width, height)).size == (w, h)
     out = preprocess(noise(width, height))
@@ -116,9 +110,7 @@ def test_any_picture_comes_out_at_the_models_size(
 @pytest.mark.parametrize("size", [(30, 60), (60, 30), (16, 200)])
 @pytest.mark.parametrize("shape", [(400, 100), (100, 400), (300, 300), (120, 61), (61, 120)])
 @pytest.mark.parametrize("crop_pct", [1.0, 0.8])
-def test_a_non_square_crop_is_filled_with_picture(
-    size: tuple[int, int], shape: tuple[int, int], crop_pct: float
-) -> None:
+def test_a_non_square_crop_is_all_picture(size: tuple[int, int], shape: tuple[int, int], crop_pct: float) -> None:
     white = Image.new("RGB", shape, (255, 255, 255))  # Pillow fills what lies outside with black
     assert np.asarray(Preprocess(size=size, crop_pct=crop_pct).resize(white)).min() == 255
 
@@ -140,9 +132,7 @@ def test_a_non_square_crop_keeps_the_aspect_ratio_and_the_centre(size: tuple[int
 
 @pytest.mark.parametrize("shape", [(40, 20), (20, 40), (30, 30), (400, 3), (3, 400), (41, 19), (1, 1)])
 @pytest.mark.parametrize("size", [(24, 24), (24, 32), (33, 17)])
-def test_pad_keeps_the_whole_picture_centred_on_a_border_that_normalises_to_zero(
-    shape: tuple[int, int], size: tuple[int, int]
-) -> None:
+def test_pad_centres_the_whole_picture_on_a_border_of_zeros(shape: tuple[int, int], size: tuple[int, int]) -> None:
     preprocess = Preprocess(size=size, fit="pad", mean=IMAGENET_MEAN, std=IMAGENET_STD)
     out = preprocess(Image.new("RGB", shape, (255, 0, 255)))
     is_border = (np.abs(out) < 0.5 / 255 / min(IMAGENET_STD) + 1e-6).all(axis=0)

@@ -60,9 +60,7 @@ UNSAID = {
 
 @pytest.mark.parametrize("white_is_zero", [False, True])
 @pytest.mark.parametrize("name", SAYING)
-def test_what_a_tiff_says_of_its_numbers_is_what_they_are_read_by(
-    tmp_path: Path, name: str, white_is_zero: bool
-) -> None:
+def test_a_tiff_is_read_by_what_it_says_of_its_numbers(tmp_path: Path, name: str, white_is_zero: bool) -> None:
     values, tags = SAYING[name]
     path = write_tiff(tmp_path / "a.tif", values, white_is_zero=white_is_zero, **tags)
     try:

@@ -226,9 +226,7 @@ def test_a_file_that_another_takes_the_place_of_is_read_anew(photos: Path) -> No
     [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EIO, "Input/output error"), MemoryError()],
     ids=["files", "disk", "memory"],
 )
-def test_what_went_wrong_for_a_moment_is_not_remembered(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception
-) -> None:
+def test_momentary_faults_are_not_remembered(photos: Path, monkeypatch: pytest.MonkeyPatch, trouble: Exception) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise trouble
 
@@ -356,9 +354,7 @@ def test_a_folder_in_the_memorys_place_changes_nothing(photos: Path, cache: Path
 
 
 @pytest.mark.parametrize("where", ["file", "below a file"])
-def test_a_cache_that_cannot_be_made_changes_nothing(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_no_cache_changes_nothing(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     expected = look(files_of(photos))
     (tmp_path / "file").touch()
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file" / ("sub" if where == "below a file" else "")))
@@ -428,9 +424,7 @@ def test_a_full_read_only_locked_or_broken_memory_changes_nothing(
     assert bool(decoded) != is_kept, "what may pass costs no memory; what is damaged is made anew"
 
 
-def test_a_memory_that_another_process_has_locked_changes_nothing(
-    photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_memory_that_is_locked_changes_nothing(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = look(files_of(photos))
     original = sqlite3.connect
     monkeypatch.setattr(
@@ -509,9 +503,7 @@ def test_a_comparison_is_made_once_for_the_same_files(photos: Path, monkeypatch:
     assert {table.paths[i] for i in copies.images} == {"cat/again.png", "cat/cat_1.png"}
 
 
-def test_a_new_picture_is_compared_with_all_and_they_not_with_one_another(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_pictures_are_compared_with_all_and_others_are_not(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitkit.data.doctor import duplicates
 
     examine(read_source(photos))
@@ -548,9 +540,7 @@ def test_only_so_much_is_kept_of_what_was_compared_and_the_last_always(monkeypat
         assert memory.compared((*sets[3][:1], *sets[2])) is None
 
 
-def test_ctrl_c_does_not_wait_for_the_other_files(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ctrl_c_waits_for_no_other_files(photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     original, count = contents.picture_of, [0]
 
     def slow(file: Path, **options: Any) -> Any:
@@ -573,9 +563,7 @@ def test_ctrl_c_does_not_wait_for_the_other_files(
     assert count[0] == decoded, "what was found until then is remembered"
 
 
-def test_a_file_is_looked_at_again_when_its_decoder_was_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_read_again_when_its_decoder_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(noise(), tmp_path / "photos" / "a.webp")
     age(path.parent)
     Image.init()

@@ -170,9 +170,7 @@ def killed_within(table: ImageTable, folder: Path, images: int, monkeypatch: pyt
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows does not fork")
-def test_a_killed_call_is_repeated_with_the_same_bytes(
-    data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_call_is_repeated(data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, table = tmp_path / "shards", read_source(data)
     for images in (1, 9, 20, 12):
         killed_within(table, folder, images, monkeypatch)
@@ -604,9 +602,7 @@ def test_shards_at_an_address_have_the_bytes_of_a_folder(bucket: Any, data: Path
     assert vitkit.shard(data, "memory://photos/shards", size="20kB").index == sharding.index
 
 
-def test_an_interrupted_call_to_an_address_is_continued(
-    bucket: Any, data: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_call_goes_on(bucket: Any, data: Path, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put = type(bucket).put_file
     refused = []
 
@@ -659,9 +655,7 @@ def test_predictions_at_an_address_are_those_of_a_file(bucket: Any, shards: Path
     vitkit.predict(some_model(), str(shards), out=f"memory://photos/{name}", force=True)
 
 
-def test_rows_that_cannot_be_copied_to_an_address_are_kept(
-    bucket: Any, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_not_copied_are_kept(bucket: Any, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def put_file(self: Any, path: str, address: str, **more: Any) -> None:
         raise PermissionError("the quota is used up")
 

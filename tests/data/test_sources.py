@@ -377,9 +377,7 @@ def test_two_columns_of_one_meaning_are_refused_or_the_first_name_wins(tmp_path:
     ).filter(lambda own: len({label for _, label in own}) > 1),
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_what_a_csv_writer_writes_is_read(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
-) -> None:
+def test_what_csv_writers_write_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
     file = tmp_path_factory.mktemp("csv") / "all.csv"
     with file.open("w", encoding="utf-8", newline="") as text:
         csv.writer(text).writerows([("path", "label"), *rows])

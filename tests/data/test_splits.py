@@ -59,9 +59,7 @@ fractions = st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 20)
 
 @given(images=sizes, parts=fractions, seed=st.integers(0, 2**32))
 @settings(max_examples=150)
-def test_every_image_is_in_one_split_and_every_class_in_proportion(
-    images: list[int], parts: tuple[float, float, float], seed: int
-) -> None:
+def test_images_are_in_one_split_in_proportion(images: list[int], parts: tuple[float, float, float], seed: int) -> None:
     before = table_of(*images)
     table = split(before, parts, seed)
     assert (table.paths, table.labels, table.classes) == (before.paths, before.labels, before.classes)
@@ -151,9 +149,7 @@ def test_fractions_that_are_not_three_parts_of_one_are_refused(bad: tuple[float,
 
 @given(images=sizes, limits=st.lists(st.integers(1, 200), min_size=2, max_size=2).map(sorted), seed=st.integers(0, 99))
 @settings(max_examples=100)
-def test_a_limit_cuts_training_images_alone_in_proportion_and_nested(
-    images: list[int], limits: list[int], seed: int
-) -> None:
+def test_a_limit_cuts_training_alone_in_proportion_and_nested(images: list[int], limits: list[int], seed: int) -> None:
     table = split(table_of(*images), USUAL, seed)
     trained = table.of_split("train")
     cut = []
@@ -217,9 +213,7 @@ def rows(table: ImageTable) -> set[tuple[str, str, str | None]]:
 
 @given(images=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any), seed=st.integers(0, 9))
 @settings(max_examples=30)
-def test_a_split_comes_back_from_its_file(
-    tmp_path_factory: pytest.TempPathFactory, images: list[int], seed: int
-) -> None:
+def test_a_split_survives_its_file(tmp_path_factory: pytest.TempPathFactory, images: list[int], seed: int) -> None:
     table = split(table_of(*images), USUAL, seed)
     path = write(tmp_path_factory.mktemp("s") / "split.json", split_to_dict(table))
     back = split_from_file(path)
@@ -354,9 +348,7 @@ def test_groups_of_one_image_change_nothing(
 
 @given(sizes_of_class=grouped, seed=st.integers(0, 99))
 @settings(max_examples=100)
-def test_every_class_is_trained_on_by_the_usual_fractions_whatever_its_groups(
-    sizes_of_class: list[list[int]], seed: int
-) -> None:
+def test_every_class_is_trained_on_whatever_its_groups(sizes_of_class: list[list[int]], seed: int) -> None:
     table, groups = table_in_groups(sizes_of_class)
     done = split(table, USUAL, seed, groups)
     for label, own in enumerate(sizes_of_class):
@@ -485,9 +477,7 @@ def test_folds_are_decided_by_their_seed_and_mix_the_order() -> None:
 
 @given(sizes_of_class=grouped, folds=st.integers(2, 5), seed=st.integers(0, 99))
 @settings(max_examples=100)
-def test_groups_stay_in_one_fold_and_parts_differ_by_a_group_at_most(
-    sizes_of_class: list[list[int]], folds: int, seed: int
-) -> None:
+def test_groups_stay_in_one_fold_and_parts_are_even(sizes_of_class: list[list[int]], folds: int, seed: int) -> None:
     table, groups = table_in_groups(sizes_of_class)
     if folds > max(map(len, sizes_of_class)):
         with pytest.raises(VitkitError, match="folds must be"):

@@ -163,9 +163,7 @@ def write_all(own: Evaluation, folder: Path) -> None:
     write_predictions(folder / "predictions.csv", own)
 
 
-def test_the_most_probable_classes_are_looked_for_once_however_many_mistakes_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_most_probable_classes_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searches = []
     for images in (60, 240):
         own = draw_evaluation(images, 5)
@@ -199,9 +197,7 @@ def test_ten_thousand_classes_are_one_outline_and_a_thousand_rows() -> None:
     assert own.confusion(plots.MOST_SHADED).shape == (1000, 1000)
 
 
-def test_a_large_table_is_a_file_without_a_name_and_holds_what_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_table_is_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     table = empty_array((3, 2**25))  # 384 MiB
     assert table.shape == (3, 2**25) and table.dtype == np.float32

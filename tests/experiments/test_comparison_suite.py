@@ -227,9 +227,7 @@ def test_what_a_training_forks_does_not_wait_for_the_next_job(worker_of: Callabl
     worker.wait()
 
 
-def test_a_worker_that_is_busy_when_the_pipe_ends_stops_in_good_order(
-    worker_of: Callable[[str], Worker], tmp_path: Path
-) -> None:
+def test_a_worker_that_is_busy_stops_in_good_order(worker_of: Callable[[str], Worker], tmp_path: Path) -> None:
     worker = worker_of(_BUSY)
     assert worker.ask({"any": (1, tmp_path)}) == {"any": (1, tmp_path)}, "what it prints is no answer"
     ended: list[type[BaseException]] = []

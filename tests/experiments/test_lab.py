@@ -419,9 +419,7 @@ def test_the_papers_pre_trainings_are_counted() -> None:
         ([(90, 110), (80, 95), (10, 20)], "at 32 pixels, a cannot be distinguished from b"),
     ],
 )
-def test_a_model_is_the_fastest_if_its_quartiles_are_above_the_others(
-    quartiles: list[tuple[int, int]], sentence: str
-) -> None:
+def test_a_model_is_fastest_if_its_quartiles_are_above(quartiles: list[tuple[int, int]], sentence: str) -> None:
     entries = [
         {"name": name, "image_size": 32, "images_per_s": sum(ends) / 2, "quartiles": list(ends)}
         for name, ends in zip("abc", quartiles, strict=True)
@@ -455,9 +453,7 @@ def test_models_are_timed_on_two_sizes_of_images(tmp_path: Path) -> None:
         ([("a", 0.2, 0.01, 0.01), ("b", 0.1, 0.02, 0.2)], "also with other seeds: a and b are better than x"),
     ],
 )
-def test_the_sentence_is_what_the_tests_of_all_pairs_say(
-    pairs: list[tuple[str, float, float, float]], sentence: str
-) -> None:
+def test_the_sentence_says_what_all_pairs_say(pairs: list[tuple[str, float, float, float]], sentence: str) -> None:
     rows = [{"a": a, "b": "x", "difference": gain, "p": p, "trained": {"p": of}} for a, gain, p, of in pairs]
     assert summary_of(rows, 3) == sentence
 

@@ -235,9 +235,7 @@ def false_verdicts(models: int, seeds: int, luck: float, trials: int, rng: np.ra
 
 
 @pytest.mark.parametrize(("models", "seeds", "luck"), [(5, 2, 0.023), (5, 2, 0.09)])
-def test_equal_models_are_seldom_told_apart_however_many_pairs_there_are(
-    models: int, seeds: int, luck: float, few_draws: None
-) -> None:
+def test_equal_models_are_seldom_told_apart(models: int, seeds: int, luck: float, few_draws: None) -> None:
     """With Holm's correction of each pair's variance, it was .19 and .42 of comparisons."""
     found = false_verdicts(models, seeds, luck, 60, np.random.default_rng(7))
     assert binomtest(found, 60, 0.06, alternative="greater").pvalue > 0.001, found

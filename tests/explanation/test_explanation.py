@@ -305,9 +305,7 @@ def reddish() -> Classifier:
 
 @pytest.mark.parametrize("shape", [(96, 64), (130, 250)])
 @pytest.mark.parametrize("patch", [(3, 4), (7, 0), (4, 3)])
-def test_what_a_class_comes_from_is_bright_in_the_photograph(
-    tmp_path: Path, shape: tuple[int, int], patch: tuple[int, int]
-) -> None:
+def test_what_makes_a_class_is_bright(tmp_path: Path, shape: tuple[int, int], patch: tuple[int, int]) -> None:
     asked = reddish()
     picture = Image.new("RGB", shape, (127, 127, 127))
     left, top, right, _ = asked.preprocess.box(*shape)

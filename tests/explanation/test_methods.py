@@ -228,9 +228,7 @@ def test_a_distilled_model_is_followed_from_both_tokens() -> None:
     discard=st.floats(0, 1, exclude_max=True),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_every_row_of_the_product_sums_to_one(
-    config: ViTConfig, fusion: Any, discard: float, dtype: torch.dtype
-) -> None:
+def test_rows_of_the_product_sum_to_one(config: ViTConfig, fusion: Any, discard: float, dtype: torch.dtype) -> None:
     if len(config.conv_layers) == config.layers:
         return
     model = randomise(VisionTransformer(config)).to(dtype)

@@ -33,9 +33,7 @@ def test_a_run_is_compared_on_its_own_validation_images(vitkit: Any, trained: Pa
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".xml"])
-def test_predict_and_eval_take_the_file_for_the_run(
-    vitkit: Any, trained: Path, data: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_predict_and_eval_take_the_file(vitkit: Any, trained: Path, data: Path, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"run{suffix}"
     assert vitkit("export", trained, "-o", file).code == 0
     plain = ("--backend", "eager", "--precision", "float32")
@@ -55,9 +53,7 @@ def test_predict_and_eval_take_the_file_for_the_run(
 
 
 @pytest.mark.parametrize("verb", ["explain", "embed", "info"])
-def test_what_needs_the_model_refuses_the_file_in_one_line(
-    vitkit: Any, model: Path, data: Path, tmp_path: Path, verb: str
-) -> None:
+def test_what_needs_the_model_refuses_files(vitkit: Any, model: Path, data: Path, tmp_path: Path, verb: str) -> None:
     file = tmp_path / "model.onnx"
     assert vitkit("export", model, "-o", file).code == 0
     rest = {"explain": (data, "-o", tmp_path / "maps"), "embed": (data, "-o", tmp_path / "f.npz"), "info": ()}[verb]

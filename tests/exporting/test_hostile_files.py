@@ -128,9 +128,7 @@ ONNX_ATTACKS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("attack", ONNX_ATTACKS.values(), ids=ONNX_ATTACKS)
-def test_an_onnx_file_with_anything_else_in_it_is_refused(
-    exported: Path, attack: Callable[[Any], None], place: Path
-) -> None:
+def test_an_onnx_file_with_others_is_refused(exported: Path, attack: Callable[[Any], None], place: Path) -> None:
     spoil_onnx(exported, place / "model.onnx", attack)
     with pytest.raises(VitkitError, match="is not an ONNX file written by vitkit"):
         load_exported(place / "model.onnx")
@@ -153,9 +151,7 @@ XML_ATTACKS = {
 
 
 @pytest.mark.parametrize(("old", "new"), XML_ATTACKS.values(), ids=XML_ATTACKS)
-def test_an_openvino_model_with_anything_else_in_it_is_refused(
-    exported: Path, old: bytes, new: bytes, place: Path
-) -> None:
+def test_an_openvino_model_with_others_is_refused(exported: Path, old: bytes, new: bytes, place: Path) -> None:
     shutil.copy(exported / "model.bin", place)
     content = (exported / "model.xml").read_bytes()
     assert old in content

@@ -187,9 +187,7 @@ def wait(page: Page, number: int) -> None:
     raise AssertionError(page.locator("main").inner_text())
 
 
-def test_photographs_are_answered_and_what_cannot_be_read_is_named(
-    browser: Browser, page_of: Any, tmp_path: Path
-) -> None:
+def test_photographs_are_answered_and_unreadable_ones_named(browser: Browser, page_of: Any, tmp_path: Path) -> None:
     good = [photos.save(photos.noise(40, 30, seed), tmp_path / f"{seed} <i>.png") for seed in range(3)]
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"\xff\xd8 no picture")
@@ -244,9 +242,7 @@ def test_probabilities_are_those_of_the_pixels(browser: Browser, page_of: Any, t
         np.testing.assert_allclose(probabilities, expected, atol=1e-3, err_msg=file.name)
 
 
-def test_a_multi_label_page_names_every_class_that_reaches_its_threshold(
-    browser: Browser, page_of: Any, tmp_path: Path
-) -> None:
+def test_a_multi_label_page_names_classes_above_threshold(browser: Browser, page_of: Any, tmp_path: Path) -> None:
     file = photos.save(photos.noise(40, 30), tmp_path / "picture.png")
     with watched(browser) as page:
         page.goto(page_of(thresholds=(0.99, 0.99, 0.8, 0.3, 0.99, 0.99, 0.99)))
@@ -263,9 +259,7 @@ def test_a_multi_label_page_names_every_class_that_reaches_its_threshold(
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
-def test_the_page_fits_and_can_be_used_by_everybody(
-    browser: Browser, page_of: Any, tmp_path: Path, size: str, scheme: str
-) -> None:
+def test_the_page_fits_for_everybody(browser: Browser, page_of: Any, tmp_path: Path, size: str, scheme: str) -> None:
     files = [photos.save(photos.noise(40, 30, seed), tmp_path / f"{'long' * 30}{seed}.png") for seed in range(2)]
     with watched(browser, size, scheme) as page:
         page.goto(page_of())
@@ -275,9 +269,7 @@ def test_the_page_fits_and_can_be_used_by_everybody(
         assert serious(page) == []
 
 
-def test_pictures_can_be_dropped_pasted_and_taken_with_the_camera(
-    browser: Browser, page_of: Any, tmp_path: Path
-) -> None:
+def test_pictures_are_dropped_pasted_and_taken_by_camera(browser: Browser, page_of: Any, tmp_path: Path) -> None:
     address = page_of()
     with with_camera(browser, photos.noise(64, 48), folder=tmp_path) as other, watched(other) as page:
         page.goto(address)
@@ -314,9 +306,7 @@ def test_the_answers_are_those_of_predict(
 
 
 @pytest.mark.skipif(RUNTIME is None, reason="ONNX Runtime Web is neither in VITKIT_TEST_DATA nor in the cache")
-def test_unknown_images_are_marked_as_predict_does(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_images_are_marked_too(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RUNTIME is not None
     monkeypatch.setattr(download, "fetch_url", lambda url, sha256: RUNTIME)
     known = [photos.save(photos.noise(30, 40, seed), tmp_path / "known" / f"{seed}.png") for seed in range(60)]
@@ -364,9 +354,7 @@ def test_the_page_has_the_colours_of_the_studio() -> None:
     assert ours == theirs[: len(ours)] and len(ours) > 30
 
 
-def test_the_model_inside_a_page_is_the_one_that_was_checked(
-    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_of_a_page_was_checked(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = classifier(pictures=None)
     page = written(own, tmp_path / "model.html", stand_in, monkeypatch)
     (tmp_path / "inside.onnx").write_bytes(packages.read_model(page))
@@ -381,18 +369,14 @@ def test_the_model_inside_a_page_is_the_one_that_was_checked(
 
 
 @pytest.mark.parametrize("content", [b"no archive", b""])
-def test_an_archive_that_is_not_the_runtime_is_refused(
-    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_other_archive_is_taken(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runtime.tgz").write_bytes(content)
     with pytest.raises(VitkitError, match=r"runtime.tgz is not ONNX Runtime Web .*: delete it and try again"):
         written(classifier(), tmp_path / "model.html", tmp_path / "runtime.tgz", monkeypatch)
     assert [path.name for path in tmp_path.iterdir()] == ["runtime.tgz"]
 
 
-def test_a_page_that_no_browser_opens_is_not_written(
-    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_unopenable_page_is_written(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "LARGEST", 1000)
     with pytest.raises(VitkitError, match=r"more than browsers open .*: use --precision float16, or export a .zip"):
         written(classifier(), tmp_path / "model.html", stand_in, monkeypatch)
@@ -510,9 +494,7 @@ def heic() -> bytes:
     return content.getvalue()
 
 
-def test_the_script_in_an_archive_answers_as_predict_does(
-    archive: Path, model: Path, tmp_path: Path, vitkit: Any
-) -> None:
+def test_the_script_in_an_archive_answers_so_too(archive: Path, model: Path, tmp_path: Path, vitkit: Any) -> None:
     """Run as its instructions say, without vitkit."""
     data, table = tmp_path / "photos", tmp_path / "answers.csv"
     write_files(data)

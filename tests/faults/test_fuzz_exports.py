@@ -148,9 +148,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("file", FORGERS)
-def test_changed_files_are_refused_or_answered(
-    ours: Path, tmp_path: Path, file: str, request: pytest.FixtureRequest
-) -> None:
+def test_any_file_is_refused_or_taken(ours: Path, tmp_path: Path, file: str, request: pytest.FixtureRequest) -> None:
     opener = Opener(ours / "picture.png", ours / file)
     request.addfinalizer(opener.end)
     rng = Random(len(file))

@@ -64,9 +64,7 @@ def test_a_model_that_is_on_the_gpu_is_asked_there() -> None:
 @pytest.mark.parametrize(
     ("patch", "size"), [((4, 4), (16, 16)), ((2, 8), (12, 16)), ((1, 1), (3, 5)), ((4, 4), (18, 17))]
 )
-def test_patches_are_embedded_by_a_matrix_product_as_by_a_convolution(
-    patch: tuple[int, int], size: tuple[int, int]
-) -> None:
+def test_patches_are_embedded_by_products_as_by_convolution(patch: tuple[int, int], size: tuple[int, int]) -> None:
     ours = PatchConvolution(3, 6, patch, stride=patch, device="cuda", dtype=torch.float64)
     theirs = torch.nn.Conv2d(3, 6, patch, stride=patch, device="cuda", dtype=torch.float64)
     theirs.load_state_dict(ours.state_dict())

@@ -123,9 +123,7 @@ def test_every_json_line_is_utf8_and_names_its_file(tmp_path: Path) -> None:
 
 
 @every_form
-def test_a_file_cut_at_any_byte_is_completed_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: RowFormat
-) -> None:
+def test_a_cut_file_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: RowFormat) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     made, out = predictions(NAMES), tmp_path / name
     write(out, form, made)

@@ -97,9 +97,7 @@ _real_measure = plan.measure  # at import, before tests fix it
 
 
 @pytest.mark.parametrize("fields", [{"conv_layers": (0, 1)}, {"layers": 1}, {"num_classes": 0}], ids=str)
-def test_measuring_takes_any_model_and_leaves_threads_as_they_were(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measuring_takes_any_model_and_keeps_threads(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_SECONDS", 0.0)
     monkeypatch.setattr(plan, "_PATIENCE", 600.0)
     before = torch.get_num_threads()
@@ -200,9 +198,7 @@ def test_float32_is_the_model_itself_for_few_images(asked: int | None, named: st
     assert (runner.plan, len(measured)) == ("", 1)
 
 
-def test_for_many_images_a_plan_is_measured_in_float32_too_and_kept_beside_that_of_bfloat16(
-    measured: list[str], cache: Path
-) -> None:
+def test_many_images_have_a_plan_in_float32_too_kept_beside_that_of_bfloat16(measured: list[str], cache: Path) -> None:
     model = build()
     for _ in range(2):
         runner = open_runner(model, "eager", "float32", images=500)
@@ -213,9 +209,7 @@ def test_for_many_images_a_plan_is_measured_in_float32_too_and_kept_beside_that_
 
 
 @pytest.mark.parametrize("ratios", [{}, {"folded-fused": 1.04}])
-def test_the_model_itself_in_float32_where_no_plan_is_faster(
-    ratios: dict[str, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_itself_if_no_plan_is_faster(ratios: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "measure", lambda model, dtype: {"plain": 1.0} | ratios)
     model = build()
     runner = open_runner(model, "eager", "float32", images=500)
@@ -226,9 +220,7 @@ def test_the_model_itself_in_float32_where_no_plan_is_faster(
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["new", "kept"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_model_with_a_layer_that_the_plans_do_not_know_is_computed_by_the_plain_one(
-    precision: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_unknown_to_plans_is_computed(precision: str, is_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if is_kept:  # by a model of the same configuration, whose layers are vitkit's
         monkeypatch.setattr(plan, "measure", lambda model, dtype: FAST)
         assert open_runner(build(), "eager", precision, images=500).plan == "folded-fused"

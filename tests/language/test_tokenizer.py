@@ -83,9 +83,7 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "library"), [("tokenizer.json", "tokenizers"), ("spiece.model", "sentencepiece")])
-def test_without_the_extra_a_line_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, library: str
-) -> None:
+def test_a_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, library: str) -> None:
     (tmp_path / file).write_text("{}")
     real = builtins.__import__
 

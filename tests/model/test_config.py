@@ -379,9 +379,7 @@ def test_height_comes_first() -> None:
         ({"distill_token": True}, 2, 32),
     ],
 )
-def test_prefix_tokens_and_feature_size_follow_the_classifier(
-    fields: dict[str, Any], prefix: int, feature: int
-) -> None:
+def test_prefix_tokens_and_features_follow_the_classifier(fields: dict[str, Any], prefix: int, feature: int) -> None:
     config = tiny(**fields)
     assert (config.prefix_tokens, config.tokens, config.feature_size) == (prefix, 12 + prefix, feature)
 

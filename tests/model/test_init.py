@@ -152,9 +152,7 @@ def test_norms_start_as_the_identity_and_relative_tables_small(init: str) -> Non
 
 @pytest.mark.parametrize("init", ["trunc_normal", "reference"])
 @pytest.mark.parametrize("fields", VARIETY.values(), ids=VARIETY.keys())
-def test_the_same_random_state_gives_the_same_weights_and_another_gives_others(
-    fields: dict[str, Any], init: str
-) -> None:
+def test_the_same_random_state_gives_the_same_weights_another_others(fields: dict[str, Any], init: str) -> None:
     first, again, other = (dict(fresh(s, init=init, **fields).named_parameters()) for s in (0, 0, 1))
     for name, parameter in first.items():
         assert torch.equal(parameter, again[name]), name

@@ -143,9 +143,7 @@ def ask_transformers(module: str, name: str, table: Tensor, old: Grid, new: Grid
 
 @pytest.mark.parametrize(("module", "name", "convention"), HUGGING_FACE.values(), ids=HUGGING_FACE.keys())
 @pytest.mark.parametrize(("old", "new"), FROM_SQUARE, ids=by_name)
-def test_hugging_faces_models_interpolate_like_this(
-    module: str, name: str, convention: PositionResize, old: Grid, new: Grid
-) -> None:
+def test_hugging_face_does_the_same(module: str, name: str, convention: PositionResize, old: Grid, new: Grid) -> None:
     table = positions(old)
     assert_as(resize_grid(table, old, new, convention), ask_transformers(module, name, table, old, new))
 
@@ -238,9 +236,7 @@ def test_a_constant_grid_stays_constant(convention: PositionResize, old: Grid, n
 
 @REPRODUCIBLE
 @given(convention=conventions, old=grids, new=grids, leading=st.lists(st.integers(1, 3), max_size=2))
-def test_leading_dimensions_are_so_many_tables(
-    convention: PositionResize, old: Grid, new: Grid, leading: list[int]
-) -> None:
+def test_dimensions_are_so_many_tables(convention: PositionResize, old: Grid, new: Grid, leading: list[int]) -> None:
     tables = noise(*leading, old[0] * old[1], 4)
     resized = resize_grid(tables, old, new, convention)
     assert resized.shape == (*leading, new[0] * new[1], 4)

@@ -267,9 +267,7 @@ def test_the_oracle_would_notice_another_convention(field: dict[str, Any]) -> No
 @pytest.mark.parametrize("size", [(64, 64), (75, 53)], ids=str)
 @pytest.mark.parametrize("stages", [(), (2, 1)], ids=str)
 @torch.no_grad()
-def test_features_are_timms_to_the_last_digits_where_kernels_are_small(
-    stages: tuple[int, ...], size: tuple[int, int]
-) -> None:
+def test_features_are_timms_to_the_digit_for_small_kernels(stages: tuple[int, ...], size: tuple[int, int]) -> None:
     hybrid = pytest.importorskip("timm.models.vision_transformer_hybrid")
     module, theirs = stem(stages, "timm"), hybrid._resnetv2(stages).double().eval()
     theirs.load_state_dict({n if stages else n.removeprefix("stem."): p for n, p in module.state_dict().items()})

@@ -82,9 +82,7 @@ IN21K, CLASSIC = {"num_classes": 21843}, {"num_classes": 21843, "has_logits": Tr
         ("vit_tiny_patch16_224", {"image_size": 384}, 5_790_376),
     ],
 )
-def test_published_models_have_their_published_parameter_count(
-    name: str, overrides: dict[str, Any], expected: int
-) -> None:
+def test_models_have_their_published_parameter_count(name: str, overrides: dict[str, Any], expected: int) -> None:
     assert count(on_meta(name, **overrides)) == expected
 
 
@@ -315,9 +313,7 @@ def test_the_shortcut_holds_in_shallow_models(layers: int) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"pool": "gap"}, {"pool": "token+gap"}, {"distill_token": True}])
 @torch.no_grad()
-def test_the_shortcut_is_taken_by_token_heads_in_forward_alone(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_heads_take_the_shortcut_in_forward(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(**fields)
     shapes: list[torch.Size] = []
     norm, tokens = model.norm.forward, model.config.tokens

@@ -57,9 +57,7 @@ def test_products_of_one_layer_are_those_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_ceiling_computes_every_product_as_often_as_the_model(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ceiling_computes_products_as_often_as_the_model(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
 
     def ways(product: Product, dtype: torch.dtype, _device: torch.device) -> list[Any]:

@@ -247,9 +247,7 @@ def test_without_a_script_the_page_is_read(browser: Any, report: str, own: Evalu
         assert shown.bounding_box()["width"] > 100
 
 
-def test_a_page_names_its_task_lists_its_parts_and_folds_notes_and_recipe(
-    browser: Any, own: Evaluation, tmp_path: Path
-) -> None:
+def test_a_page_names_its_task_and_parts_and_folds_notes(browser: Any, own: Evaluation, tmp_path: Path) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     address = write(tmp_path / "report.html", own, None, findings=["warning: look", "note: one", "note: two"])

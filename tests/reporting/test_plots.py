@@ -241,9 +241,7 @@ def test_names_that_no_font_has_are_numbers_and_a_note_says_what_they_stand_for(
     assert note.endswith(f"such as Noto Sans CJK): [1] = {first}, [2] = {second}, [3] = {third}")
 
 
-def test_letters_that_matplotlib_lacks_come_from_a_font_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_that_matplotlib_lacks_come_from_another_font(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A font with one letter, as if a font for Chinese were installed."""
     font = FontBuilder(1000, isTTF=True)
     font.setupGlyphOrder([".notdef", "square"])

@@ -66,9 +66,7 @@ def test_what_comes_while_a_thread_is_at_work_is_answered_together() -> None:
 
 
 @pytest.mark.parametrize(("wait", "asked"), [(600.0, [1, 2, 3]), (1.0, [1])])
-def test_a_free_thread_waits_for_more_but_not_where_its_batch_is_full_or_its_time_is_up(
-    wait: float, asked: list[int]
-) -> None:
+def test_a_free_thread_waits_for_more_unless_its_batch_is_full_or_time_is_up(wait: float, asked: list[int]) -> None:
     double, own = Doubling(), workers(wait=wait)
     work = Work("a", 3, double)
 

@@ -63,9 +63,7 @@ def ask(server: Server, picture: bytes) -> Iterator[Asking]:
 # --- Explanations ---------------------------------------------------------------------------------------------
 
 
-def test_explanations_keep_no_prediction_waiting_and_are_refused_where_many_wait(
-    server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explanations_keep_no_prediction_waiting(server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, plain = threading.Event(), ServedModel._explain
 
     def slow(own: ServedModel, asked: ToExplain) -> Any:
@@ -89,9 +87,7 @@ def test_explanations_keep_no_prediction_waiting_and_are_refused_where_many_wait
     assert [own.result().status_code for own in asked] == [200] * len(asked)
 
 
-def test_who_computes_one_batch_at_a_time_predicts_while_it_explains(
-    picture: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_batch_at_a_time_predicts_while_it_explains(picture: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, begun = threading.Event(), threading.Event()
 
     def slow(*_: Any) -> None:
@@ -131,9 +127,7 @@ def test_an_explanation_can_be_given_up_in_its_midst(picture: bytes) -> None:
     assert len(model._predict([(asked.upload, Columns())])) == 1
 
 
-def test_explanations_are_given_up_when_the_server_stops(
-    server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explanations_end_when_the_server_stops(server: Server, ask: Asking, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long they would take: here for ever."""
     begun = threading.Event()
 
@@ -157,9 +151,7 @@ def test_explanations_are_given_up_when_the_server_stops(
     assert not stopping.is_alive()
 
 
-def test_a_request_that_does_not_come_to_its_end_does_not_keep_a_server_from_stopping(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_that_does_not_end_does_not_keep_a_server_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_module, "_LAST", 1)
     with serve(classifier(), port=0, backend="eager", precision="float32") as own:
         host, port = own.url.removeprefix("http://").split(":")

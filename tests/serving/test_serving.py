@@ -358,9 +358,7 @@ def test_names_come_from_the_command_or_from_the_place(tmp_path: Path) -> None:
 __all__ = ["browser"]
 
 
-def test_the_page_describes_every_route_and_asks_this_server_alone(
-    browser: Any, server: Server, folder: Path, tmp_path: Path
-) -> None:
+def test_the_page_describes_routes_and_asks_nobody(browser: Any, server: Server, folder: Path, tmp_path: Path) -> None:
     with watched(browser) as page:
         page.goto(f"{server.url}/")
         page.locator(".opblock").first.wait_for()

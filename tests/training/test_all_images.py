@@ -141,9 +141,7 @@ def test_what_the_user_decides_about_the_images_is_kept(data: Path, start: Path,
     assert sets_aside(data, **fields(start, **given))
 
 
-def test_too_few_for_five_folds_and_images_that_the_weights_had_seen_are_set_aside(
-    tmp_path: Path, data: Path, start: Path
-) -> None:
+def test_too_few_for_folds_and_images_seen_before_are_set_aside(tmp_path: Path, data: Path, start: Path) -> None:
     assert sets_aside(runs.photos(tmp_path / "four", images=4, seed=3), **fields(start))
     known = train(runs.quick(data, epochs=1), tmp_path / "known", say=lambda line: None)
     assert sets_aside(data, **fields(known))
@@ -197,9 +195,7 @@ def test_an_evaluation_of_the_same_images_states_the_figure_again(finished: tupl
     assert again.notes[0].endswith(f"cross-validated: {words}")
 
 
-def test_a_run_that_was_killed_before_its_report_ends_with_the_same_figures(
-    finished: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_killed_before_its_report_it_ends_with_the_same_figures(finished: tuple[Path, str], tmp_path: Path) -> None:
     folder = runs.copy_of(finished[0], tmp_path / "run")
     for name in ("report.html", "evaluation.json"):
         (folder / name).unlink()
@@ -221,9 +217,7 @@ def test_damaged_tests_are_named(finished: tuple[Path, str], tmp_path: Path, nam
         OutOfFold.read(tmp_path)
 
 
-def test_the_model_is_trained_on_every_image(
-    finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path
-) -> None:
+def test_the_model_learns_every_image(finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path) -> None:
     aside = vitkit.train(data, out=tmp_path / "aside", split=(1, 0, 0), method="probe", say=str, **fields(start))
     for (name, ours), theirs in zip(
         load(finished[0]).model.state_dict().items(), aside.classifier.model.state_dict().values(), strict=True

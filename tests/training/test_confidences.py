@@ -62,9 +62,7 @@ def test_a_run_and_eval_agree_to_the_last_digit(data: Path, tmp_path: Path, way:
     assert same == (way == "plain"), "else nothing was tried"
 
 
-def test_the_temperature_is_fitted_on_answers_of_the_same_kind(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_temperature_is_of_the_same_answers(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.inference.backends.best_precision", lambda _: "bfloat16")
     run = train(runs.quick(data, **HALVES | {"balance": "none"}), tmp_path / "run", say=lambda line: None)
     seen = at_temperature(vitkit.evaluate(run, split="val").evaluation, 1.0)
@@ -87,9 +85,7 @@ def test_thresholds_are_chosen_on_answers_of_the_same_kind(data: Path, tmp_path:
     assert load(run).thresholds == pytest.approx(best_thresholds(seen.labels, seen.probabilities), abs=1e-5)
 
 
-def test_a_run_asked_to_compute_on_a_processor_does(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_computes_on_a_processor_if_asked(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices: list[str] = []
 
     def note(model: Any, *asked: Any) -> Any:

@@ -43,9 +43,7 @@ def by_hand(kind: str, heads: list[np.ndarray], teacher: np.ndarray, alpha: floa
 @pytest.mark.parametrize("one_head", [False, True], ids=["two heads", "one head"])
 @pytest.mark.parametrize(("alpha", "temperature", "smoothing"), [(0.1, 3.0, 0.0), (0.7, 1.0, 0.1), (0.0, 5.0, 0.0)])
 @pytest.mark.parametrize("kind", ["hard", "soft", "soft-deit"])
-def test_the_losses_are_those_of_the_paper_and_of_its_code(
-    kind: Any, alpha: float, temperature: float, smoothing: float, one_head: bool
-) -> None:
+def test_losses_are_of_the_paper(kind: Any, alpha: float, temperature: float, smoothing: float, one_head: bool) -> None:
     heads = [numbers(1)] if one_head else [numbers(1), numbers(2)]
     loss = distillation_loss(
         [torch.from_numpy(head) for head in heads],

@@ -112,9 +112,7 @@ def test_dropout_by_keys_keeps_the_expectation_and_scales_what_it_keeps(rate: fl
 
 @settings(max_examples=20)
 @given(length=st.integers(1, 9), size=st.integers(1, 4), piece=st.integers(1, 3), seed=st.integers(0, 99))
-def test_the_numbers_of_all_shares_and_pieces_are_those_of_the_batch(
-    length: int, size: int, piece: int, seed: int
-) -> None:
+def test_numbers_of_shares_and_pieces_are_those_of_the_batch(length: int, size: int, piece: int, seed: int) -> None:
     draws = Draws(dropping())
     whole = draws.of(seed, range(length), CPU)
     for rank in range(size):
@@ -219,9 +217,7 @@ REFUSED = ["relative", "every_layer", "shared", "conv", "interleaved", "mixtures
 
 
 @given(rate=st.floats(0, 0.99), ahead=st.integers(0, 4), patches=st.integers(1, 30), seed=st.integers(0, 99))
-def test_what_is_kept_is_whole_in_order_and_never_a_token_ahead(
-    rate: float, ahead: int, patches: int, seed: int
-) -> None:
+def test_kept_is_whole_in_order_and_never_a_token_ahead(rate: float, ahead: int, patches: int, seed: int) -> None:
     torch.manual_seed(seed)
     n = ahead + patches
     tokens = torch.arange(3 * n).view(3, n, 1).repeat(1, 1, 2).float()

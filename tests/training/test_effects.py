@@ -140,9 +140,7 @@ def test_every_field_of_the_table_is_tried() -> None:
         if (method, name) != ("probe", "hflip")  # to switch it off asks for nothing where nothing is mirrored
     ],
 )
-def test_a_choice_is_refused_if_and_only_if_it_changes_nothing(
-    trained: Callable[..., tuple[str, Recipe]], method: str, name: str
-) -> None:
+def test_choices_without_effect_are_refused(trained: Callable[..., tuple[str, Recipe]], method: str, name: str) -> None:
     value, beside = CHOICES[name]
     plain, _ = trained(method, **beside)
     chosen, recipe = trained(method, **{**beside, name: value})

@@ -123,9 +123,7 @@ def test_images_that_the_weights_had_seen_do_not_choose() -> None:
         ({"weights": "none"}, 8, (0.7, 0.1, 0.2)),
     ],
 )
-def test_only_a_head_for_few_images_needs_none_for_validation(
-    fields: dict[str, Any], each: float, split: tuple[float, ...]
-) -> None:
+def test_a_head_for_few_needs_no_validation(fields: dict[str, Any], each: float, split: tuple[float, ...]) -> None:
     recipe, reasons = choose(Request.of(fields), each)
     assert recipe.split == split
     assert any("no image is set aside for validation" in reason for reason in reasons) == (split[1] == 0)
@@ -186,9 +184,7 @@ def test_its_promises_rest_on_predictions_out_of_fold(finished: tuple[Path, str]
     assert "36 cross-validated images" in page
 
 
-def test_a_run_that_was_killed_before_its_report_is_calibrated_in_the_same_way(
-    finished: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_killed_before_its_report_it_is_calibrated_the_same(finished: tuple[Path, str], tmp_path: Path) -> None:
     folder = runs.copy_of(finished[0], tmp_path / "run")
     for name in ("report.html", "evaluation.json", "trust.safetensors"):
         (folder / name).unlink()
@@ -225,9 +221,7 @@ def test_the_protocol_reports_chance_on_shuffled_labels(start: Path, tmp_path: P
     assert np.mean(covered) > 0.9 - 3 * (0.09 / images) ** 0.5
 
 
-def test_a_cross_validation_of_heads_ends_with_a_calibrated_head_on_all_images(
-    data: Path, start: Path, tmp_path: Path
-) -> None:
+def test_a_cross_validation_ends_with_a_calibrated_head_on_all(data: Path, start: Path, tmp_path: Path) -> None:
     run = vitkit.train(data, out=tmp_path / "run", folds=3, say=lambda line: None, **fields(start))
     assert run.headline.images == 45 and run.headline.folds == 3
     assert {split for fold in run.folds for split in split_from_file(fold.folder / "split.json").splits} == {

@@ -215,9 +215,7 @@ def test_an_evaluation_of_its_images_gives_the_figures_of_the_folds_instead(fini
 # --- Interruptions ------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_in_the_final_model_keeps_the_folds_and_goes_on_to_the_same_weights(
-    finished: Path, data: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_in_the_final_model_keeps_the_folds_and_weights(finished: Path, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     def progress(what: str, done: int, total: int) -> None:

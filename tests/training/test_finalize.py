@@ -215,9 +215,7 @@ def test_odds_and_probabilities_are_each_others_inverse() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"distill_token": True, "distill_head": True}], ids=["one head", "two heads"])
 @pytest.mark.parametrize("has_teacher", [False, True])
-def test_the_saved_model_says_the_shifted_logits_and_the_trained_one_stays(
-    fields: dict[str, Any], has_teacher: bool
-) -> None:
+def test_the_saved_model_is_shifted_and_the_trained_one_stays(fields: dict[str, Any], has_teacher: bool) -> None:
     model = tiny.build(**fields)
     images, counts = tiny.images(4), [90, 9, 30, 1, 0, 5, 7]
     standing = prior_correction(counts, "loss", "data", model, has_teacher=has_teacher)
@@ -287,9 +285,7 @@ STILL = {"lr": 1e-12}
 
 
 @pytest.mark.parametrize("balance", tiny.some(["loss", "sampler", "auto"], ["sampler", "auto"]))
-def test_where_nothing_can_be_told_the_confidences_are_the_classes_shares(
-    noise: Path, tmp_path: Path, balance: str
-) -> None:
+def test_untold_confidences_are_the_classes_shares(noise: Path, tmp_path: Path, balance: str) -> None:
     run, said = go(noise, tmp_path / "run", balance=balance, **STILL)
     share = COUNTS["rare"] / sum(COUNTS.values())
     assert mean_of_rare(run, noise) == pytest.approx(share, abs=0.04)
@@ -327,9 +323,7 @@ def saved_and_trained(run: Path) -> tuple[Tensor, Tensor, PriorCorrection]:
     ],
     ids=["every epoch", "no validation", "average"],
 )
-def test_the_difference_between_what_is_trained_and_saved_is_written_down(
-    noise: Path, tmp_path: Path, fields: dict[str, Any]
-) -> None:
+def test_what_is_saved_otherwise_is_written_down(noise: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
     run, _ = go(noise, tmp_path / "run", **fields)
     saved, trained, standing = saved_and_trained(run)
     if "ema" not in fields:

@@ -307,9 +307,7 @@ def test_ctrl_c_in_the_second_fold_keeps_the_first(interrupted: tuple[Path, list
     assert not (folder / "folds.json").exists()
 
 
-def test_a_resume_goes_on_in_the_fold_that_was_interrupted_to_the_same_weights(
-    interrupted: tuple[Path, list[str]], finished: Path, tmp_path: Path
-) -> None:
+def test_a_resume_goes_on_in_its_fold(interrupted: tuple[Path, list[str]], finished: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(interrupted[0], tmp_path / "run")
     kept = (folder / "fold-1" / "model.safetensors").stat().st_mtime_ns
     lines: list[str] = []
@@ -370,9 +368,7 @@ def test_a_fold_whose_folder_is_gone_is_named(finished: Path, tmp_path: Path) ->
     assert load(folder / "fold-1").classes
 
 
-def test_a_run_that_fails_before_the_first_model_leaves_no_folder(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_before_a_model_leaves_no_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
         raise OSError("no space left")
 
@@ -386,9 +382,7 @@ def test_a_run_that_fails_before_the_first_model_leaves_no_folder(
 
 
 @pytest.mark.parametrize("fields", [{"folds": 2}, {"folds": None}], ids=["fewer folds", "no folds"])
-def test_force_leaves_nothing_of_the_earlier_folds(
-    finished: Path, data: Path, tmp_path: Path, fields: dict[str, Any]
-) -> None:
+def test_force_removes_the_earlier_folds(finished: Path, data: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     (folder / "thesis.txt").write_text("precious")
     cross_validate(recipe_for(data, **fields), folder, force=True)
@@ -482,9 +476,7 @@ def test_two_folds_of_a_class_with_one_image_say_where_it_cannot_be_learned(data
     assert sum("none of them in train or val, so the model cannot learn it" in text for text in findings) == 1
 
 
-def test_a_limit_cuts_the_training_images_of_each_fold_alone(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_cuts_training_images_of_folds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_work", lambda *_: None)  # what is trained on is settled before
     cross_validate(recipe_for(data), tmp_path / "all")
     cross_validate(recipe_for(data, max_images=6), tmp_path / "some")

@@ -32,9 +32,7 @@ def together(size: int, tmp_path: Path, target: Callable[..., Any], *arguments: 
 
 
 @pytest.mark.parametrize(("size", "fails"), [(2, -1), (3, 1)])
-def test_buckets_hold_the_sum_over_processes_also_after_a_pass_that_failed(
-    size: int, fails: int, tmp_path: Path
-) -> None:
+def test_buckets_hold_the_sum_of_processes_after_a_failed_pass_too(size: int, fails: int, tmp_path: Path) -> None:
     for close, summed, sent, bad, buckets in together(size, tmp_path, crowd.work, fails):
         assert all(close)
         assert summed == 6, "a layer that nothing uses has no gradient, and is not moved by the optimiser"

@@ -75,9 +75,7 @@ def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
     runs.assert_same_outcome(tmp_path / "run", finished)
 
 
-def test_a_signal_during_the_report_leaves_the_model_and_says_so(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_during_the_report_is_told(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     lines: list[str] = []
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
@@ -115,9 +113,7 @@ def test_a_run_that_another_process_works_on_is_left_to_it(finished: Path, data:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} | {folder: 0} == before | {folder: 0}
 
 
-def test_a_run_is_held_from_before_its_images_are_read_to_its_end(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_held_from_its_start_to_its_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def look(name: str) -> Callable[..., Any]:
@@ -168,9 +164,7 @@ def test_only_what_a_run_was_writing_is_swept(finished: Path, data: Path, tmp_pa
 # --- Runs that go on after an interrupted start, or from checkpoints that were damaged ----------------
 
 
-def test_a_start_that_was_killed_before_its_recipe_was_written_is_overwritten(
-    finished: Path, data: Path, tmp_path: Path
-) -> None:
+def test_a_start_that_was_killed_before_its_recipe_is_overwritten(finished: Path, data: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.name not in ("request.json", "split.json", "log.txt"):
@@ -203,9 +197,7 @@ def cut(path: Path, part: float) -> None:
 
 
 @pytest.mark.parametrize("part", [0.0, 0.4, 0.999])
-def test_a_truncated_checkpoint_falls_back_to_the_one_before(
-    finished: Path, data: Path, tmp_path: Path, part: float
-) -> None:
+def test_truncated_checkpoints_fall_back_by_one(finished: Path, data: Path, tmp_path: Path, part: float) -> None:
     folder, lines = runs.copy_of(finished, tmp_path / "run"), []
     last, before = folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "before.ckpt"
     cut(last, part)

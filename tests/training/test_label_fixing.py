@@ -62,9 +62,7 @@ def accuracy(rows: list[dict[str, str]], column: str) -> float:
     return sum(row[column] == row["predicted"] for row in rows) / len(rows)
 
 
-def test_the_figure_in_front_is_that_of_the_labels_of_before(
-    first: Path, second: tuple[Path, dict[str, str], list[str]]
-) -> None:
+def test_the_figure_in_front_is_of_earlier_labels(first: Path, second: tuple[Path, dict[str, str], list[str]]) -> None:
     run, wrong, said = second
     rows, numbers = rows_of(run), figures_of(run)
     before = {row["path"]: row["label"] for row in rows_of(first)}
@@ -113,9 +111,7 @@ def test_moved_photographs_are_found_again(second: tuple[Path, dict[str, str], l
 
 
 @pytest.mark.parametrize("way", ["labels", "left out", "deleted", "moved", "all but them", "test folder alone"])
-def test_a_run_is_not_judged_by_labels_that_changed_after_its_mistakes_were_seen(
-    first: Path, tmp_path: Path, way: str
-) -> None:
+def test_no_run_is_judged_by_labels_changed_after_its_mistakes(first: Path, tmp_path: Path, way: str) -> None:
     own, wrong = figures_of(first)["headline"], mistakes(first)
     root = Path(shutil.copytree(first.parents[1], tmp_path / "work"))
     data, run = root / "photos", root / "runs" / "first"

@@ -255,9 +255,7 @@ def test_label_errors_are_judged_by_weights_before_these_pictures(data: Path, fi
 
 
 @pytest.mark.parametrize("kind", ["folder", "timm"])
-def test_a_run_reads_the_weights_it_begins_from_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_run_reads_its_first_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     data = runs.photos(tmp_path / "data")
     start = run.train(runs.quick(data, epochs=1, seed=5), tmp_path / "start", say=lambda line: None)
     if kind == "timm":

@@ -241,9 +241,7 @@ def test_the_first_batch_is_shown_once_and_before_images_are_mixed() -> None:
 @pytest.mark.parametrize(
     ("free", "prepared"), [(2**30, [1]), (8 * BATCH[0].nbytes, [1]), (8 * BATCH[0].nbytes - 1, [])]
 )
-def test_the_next_epoch_is_prepared_if_shared_memory_has_room(
-    free: int, prepared: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_epoch_is_prepared_in_time(free: int, prepared: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     loop, asked = loop_at(0, Recipe(epochs=2)), list[int]()
     loop.data.workers = 2

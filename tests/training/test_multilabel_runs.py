@@ -153,9 +153,7 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
         pytest.param("full", {"mixup": 0.4, "label_smoothing": 0.1, "find_lr": True}, marks=pytest.mark.accept),
     ],
 )
-def test_every_method_learns_from_weights(
-    data: Path, scratch: Path, tmp_path: Path, method: str, fields: dict[str, Any]
-) -> None:
+def test_methods_learn_weights(data: Path, scratch: Path, tmp_path: Path, method: str, fields: dict[str, Any]) -> None:
     recipe = quick(data, method=method, weights=str(scratch), epochs=2, **fields)
     del recipe["model"]
     run = train(recipe, tmp_path / "run", say=silent)
@@ -174,9 +172,7 @@ def test_a_head_of_single_classes_starts_anew_from_multi_label_weights(scratch: 
     assert load(scratch, num_classes=5).task == "single"  # a new head has no thresholds yet
 
 
-def test_an_interrupted_run_goes_on_to_the_same_weights_and_thresholds(
-    data: Path, scratch: Path, tmp_path: Path
-) -> None:
+def test_interruptions_end_in_the_same_weights_and_thresholds(data: Path, scratch: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
 
     class Stop(Exception):

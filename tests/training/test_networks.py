@@ -113,9 +113,7 @@ def test_two_steps_are_those_of_a_plain_loop(trained: tuple[Path, list[list[tupl
     assert saved["conv1.1.num_batches_tracked"] == 2
 
 
-def test_the_run_folder_says_which_network_and_the_library_opens_its_weights(
-    trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]], data: Path
-) -> None:
+def test_the_run_folder_says_which_network(trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]], data: Path) -> None:
     folder, _ = trained
     described = json.loads((folder / "model.json").read_text())
     assert (described["config"]["library"], described["config"]["name"]) == ("torchvision", NAME)
@@ -152,9 +150,7 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def test_a_step_that_is_left_out_leaves_nothing_in_the_statistics(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_left_out_leaves_no_statistics(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take, seen = Loop.take_step, []
 
     def spoilt(loop: Loop, first: int, batches: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -455,9 +455,7 @@ def test_the_csv_logger_writes_a_file_of_its_own(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "csv").exists(), "it is the run's"
 
 
-def test_weights_and_biases_and_mlflow_are_told_as_they_want_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_and_mlflow_are_told_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, list[Any]] = {"wandb": [], "mlflow": []}
     known: dict[str, list[Any]] = {"wandb": [], "mlflow": []}
 

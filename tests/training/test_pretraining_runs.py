@@ -77,9 +77,7 @@ def same(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("at_end", [True, False], ids=["first epoch's end", "second epoch's midst"])
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
-    finished: PretrainingRun, data: Path, tmp_path: Path, at_end: bool
-) -> None:
+def test_a_stopped_run_has_the_same_weights(finished: PretrainingRun, data: Path, tmp_path: Path, at_end: bool) -> None:
     lines: list[str] = []
     with pytest.raises(Interrupted):
         stop = stop_in("epoch 1/2" if at_end else "epoch 2/2", at_end=at_end)
@@ -92,9 +90,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     assert (tmp_path / "run" / "report.html").is_file()
 
 
-def test_neither_workers_nor_checkpointing_nor_the_cache_change_the_weights(
-    finished: PretrainingRun, data: Path, tmp_path: Path
-) -> None:
+def test_workers_checkpointing_and_cache_change_nothing(finished: PretrainingRun, data: Path, tmp_path: Path) -> None:
     other = begin(data, tmp_path / "run", finished.choices.objective, workers=1, cache="none", checkpointing="all")
     runs.assert_same_weights(other.folder, finished.folder)
     assert runs.metrics(other.folder) == runs.metrics(finished.folder)
@@ -159,9 +155,7 @@ def test_it_learns(data: Path, tmp_path: Path) -> None:
 # --- What training makes of it ----------------------------------------------------------------------
 
 
-def test_a_classifier_trained_from_it_keeps_its_split_and_tests_on_what_was_never_seen(
-    mae: PretrainingRun, data: Path, tmp_path: Path
-) -> None:
+def test_a_classifier_keeps_its_split_and_tests_on_unseen(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     fields = {"weights": str(mae.folder), "method": "full", "epochs": 1, "seed": 5, "workers": 0}
     run = vitkit.train(data, out=tmp_path / "run", say=lines.append, **fields)
@@ -201,9 +195,7 @@ def test_unlabelled_pictures_of_a_test_set_are_told_of(data: Path, tmp_path: Pat
     assert told[0].startswith("problem: ")
 
 
-def test_pretraining_goes_on_from_other_weights_and_knows_what_they_had_seen(
-    mae: PretrainingRun, data: Path, tmp_path: Path
-) -> None:
+def test_pretraining_goes_on_and_knows_what_weights_saw(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     fields = {"weights": str(mae.folder), "model": None, "seed": 3, "say": lines.append}
     run = begin(data, tmp_path / "run", "masked-patch", **fields)

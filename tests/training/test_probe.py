@@ -109,9 +109,7 @@ def test_the_backbone_stays_and_the_head_learns(data: Path, pretrained: Path, tm
     assert (folder / "report.html").is_file()
 
 
-def test_the_same_seed_gives_the_same_head_with_more_workers_than_cores_too(
-    data: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_seed_same_head(data: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = head_run(data, pretrained, tmp_path / "a", seed=3)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
     runs.assert_same_weights(first, head_run(data, pretrained, tmp_path / "b", seed=3, workers=2))

@@ -329,9 +329,7 @@ def test_what_had_to_be_assumed_of_a_file_may_be_said(table: ImageTable, tmp_pat
     assert said.model.config.heads == 4
 
 
-def test_weights_of_a_name_are_refused_before_they_are_fetched(
-    table: ImageTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_a_name_are_refused_unfetched(table: ImageTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.training.defaults.look", lambda *_, **__: pytest.fail("it looks for weights"))
     recipe = Recipe(data="d", model="vit_tiny_patch16_224", method="full", model_fields={"position": "none"})
     with pytest.raises(

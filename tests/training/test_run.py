@@ -218,9 +218,7 @@ def test_a_run_with_training_images_alone_is_evaluated_on_them_and_says_so(data:
     assert "No figure" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_limit_trains_on_a_few_of_each_class_and_tests_on_as_many_as_without(
-    data: Path, finished: Path, tmp_path: Path
-) -> None:
+def test_limit_trains_on_a_few_of_each_and_tests_on_as_many(data: Path, finished: Path, tmp_path: Path) -> None:
     whole = split_from_file(finished / "split.json")
     folder, said = train(runs.quick(data, epochs=1, max_images=15), tmp_path / "run")
     table = split_from_file(folder / "split.json")
@@ -414,9 +412,7 @@ def test_ctrl_c_leaves_a_model_and_says_how_to_go_on(finished: Path, data: Path,
 # --- The run's folder -------------------------------------------------------------------------------
 
 
-def test_a_folder_with_the_name_of_published_weights_does_not_take_their_place(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_does_not_replace_weights(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vit_tiny_patch16_224").mkdir()
     with pytest.raises(VitkitError, match=r"there is a file or folder of this name here, too: rename it, or .* \./vit"):
@@ -431,9 +427,7 @@ def test_without_out_runs_are_numbered(data: Path, tmp_path: Path, monkeypatch: 
     assert run.train(runs.quick(data), say=lambda line: None) == Path("runs", "photos-2")
 
 
-def test_a_run_on_the_current_folder_is_named_after_it_and_lies_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_the_current_folder_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = runs.photos(tmp_path / "photos", images=2)
     before = pictures.fingerprint(source)
     monkeypatch.chdir(source)
@@ -447,9 +441,7 @@ def test_a_run_on_the_current_folder_is_named_after_it_and_lies_elsewhere(
     assert pictures.fingerprint(source) == before
 
 
-def test_a_run_that_fails_before_there_is_a_model_leaves_no_folder(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_before_a_model_leaves_no_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_when(monkeypatch, "append_metrics", epoch=0)
     with pytest.raises(Crash):
         train(runs.quick(data), tmp_path / "run")

@@ -85,9 +85,7 @@ def test_what_is_looked_at_first_is_what_is_loaded(source: Path, table: ImageTab
         assert (begun.config, begun.preprocess) == (classifier.model.config, classifier.preprocess)
 
 
-def test_weights_that_cannot_be_had_are_never_replaced_by_chance(
-    table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_never_left_to_chance(table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
     with pytest.raises(VitkitError, match=r"VITKIT_OFFLINE=1 forbids.*--weights none"):
         train({"data": str(table.root)}, tmp_path / "run", say=lambda _: None)

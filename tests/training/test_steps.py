@@ -135,9 +135,7 @@ def test_a_run_that_asks_later_comes_to_the_same(data: Path, tmp_path: Path, mon
         assert now == pytest.approx(later, rel=1e-3, abs=1e-4)
 
 
-def test_a_run_that_asks_later_leaves_out_the_same_steps(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_later_leaves_out_the_same_steps(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, {1})
     as_on_a_gpu(monkeypatch)
     said: list[str] = []
@@ -151,9 +149,7 @@ def test_a_run_that_asks_later_leaves_out_the_same_steps(
     assert all(torch.isfinite(tensor).all() for tensor in weights(tmp_path / "run").values())
 
 
-def test_three_bad_steps_in_a_row_end_a_run_that_asks_later(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_three_bad_steps_end_who_asks_later(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, set(range(100)))
     as_on_a_gpu(monkeypatch)
     with pytest.raises(VitkitError, match="was not finite in 3 steps in a row"):

@@ -88,9 +88,7 @@ def test_a_run_without_validation_images_is_not_calibrated_and_says_so(data: Pat
     assert "no validation images: the confidences are not calibrated (temperature 1)" in said
 
 
-def test_a_run_from_weights_doubts_labels_of_all_images_by_the_weights_it_began_from(
-    before: Path, data: Path, tmp_path: Path
-) -> None:
+def test_labels_are_doubted_by_the_weights_a_run_began_from(before: Path, data: Path, tmp_path: Path) -> None:
     said: list[str] = []
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
     recipe = runs.quick(data, weights=str(before), model=None, epochs=1, method="full", **steps)

@@ -156,9 +156,7 @@ def test_a_download_that_fails_names_the_way_without(monkeypatch: pytest.MonkeyP
         load_teacher("resnet18", CLASSES, (16, 16))
 
 
-def test_offline_a_cnn_that_is_not_here_is_refused_without_a_try(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_absent_cnn_is_refused_offline_untried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("the network was tried")
 

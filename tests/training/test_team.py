@@ -188,9 +188,7 @@ def test_what_is_random_is_the_same_in_any_number_of_processes_and_pieces(togeth
         assert row == pytest.approx(expected, abs=1e-4)
 
 
-def test_ctrl_c_stops_processes_that_the_first_started_after_the_same_step_and_the_run_goes_on(
-    data: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_stops_processes_after_the_same_step_and_the_run_goes_on(data: Path, tmp_path: Path) -> None:
     flags = [*runs.FLAGS, *PLAIN[:-1], "30", "--devices", "2"]
     command = vitkit_of_processes("train", data, *flags, "--out", tmp_path / "run")
     process = subprocess.Popen(

@@ -74,9 +74,7 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_signal_within_an_epoch_saves_and_a_resumed_run_is_the_same_to_the_bit(
-    finished: Callable[[str], Path], data: Path, tmp_path: Path, case: str
-) -> None:
+def test_a_signal_within_an_epoch_saves(finished: Callable[[str], Path], data: Path, tmp_path: Path, case: str) -> None:
     folder, lines = tmp_path / "run", list[str]()
     with reporting_to(signal_at(2, 2)), pytest.raises(Interrupted) as caught:
         run.train(runs.quick(data, **CASES[case]), folder, say=lines.append)
@@ -160,9 +158,7 @@ def test_a_truncated_checkpoint_within_an_epoch_falls_back_to_the_one_before_it(
     runs.assert_same_weights(folder, finished("plain"))
 
 
-def test_a_run_within_an_epoch_may_be_computed_by_workers_and_goes_back_to_good_weights(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_go_back_to_good_weights_as_well(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of the last good epoch are in the checkpoint."""
     folder = tmp_path / "run"
     with reporting_to(signal_at(2, 3)), pytest.raises(Interrupted):

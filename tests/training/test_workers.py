@@ -70,9 +70,7 @@ def test_a_script_without_a_guard_is_told_to_have_one_where_processes_import_it(
 @pytest.mark.parametrize(
     ("free", "workers"), [(2**40, 7), (64 * 2**20, 0), (4 * 38_535_168, 1), (4 * 38_535_168 - 1, 0), (2**28, 1)]
 )
-def test_there_are_as_many_workers_as_shared_memory_has_room_for(
-    free: int, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_workers_as_memory_has_room_for(free: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "cores", lambda: 8)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     recipe = Recipe(batch_size=64)
@@ -93,9 +91,7 @@ def test_the_processes_of_a_team_share_the_cores(monkeypatch: pytest.MonkeyPatch
     assert setup.choose_workers(Recipe(), (224, 224)) == 0
 
 
-def test_a_worker_lost_where_features_are_computed_is_told_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_lost_computing_features_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*_: object, **__: object) -> Iterator[object]:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error.")
         yield

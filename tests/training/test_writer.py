@@ -235,9 +235,7 @@ def test_no_metrics_are_no_rows(tmp_path: Path) -> None:
 # --- checkpoints and signals ------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_cannot_be_finished_leaves_the_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_checkpoint_leaves_the_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(state: object, file: IO[bytes]) -> None:
         file.write(b"half")
         raise OSError("disk full")

@@ -62,9 +62,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_whatever_it_is_given_it_answers_or_says_why_not_in_a_line(
-    name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_answers_or_says_why_not(name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     usual, function = defaults(place)[name], getattr(vitkit, name)

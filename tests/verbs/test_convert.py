@@ -65,9 +65,7 @@ def test_a_crop_that_a_layout_cannot_express_to_the_pixel_is_told(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["out", "before"])
-def test_a_folder_that_cannot_be_replaced_is_put_back(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_folders_are_put_back_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     there = tmp_path / name
     vitkit.convert(folder, there)
     vitkit.convert(folder, there, force=True)
@@ -121,9 +119,7 @@ def photo(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("to", ["folder", "npz", "timm", "hf"])
-def test_a_checkpoint_goes_through_every_layout_unchanged(
-    command: Any, checkpoint: Path, tmp_path: Path, to: str
-) -> None:
+def test_checkpoints_go_through_layouts_unchanged(command: Any, checkpoint: Path, tmp_path: Path, to: str) -> None:
     target = tmp_path / ("out.npz" if to == "npz" else "out")
     outcome = command("convert", checkpoint, target, "--to", to, "--heads", 4)
     assert (outcome.code, outcome.err) == (0, "")
@@ -144,9 +140,7 @@ def test_files_are_written_where_the_name_says_so(command: Any, checkpoint: Path
 
 
 @pytest.mark.parametrize("to", ["npz", "timm", "hf"])
-def test_the_ways_out_that_a_refusal_of_several_classes_names_are_ways_out(
-    command: Any, tmp_path: Path, to: str
-) -> None:
+def test_the_ways_out_that_a_refusal_of_classes_names_are_some(command: Any, tmp_path: Path, to: str) -> None:
     model = build(image_size=(16, 16), num_classes=3)
     several = Classifier(
         model, classes=("a", "b", "c"), preprocess=Preprocess(size=(16, 16)), thresholds=(0.3, 0.5, 0.7)
@@ -199,9 +193,7 @@ def test_images_of_another_size_have_none_of_the_promises(command: Any, trained:
 
 @pytest.mark.parametrize("first", ["folder", "timm", "hf"])
 @pytest.mark.parametrize("second", ["folder", "timm", "hf"])
-def test_a_folder_that_was_written_before_is_replaced_as_a_whole(
-    command: Any, trained: Path, tmp_path: Path, first: str, second: str
-) -> None:
+def test_a_folder_is_replaced_whole(command: Any, trained: Path, tmp_path: Path, first: str, second: str) -> None:
     assert command("convert", trained, tmp_path / "alone", "--to", second).code == 0
     assert command("convert", trained, tmp_path / "out", "--to", first, "--num-classes", "2").code == 0
     outcome = command("convert", trained, tmp_path / "out", "--to", second, "--force")

@@ -135,9 +135,7 @@ def test_mistakes_exit_with_2_in_a_line_or_two_and_change_nothing(
     assert fingerprint(tmp_path) == before
 
 
-def test_a_page_among_the_photographs_is_refused_by_way_of_a_link_too(
-    command: Any, healthy: Path, tmp_path: Path
-) -> None:
+def test_a_page_among_photographs_is_refused_through_links_too(command: Any, healthy: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(healthy)
     before = fingerprint(healthy)
     for source, out in ((healthy, tmp_path / "link"), (tmp_path / "link", healthy)):

@@ -38,9 +38,7 @@ def photos(data: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("what", ["head", "patches"])
-def test_function_and_command_write_the_same_arrays(
-    vitkit: Any, model: Path, photos: Path, tmp_path: Path, what: Any
-) -> None:
+def test_both_write_the_same_arrays(vitkit: Any, model: Path, photos: Path, tmp_path: Path, what: Any) -> None:
     own, other = tmp_path / "own.npz", tmp_path / "other.npz"
     found = package.embed(model, photos, out=own, what=what)
     outcome = vitkit("embed", model, photos, "--what", what, "-o", other)

@@ -98,9 +98,7 @@ def test_figures_of_a_run_that_is_being_trained_say_so(trained: Path) -> None:
     assert not [note for note in package.evaluate(trained).notes if "still being trained" in note]
 
 
-def test_a_training_that_was_stopped_is_noted_wherever_its_model_is_used(
-    trained: Path, data: Path, tmp_path: Path, vitkit: Any
-) -> None:
+def test_a_stopped_training_is_noted_in_every_use(trained: Path, data: Path, tmp_path: Path, vitkit: Any) -> None:
     stopped = shutil.copytree(trained, tmp_path / "stopped")
     for name in ("evaluation.json", "report.html"):
         (stopped / name).unlink()
@@ -219,9 +217,7 @@ def test_other_data_need_only_some_of_the_classes(vitkit: Any, trained: Path, da
     assert "means over the 2 that occur" in outcome.err
 
 
-def test_classes_that_the_model_does_not_know_are_all_named(
-    vitkit: Any, trained: Path, data: Path, tmp_path: Path
-) -> None:
+def test_classes_unknown_to_the_model_are_named(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     for name in ("red", "pink", "teal"):
         shutil.copytree(data / "red", tmp_path / "photos" / name)
     outcome = vitkit("eval", trained, tmp_path / "photos", "--out", tmp_path / "out")
@@ -241,9 +237,7 @@ def test_an_unreadable_image_is_counted_and_named(vitkit: Any, trained: Path, da
 # --- A folder of results -----------------------------------------------------------------------------
 
 
-def test_out_has_the_report_the_figures_and_every_prediction(
-    vitkit: Any, trained: Path, expected: Evaluation, tmp_path: Path
-) -> None:
+def test_out_has_report_and_predictions(vitkit: Any, trained: Path, expected: Evaluation, tmp_path: Path) -> None:
     outcome = vitkit("eval", trained, "--out", tmp_path / "new" / "out")
     assert (outcome.code, outcome.err) == (0, "")
     folder = tmp_path / "new" / "out"
@@ -264,9 +258,7 @@ def test_out_has_the_report_the_figures_and_every_prediction(
 
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("inner", ["", "out", "red", "red/out"])
-def test_nothing_is_written_among_the_photographs(
-    vitkit: Any, trained: Path, data: Path, is_named: bool, inner: str
-) -> None:
+def test_no_file_goes_among_photographs(vitkit: Any, trained: Path, data: Path, is_named: bool, inner: str) -> None:
     before = fingerprint(data)
     outcome = vitkit("eval", trained, *([data] if is_named else []), "--out", data / inner, "--force")
     assert outcome.code == 2
@@ -321,9 +313,7 @@ def test_an_exported_file_knows_what_its_model_had_seen(vitkit: Any, trained: Pa
     assert (numbers["images"], numbers["seen"]["images"], numbers["with_seen"]["images"]) == (6, 30, 36)
 
 
-def test_a_model_without_a_record_says_that_it_cannot_know(
-    vitkit: Any, trained: Path, data: Path, tmp_path: Path
-) -> None:
+def test_without_a_record_it_says_it_cannot_know(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, tmp_path / "run")
     described = json.loads((tmp_path / "run" / "model.json").read_text())
     (tmp_path / "run" / "pictures.npz").unlink()
@@ -335,9 +325,7 @@ def test_a_model_without_a_record_says_that_it_cannot_know(
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])
-def test_the_held_out_figure_can_be_had_wherever_the_data_are(
-    vitkit: Any, trained: Path, data: Path, tmp_path: Path, is_renamed: bool
-) -> None:
+def test_the_held_out_figure_is_had(vitkit: Any, trained: Path, data: Path, tmp_path: Path, is_renamed: bool) -> None:
     expected = json.loads(vitkit("eval", trained, "--json").out)
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     stored = json.loads((run / "split.json").read_text())
@@ -351,9 +339,7 @@ def test_the_held_out_figure_can_be_had_wherever_the_data_are(
     assert numbers == expected
 
 
-def test_another_picture_under_an_old_name_is_not_taken_for_it(
-    vitkit: Any, trained: Path, data: Path, tmp_path: Path
-) -> None:
+def test_another_picture_of_a_name_is_noticed(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(data, tmp_path / "copy"))
     one, other = sorted(paths_of(trained, "test"))[:2]
     shutil.copy(copy / sorted(paths_of(trained, "train"))[0], copy / one)

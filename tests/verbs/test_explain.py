@@ -243,9 +243,7 @@ def test_mistakes_end_in_a_line(
     assert fingerprint(model.parent) == before
 
 
-def test_pictures_cannot_land_in_a_folder_of_photographs_by_its_name(
-    command: Any, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_pictures_land_among_photographs(command: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(model.parent)
     save(noise(), Path("images/a.png"))
     outcome = command("explain", "model", "images", "-o", ".", "--force")
@@ -328,9 +326,7 @@ def test_an_anatomy_with_nothing_to_show_is_refused(command: Any, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_of_many_images_some_evenly_spread_are_read(
-    command: Any, model: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_some_of_many_are_read(command: Any, model: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.verbs.explain._MOST_IMAGES", 2)
     (photographs / "broken.png").unlink()
     outcome = command("explain", model, photographs, "--anatomy", "-o", model.parent / "out")

@@ -107,9 +107,7 @@ def test_the_rest_is_computed_as_the_whole_would_be(
     assert [path.name for path in tmp_path.glob("out.csv*")] == ["out.csv"]
 
 
-def test_rows_without_a_record_are_continued_as_the_whole_would_be_computed(
-    model: Path, photos: Path, tmp_path: Path, stopped: bytes
-) -> None:
+def test_rows_without_a_record_are_continued_alike(model: Path, photos: Path, tmp_path: Path, stopped: bytes) -> None:
     (tmp_path / "out.csv.partial.json").unlink()
     found = package.predict(model, photos, out=tmp_path / "out.csv", batch_size=1, resume=True)
     assert found.computed.startswith("openvino")
@@ -128,26 +126,20 @@ def test_a_backend_that_is_gone_is_not_replaced_in_silence(
 
 
 @pytest.mark.parametrize("record", ["{", "[]", '{"backend": "openvino"}', '{"backend": 1, "precision": 2}'])
-def test_a_damaged_record_is_told_in_a_line(
-    model: Path, photos: Path, tmp_path: Path, stopped: bytes, record: str
-) -> None:
+def test_damaged_records_are_told(model: Path, photos: Path, tmp_path: Path, stopped: bytes, record: str) -> None:
     (tmp_path / "out.csv.partial.json").write_text(record)
     with pytest.raises(VitkitError, match=r"out.csv.partial.json"):
         package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
 
 
-def test_the_rest_is_computed_by_the_plan_of_the_first_rows(
-    model: Path, photos: Path, tmp_path: Path, stopped: bytes
-) -> None:
+def test_the_rest_is_computed_by_the_first_plan(model: Path, photos: Path, tmp_path: Path, stopped: bytes) -> None:
     computation = {"backend": "eager", "precision": "float32", "plan": "folded-fused"}
     (tmp_path / "out.csv.partial.json").write_text(json.dumps(computation))
     found = package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
     assert found.computed == "eager, float32, plan folded-fused"
 
 
-def test_rows_of_an_earlier_version_are_continued_unless_it_merged_patches(
-    model: Path, photos: Path, tmp_path: Path, stopped: bytes
-) -> None:
+def test_rows_of_before_are_continued_if_unmerged(model: Path, photos: Path, tmp_path: Path, stopped: bytes) -> None:
     record = tmp_path / "out.csv.partial.json"
     computation = json.loads(record.read_text())
     record.write_text(json.dumps(computation | {"merge": 2}))
@@ -200,18 +192,14 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(
 
 
 @pytest.mark.parametrize("folder", ["photos", "photos/drawn"])
-def test_pictures_of_a_single_photograph_do_not_land_among_others(
-    model: Path, photos: Path, tmp_path: Path, folder: str
-) -> None:
+def test_a_single_picture_is_not_among_others(model: Path, photos: Path, tmp_path: Path, folder: str) -> None:
     before = {path: path.read_bytes() for path in photos.iterdir()}
     with pytest.raises(VitkitError, match=r"--pictures .* nothing is written next to the photographs"):
         package.predict(model, photos / "1.png", pictures=tmp_path / folder, force=True)
     assert {path: path.read_bytes() for path in photos.iterdir()} == before
 
 
-def test_a_folder_beside_a_photograph_in_the_current_folder_is_no_folder_among_photographs(
-    model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_beside_one_photograph_is_taken(model: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(photos)
     package.predict(model, "1.png", pictures="drawn")
     assert [path.name for path in Path("drawn").iterdir()] == ["1.png.png"]
@@ -252,9 +240,7 @@ def cut(lines: int) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_predict_says_what_computed_and_answers_as_the_api(
-    vitkit: Any, trained: Path, here: Path, precision: str
-) -> None:
+def test_predict_says_what_computed_as_the_api(vitkit: Any, trained: Path, here: Path, precision: str) -> None:
     rounding = {"float32": 2e-6, "bfloat16": 0.02}[precision]
     flags = ("--backend", "eager", "--precision", precision)
     outcome = vitkit("predict", trained, "photos", "-o", "out.csv", *flags)
@@ -267,9 +253,7 @@ def test_predict_says_what_computed_and_answers_as_the_api(
         assert label == expected.label or first - second < 2 * rounding
 
 
-def test_few_images_are_computed_eagerly_in_the_best_precision(
-    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_images_are_eager_and_best(vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.inference.backends.best_precision", lambda _: "bfloat16")
     assert vitkit("predict", trained, "photos/red/img1.png").err == "1 image (0 unreadable), eager, bfloat16\n"
 
@@ -286,9 +270,7 @@ def test_eval_says_what_computed(vitkit: Any, trained: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["predict", "eval"])
-def test_an_backend_that_is_not_installed_is_told_in_a_line(
-    vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+def test_no_backend_is_told(vitkit: Any, trained: Path, here: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     monkeypatch.setattr("vitkit.inference.backends.registry.find_spec", lambda _: None)
     outcome = vitkit(verb, trained, "photos", "--backend", "openvino")
     assert (outcome.code, outcome.out) == (2, "")
@@ -301,9 +283,7 @@ def test_an_backend_that_is_not_installed_is_told_in_a_line(
 
 @pytest.mark.parametrize(("first", "then"), [("bfloat16", "float32"), ("float32", "bfloat16")])
 @pytest.mark.parametrize("lines", [1, 20])
-def test_rows_of_another_precision_are_the_models_own(
-    vitkit: Any, trained: Path, here: Path, first: str, then: str, lines: int
-) -> None:
+def test_rows_of_other_precision(vitkit: Any, trained: Path, here: Path, first: str, then: str, lines: int) -> None:
     assert vitkit("predict", trained, "photos", "-o", "out.csv", "--precision", first, "--backend", "eager").code == 0
     cut(lines)
     outcome = vitkit("predict", trained, "photos", "-o", "out.csv", "--resume", "--precision", then)
@@ -325,9 +305,7 @@ def shaken(model: Path, folder: Path, std: float, seed: int) -> Path:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_of_a_model_trained_a_little_further_are_refused(
-    vitkit: Any, trained: Path, here: Path, seed: int, precision: str
-) -> None:
+def test_rows_of_another_model_are_refused(vitkit: Any, trained: Path, here: Path, seed: int, precision: str) -> None:
     vitkit("predict", trained, "photos", "-o", "out.csv", "--precision", precision, "--backend", "eager")
     cut(20)
     other = shaken(trained, here / "other", 0.1, seed)

@@ -109,9 +109,7 @@ def test_text_that_is_none_ends_the_command_in_a_line(trained: Path, photo: Path
     assert outcome.code == 2 and "crop needs resize" in outcome.err and "Traceback" not in outcome.err
 
 
-def test_a_training_says_before_it_reads_images_how_to_set_an_unknown_preprocessing(
-    trained: Path, vitkit: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_says_early_how_to_set_it(trained: Path, vitkit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trained.parent)
     held = load(trained)
     held.preprocess = Preprocess(size=(16, 16), unknown="it was trained on tensors")

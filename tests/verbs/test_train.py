@@ -305,9 +305,7 @@ def test_a_full_disk_is_an_error_that_keeps_the_model(vitkit: Any, trained: Path
     assert list((tmp_path / "run").rglob("*.tmp")) == []
 
 
-def test_a_disk_that_fills_while_a_later_model_is_saved_keeps_the_earlier_one(
-    vitkit: Any, trained: Path, tmp_path: Path
-) -> None:
+def test_a_disk_filled_by_a_later_model_keeps_the_earlier(vitkit: Any, trained: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(trained, tmp_path / "run")
     recipe = build(load_fields(folder / "recipe.toml")).replace(epochs=5, keep="last")
     (folder / "recipe.toml").write_text(recipe.to_toml())

@@ -265,9 +265,7 @@ def test_models_without_a_score_have_no_column(made: tuple[Path, Path], tmp_path
 
 
 @pytest.mark.parametrize("method", ["joint", "energy", "mahalanobis"])
-def test_a_score_of_an_earlier_version_is_not_used_and_said_so(
-    vitkit: Any, made: tuple[Path, Path], tmp_path: Path, method: str
-) -> None:
+def test_a_score_of_before_is_told(vitkit: Any, made: tuple[Path, Path], tmp_path: Path, method: str) -> None:
     model, photographs = made
     classifier = load(model)
     assert classifier.trust is not None

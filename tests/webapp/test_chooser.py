@@ -56,9 +56,7 @@ def test_nothing_else_is_opened(studio: Studio, body: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
-def test_photographs_are_brought_and_another_folder_is_opened(
-    studio: Studio, browser: Browser, tmp_path: Path, size: str, scheme: str
-) -> None:
+def test_photographs_are_brought_here(studio: Studio, browser: Browser, tmp_path: Path, size: str, scheme: str) -> None:
     with served(studio) as address, watched(browser, size, scheme) as page:
         page.goto(address)
         page.get_by_role("region", name="Add photographs").wait_for()

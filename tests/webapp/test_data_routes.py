@@ -73,9 +73,7 @@ def test_the_classes_are_those_of_the_folders(client: TestClient) -> None:
     assert (found["can_undo"], found["can_redo"]) == (False, False)
 
 
-def test_a_label_is_on_disk_when_it_is_answered_and_another_server_knows_it(
-    client: TestClient, place: Workspace
-) -> None:
+def test_a_label_is_on_disk_when_answered_and_others_know_it(client: TestClient, place: Workspace) -> None:
     version = everything(client)["version"]
     ask(client, "labels", version=version, images=[0, 5], label="violet")
     ask(client, "labels", version=version, images=[1], label="")
@@ -355,9 +353,7 @@ def test_two_studios_undo_their_own_steps(client: TestClient, theirs: TestClient
     assert said(ask(again, "undo"))[:3] == ["blue", "blue", "blue"]
 
 
-def test_what_another_has_said_of_the_same_photograph_holds(
-    client: TestClient, theirs: TestClient, place: Workspace
-) -> None:
+def test_what_another_said_of_a_photograph_holds(client: TestClient, theirs: TestClient, place: Workspace) -> None:
     version = everything(client)["version"]
     ask(client, "labels", version=version, images=[0, 1], label="mine")
     ask(theirs, "labels", version=version, images=[0], label="theirs")
@@ -447,9 +443,7 @@ def test_a_photograph_that_is_gone_gets_no_label(place: Workspace, tmp_path: Pat
     ask(client, "labels", version=version, images=[1, 5], label="red")
 
 
-def test_a_click_reads_and_writes_what_is_new_alone(
-    client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_click_writes_what_is_new(client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 240,000 rows a click took five seconds."""
     add_edits(place.labels, [Edit(f"blue/img{1 + i % 4}.png", f"class{i % 7}") for i in range(2000)])
     version = everything(client)["version"]
@@ -493,9 +487,7 @@ def test_who_follows_a_suggestion_that_is_shown_has_not_labelled_alone(client: T
 
 
 @pytest.mark.usefixtures("doubtful")
-def test_a_label_from_the_label_file_is_no_decision_about_it_but_a_later_row_and_a_confirmation_are(
-    client: TestClient, place: Workspace
-) -> None:
+def test_a_label_of_the_file_is_no_decision_but_a_later_row_is(client: TestClient, place: Workspace) -> None:
     """The run was trained on labels of the label file: these are the ones that it suspects."""
     add_edits(place.labels, [Edit(f"blue/img{i}.png", "blue") for i in (1, 2)])
     shutil.copy(place.labels, place.runs / "first" / "labels.csv")

@@ -104,9 +104,7 @@ def test_of_two_runners_one_works(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -
     assert (jobs.runs / "order.txt").read_text().split() == ["begin", "a-1", "end", "a-1"]
 
 
-def test_a_runner_is_started_with_every_job_and_else_only_where_there_is_none(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runner_is_started_with_a_job_or_where_there_is_none(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     monkeypatch.setattr(Jobs, "_start_runner", lambda self: started.append(1))
     jobs.see_to_queue()

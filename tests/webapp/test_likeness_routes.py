@@ -124,9 +124,7 @@ def test_alike_and_next_are_by_what_the_model_sees(place: Workspace, monkeypatch
     assert "already" in client.post("/api/data/next", json={"count": 3}).json()["error"]
 
 
-def test_an_exact_copy_of_a_labelled_photograph_is_not_proposed(
-    place: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_copy_of_a_labelled_photograph_is_proposed(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likeness, "run_vitkit", see_colours)
     Path("eyes.pth").write_bytes(b"")
     for source, copy in (("red-img1", "copy"), ("blue-img1", "first"), ("blue-img1", "second")):

@@ -64,9 +64,7 @@ def test_an_answer_is_that_of_predict(studio: Studio, place: Workspace, tmp_path
         assert client.post("/api/live/answer", params={"run": run}, content=content).status_code == 400
 
 
-def test_live_and_look_open_a_model_once(
-    studio: Studio, place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tabs_open_it_once(studio: Studio, place: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vitkit import weights
 
     opened: list[Path] = []
@@ -96,9 +94,7 @@ def test_pictures_are_added_to_folders_that_were_sent_and_to_no_other(studio: St
         assert answer.status_code == status, answer.text
 
 
-def test_pictures_are_recorded_while_the_button_is_held_and_can_be_used(
-    browser: Browser, studio: Studio, tmp_path: Path
-) -> None:
+def test_the_button_held_records_pictures(browser: Browser, studio: Studio, tmp_path: Path) -> None:
     with (
         served(studio) as address,
         with_camera(browser, RED, folder=tmp_path) as other,
@@ -185,9 +181,7 @@ def test_a_camera_that_cannot_be_used_is_explained(browser: Browser, studio: Stu
         assert page.get_by_role("button", name="Hold to record").first.is_disabled()
 
 
-def test_recording_survives_short_presses_another_tab_and_a_server_that_does_not_answer(
-    browser: Browser, studio: Studio, tmp_path: Path
-) -> None:
+def test_recording_survives_presses_tabs_and_silence(browser: Browser, studio: Studio, tmp_path: Path) -> None:
     with (
         served(studio) as address,
         with_camera(browser, RED, folder=tmp_path) as other,

@@ -153,9 +153,7 @@ def test_an_export_is_checked_and_can_be_downloaded(client: TestClient, place: W
         ("split.json", lambda _: {"splits": [1]}, ""),
     ],
 )
-def test_a_card_of_a_damaged_run_says_what_is_damaged(
-    place: Workspace, tmp_path: Path, file: str, damage: Any, said: str
-) -> None:
+def test_cards_say_what_is_damaged(place: Workspace, tmp_path: Path, file: str, damage: Any, said: str) -> None:
     shutil.copytree(place.runs, tmp_path / "runs")
     told = json.loads((tmp_path / "runs" / "first" / file).read_text(encoding="utf-8"))
     (tmp_path / "runs" / "first" / file).write_text(json.dumps(damage(told)), encoding="utf-8")
@@ -212,9 +210,7 @@ def test_a_picture_is_brought_and_looked_into(browser: Any, address: str, pictur
 
 
 @pytest.mark.parametrize("size", list(SIZES))
-def test_the_pages_fit_and_can_be_used_by_everybody(
-    browser: Any, address: str, picture: Path, size: str, tmp_path: Path
-) -> None:
+def test_the_pages_fit_for_everybody(browser: Any, address: str, picture: Path, size: str, tmp_path: Path) -> None:
     with watched(browser, size, "dark" if size == "tablet" else "light") as page:
         page.goto(f"{address}/#ship")
         page.get_by_role("heading", name="Model card").wait_for()

@@ -137,9 +137,7 @@ def train(page: Page, run: str) -> None:
     page.get_by_role("heading", name=run).wait_for()
 
 
-def test_from_unlabelled_photographs_to_a_classifier_without_a_terminal(
-    server: Server, browser: Browser, heap: Path
-) -> None:
+def test_from_photographs_to_a_classifier_without_a_terminal(server: Server, browser: Browser, heap: Path) -> None:
     paths = sorted(own.name for own in heap.iterdir())
     kinds = {name: [path for path in paths if truth(path) == name] for name in FLOWERS}
     others = {"daisy": "roses", "roses": "tulips", "tulips": "daisy"}
@@ -195,9 +193,7 @@ def splits(run: Path) -> dict[str, str]:
     return {path: str(split) for path, split in zip(found.paths, found.splits, strict=True)}
 
 
-def test_thousands_of_photographs_scroll_smoothly_and_are_there_at_once(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thousands_of_photographs_scroll(browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2,500 photographs that were never shown: the first within a second, and at least 30 frames a second.
 
     The best of three, each with a cache of its own: what else the machine does makes it slower, and nothing quicker.

@@ -159,9 +159,7 @@ def test_photographs_of_another_folder_are_joined_with_the_data(client: TestClie
     assert (made / "a" / "a_0.png").stat().st_ino == (place.photographs / "a" / "a_0.png").stat().st_ino
 
 
-def test_joining_that_fails_leaves_nothing(
-    client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_joins_leave_nothing(client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     told = predicted(client, "new")
     address = f"/api/predict/{told['number']}/join"
 
@@ -315,9 +313,7 @@ def test_no_prediction_leads_to_a_file_that_was_not_predicted(client: TestClient
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
-def test_a_folder_is_dropped_and_its_table_is_filtered_and_corrected(
-    place: Workspace, browser: Browser, size: str, scheme: str
-) -> None:
+def test_a_folder_is_dropped_and_corrected(place: Workspace, browser: Browser, size: str, scheme: str) -> None:
     with served(create_app(place)) as address, watched(browser, size, scheme) as page:
         page.goto(f"{address}/#predict")
         files = sorted((place.runs.parent / "new").rglob("x_*.png"))

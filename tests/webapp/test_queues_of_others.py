@@ -166,9 +166,7 @@ RECORDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_a_damaged_record_is_named_and_the_others_are_read(
-    place: Workspace, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_records_are_named_others_read(place: Workspace, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Jobs, "_start_runner", lambda self: None)
     monkeypatch.setattr(module, "command", lambda own: [sys.executable, "-c", ""])
     jobs = Jobs(place.runs)

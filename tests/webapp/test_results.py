@@ -79,9 +79,7 @@ REST = {
 }
 
 
-def test_no_list_shows_a_figure_of_photographs_that_the_weights_had_seen(
-    client: TestClient, place: Workspace, trained: Path
-) -> None:
+def test_no_list_shows_a_figure_of_photographs_seen_before(client: TestClient, place: Workspace, trained: Path) -> None:
     """Of a run by this version, or by one whose main figures were of all images."""
     shutil.copytree(trained / "runs" / "first", trained / "runs" / "spoilt")
     file = trained / "runs" / "spoilt" / "evaluation.json"
@@ -108,9 +106,7 @@ def test_no_list_shows_a_figure_of_photographs_that_the_weights_had_seen(
         shutil.rmtree(trained / "runs" / "spoilt")
 
 
-def test_a_photograph_that_was_overwritten_is_not_shown_for_what_it_was(
-    client: TestClient, place: Workspace, trained: Path
-) -> None:
+def test_an_overwritten_photograph_is_not_shown_so(client: TestClient, place: Workspace, trained: Path) -> None:
     path = client.get("/api/results/runs/first").json()["images"]["path"][0]
     suspect, file = client.get("/api/results/runs/first/suspects").json(), trained / "photos" / path
     doubted = trained / "photos" / suspect["suspects"][0]["path"]
@@ -132,9 +128,7 @@ def test_a_photograph_that_was_overwritten_is_not_shown_for_what_it_was(
             own.write_bytes(content)
 
 
-def test_two_runs_are_compared_on_the_photographs_that_both_were_tested_on(
-    client: TestClient, place: Workspace
-) -> None:
+def test_two_runs_are_compared_on_photographs_that_both_tested_on(client: TestClient, place: Workspace) -> None:
     told = client.get("/api/results/runs/first/beside/second").json()
     rows = []
     for name in ("first", "second"):
@@ -207,9 +201,7 @@ def test_labels_are_kept_changed_and_left_out_in_the_label_file(client: TestClie
     assert len(labels_so_far(place.labels).edits) == 4
 
 
-def test_a_run_that_set_no_photograph_aside_does_not_say_that_all_stay_in_their_split(
-    client: TestClient, place: Workspace
-) -> None:
+def test_a_run_that_set_nothing_aside_does_not_say_that_all_stay(client: TestClient, place: Workspace) -> None:
     file = place.runs / "first" / "evaluation.json"
     kept = file.read_text()
     try:
@@ -319,9 +311,7 @@ def test_a_list_of_doubts_that_changed_is_looked_at_anew(client: TestClient, pla
     assert not place.labels.exists()
 
 
-def test_photographs_of_another_folder_by_the_same_names_are_not_the_same(
-    trained: Path, place: Workspace, tmp_path: Path
-) -> None:
+def test_same_names_elsewhere_are_other_photographs(trained: Path, place: Workspace, tmp_path: Path) -> None:
     from fastapi.testclient import TestClient
 
     others = runs.photos(tmp_path / "others", images=16, noise=100.0)  # the same paths
@@ -353,9 +343,7 @@ def test_labels_of_other_photographs_are_not_changed(trained: Path, place: Works
 
 
 @pytest.mark.parametrize(("size", "scheme"), [("phone", "dark"), ("desk", "light")])
-def test_the_tab_shows_photographs_of_what_is_clicked_and_takes_labels(
-    place: Workspace, browser: Browser, size: str, scheme: str
-) -> None:
+def test_the_tab_shows_what_is_clicked_and_labels(place: Workspace, browser: Browser, size: str, scheme: str) -> None:
     with served(create_app(place)) as address, watched(browser, size, scheme) as page:
         page.goto(f"{address}/#results/first")
         page.wait_for_selector("[data-view=embedding] canvas, [data-view=threshold] input")

@@ -320,9 +320,7 @@ def test_a_studio_that_is_gone_is_told_in_a_line_and_nothing_said_is_lost(place:
     assert labels(place).count("red") == 1
 
 
-def test_of_thousands_of_photographs_only_those_in_sight_are_in_the_page(
-    place: Workspace, browser: Browser, tmp_path: Path
-) -> None:
+def test_of_thousands_only_those_in_sight_are_in_the_page(place: Workspace, browser: Browser, tmp_path: Path) -> None:
     many = thousands(place, tmp_path)
     with studio(many, browser) as page:
         page.wait_for_selector(".cell img.there")

@@ -109,9 +109,7 @@ def test_the_page_opens_by_itself_where_there_is_a_screen(photos: Path, monkeypa
     assert opened[0].startswith("http://127.0.0.1:")
 
 
-def test_a_request_that_never_comes_to_its_heads_end_keeps_no_connection(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_without_an_end_keeps_no_connection(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import uvicorn
 
     from vitkit.serving import guard as connections

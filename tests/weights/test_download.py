@@ -444,9 +444,7 @@ def test_redirects_to_what_would_not_be_asked_are_refused(serve: Callable[..., S
 
 
 @pytest.mark.parametrize("switch", ["VITKIT_OFFLINE", "HF_HUB_OFFLINE"])
-def test_offline_nothing_is_asked_and_the_place_is_named(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, switch: str
-) -> None:
+def test_offline_the_place_is_named(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
     server = serve()
     monkeypatch.setenv(switch, "1")
     with pytest.raises(VitkitError) as caught:
@@ -458,9 +456,7 @@ def test_offline_nothing_is_asked_and_the_place_is_named(
     assert fetch_url(server.url).read_bytes() == BYTES
 
 
-def test_a_cache_that_cannot_be_written_is_said(
-    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_cache_is_said(serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
     with pytest.raises(VitkitError, match=r"^cannot write .*set VITKIT_CACHE to use another folder$"):
@@ -518,9 +514,7 @@ def test_two_threads_at_once_fetch_it_once(serve: Callable[..., Server]) -> None
     assert "waiting for another download of weights.npz" in told
 
 
-def test_a_killed_process_does_not_hold_the_next_one(
-    serve: Callable[..., Server],
-) -> None:
+def test_a_killed_process_holds_no_other(serve: Callable[..., Server]) -> None:
     server = serve()
     stuck = threading.Event()
     server.before = lambda: len(server.asked) == 1 and stuck.wait(20) and None
@@ -623,9 +617,7 @@ def test_a_repository_without_weights_is_said(hub: Callable[..., Hub]) -> None:
         fetch_hub("a/b")
 
 
-def test_offline_the_hub_is_only_looked_up_in_the_cache(
-    hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_the_hub_is_looked_up_in_the_cache(hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
@@ -639,9 +631,7 @@ def test_offline_the_hub_is_only_looked_up_in_the_cache(
         fetch_hub("a/b")
 
 
-def test_a_snapshot_without_its_weights_is_not_in_the_cache(
-    hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshots_without_weights_are_not_there(hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub("config.json")
     with pytest.raises(VitkitError, match="not in the cache, and HF_HUB_OFFLINE=1"):

@@ -226,9 +226,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("to", "fields", "name"), REFUSED)
-def test_what_a_layout_cannot_express_is_refused_by_name(
-    tmp_path: Path, to: str, fields: dict[str, Any], name: str
-) -> None:
+def test_what_layouts_cannot_say_is_refused_by_name(tmp_path: Path, to: str, fields: dict[str, Any], name: str) -> None:
     with pytest.raises(VitkitError, match=rf"cannot express {name}\b"):
         write(classifier(**fields), path_for(tmp_path, to), to)
     assert not list(tmp_path.iterdir())

@@ -83,9 +83,7 @@ def changed(folder: Path, target: Path, place: str, value: Any) -> Path:
         ("config.layer_scale", 10**400),
     ],
 )
-def test_a_description_with_another_value_is_refused_quickly(
-    folder: Path, tmp_path: Path, place: str, value: Any
-) -> None:
+def test_descriptions_of_other_values_are_refused_quickly(folder: Path, tmp_path: Path, place: str, value: Any) -> None:
     started = time.monotonic()
     with pytest.raises(VitkitError) as caught:
         load(changed(folder, tmp_path / "model", place, value))

@@ -47,9 +47,7 @@ def without(state: State, part: str) -> State:
         ("layers", lambda state: without(state, "blocks.11."), "11, the number of blocks .* have 12: if the"),
     ],
 )
-def test_a_loss_that_leaves_another_architecture_is_an_assumption(
-    tmp_path: Path, field: str, lose: Callable[[State], State], said: str
-) -> None:
+def test_an_assumption_is_told(tmp_path: Path, field: str, lose: Callable[[State], State], said: str) -> None:
     whole = inspect(keep(ti(), tmp_path / "whole.safetensors"), heads=3)
     assert field not in whole.report.assumed
     found = inspect(keep(lose(ti()), tmp_path / "w.safetensors"), heads=3)

@@ -114,9 +114,7 @@ def without(name: str) -> Callable[[State], State]:
         (without("fc.weight"), "it has no fc.weight"),
     ],
 )
-def test_nothing_is_missing_or_left_over_in_silence(
-    saved: Path, tmp_path: Path, change: Callable[[State], State], named: str
-) -> None:
+def test_nothing_is_silently_left(saved: Path, tmp_path: Path, change: Callable[[State], State], named: str) -> None:
     torch.save(change(torch.load(saved)), tmp_path / "net.pth")
     with pytest.raises(VitkitError, match=named):
         vitkit.load(tmp_path / "net.pth", network=NAME, image_size=64)
@@ -170,9 +168,7 @@ def test_a_run_of_another_network_is_not_taken_for_the_one_that_is_named(saved: 
         vitkit.train(data, model="torchvision:resnet18", weights=str(tmp_path / "model"), out=tmp_path / "run")
 
 
-def test_an_earlier_vitkit_reads_that_the_folder_is_of_a_later_one(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_earlier_versions_read_that_it_is_later(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vitkit.load(saved, network=NAME, image_size=64).save(tmp_path / "model")
     monkeypatch.setattr("vitkit.model_folder.FORMAT_VERSION", 1)
     with pytest.raises(VitkitError, match="upgrade vitkit"):

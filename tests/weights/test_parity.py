@@ -357,9 +357,7 @@ def test_a_thousand_classes_are_taken_for_imagenets(tmp_path: Path) -> None:
         (False, "google", ("squash", 0.875, (0.5, 0.5, 0.5))),
     ],
 )
-def test_pixels_are_those_of_the_layout_unless_said(
-    wrap: bool, owner: str | None, expected: Any, tmp_path: Path
-) -> None:
+def test_pixels_are_of_the_layout_unless_said(wrap: bool, owner: str | None, expected: Any, tmp_path: Path) -> None:
     state = build(image_size=(16, 16)).state_dict()
     torch.save({"model": state} if wrap else state, tmp_path / "w.pth")
     plan = inspect(tmp_path / "w.pth", heads=4, preprocess=owner)
@@ -642,9 +640,7 @@ def test_what_a_bare_hugging_face_file_cannot_say_is_reported(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("origin", ["ours", "reference"])
-def test_timms_own_reader_of_npz_finds_the_same_numbers(
-    origin: str, npz: tuple[Classifier, dict[str, np.ndarray], Path]
-) -> None:
+def test_timm_reads_npz_the_same(origin: str, npz: tuple[Classifier, dict[str, np.ndarray], Path]) -> None:
     from timm.models.vision_transformer import _load_weights
 
     _, arrays, path = npz

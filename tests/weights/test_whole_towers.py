@@ -390,9 +390,7 @@ def test_other_layouts_refuse_what_they_cannot_express(tmp_path: Path) -> None:
             vitkit.convert(tmp_path / "folder", tmp_path / f"written-{to}{end}", to=to)
 
 
-def test_a_model_that_pools_by_attention_is_trained_reported_on_and_explained_as_far_as_it_can_be(
-    tmp_path: Path,
-) -> None:
+def test_a_model_that_pools_by_attention_is_trained_reported_on_and_explained(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "data")
     fields = {"model": "vit_micro_patch4_16", "model_fields": {"pool": "map"}, "weights": "none", "epochs": 1}
     run = vitkit.train(data, out=tmp_path / "run", workers=0, say=lambda line: None, **fields)
