@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import csv
+import io
 import json
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,14 +19,19 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import photos
+import runs
+from cli.conftest import vitkit as command
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_source
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.evaluation import evaluate
+from vitkit.exporting import card as seal
 from vitkit.model_folder import WEIGHTS
 from vitkit.system import to_json, write_json
 from vitkit.weights import load
+
+__all__ = ["command"]
 
 SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
 HUGE = 3e38  # a float32 number whose sums are none
@@ -192,3 +200,59 @@ def test_one_function_makes_json() -> None:
         "serving/guard.py",
         "training/finalize.py",
     }
+
+
+# --- What the commands do with numbers that are not finite --------------------------------------------
+
+
+def spoilt_one(huge: str | None, classes: tuple[str, ...] = ("blue", "green", "red")) -> Classifier:
+    """A tiny one, with a tensor of such numbers."""
+    model = build(num_classes=len(classes))
+    if huge is not None:
+        with torch.no_grad():
+            model.get_parameter(huge).fill_(HUGE)
+    return Classifier(model, classes, Preprocess(size=(12, 16)))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    spoilt_one("head.weight").save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_predict_writes_a_row_with_the_reason(command: Any, model: Path, picture: Path, suffix: str) -> None:
+    out = picture.with_name(f"out.{suffix}")
+    assert command("predict", model, picture, "-o", out, "--reject", 0.5, "--top", 2).code == 1  # every row failed
+    text = out.read_text(encoding="utf-8")
+    row = next(csv.DictReader(io.StringIO(text))) if suffix == "csv" else json.loads(text)
+    assert (row["path"], row["label"] or None, row["confidence"] or None) == (str(picture), None, None)
+    assert row["error"] == NOT_FINITE
+    assert "nan" not in text.casefold().replace("nan or", "")
+
+
+def test_eval_explain_and_embed_say_it(command: Any, model: Path, tmp_path: Path, picture: Path) -> None:
+    data = runs.photos(tmp_path / "photos")
+    outcome = command("eval", model, data, "--json")
+    assert outcome.code == 2 and outcome.out == "" and "not finite" in outcome.err
+    outcome = command("explain", model, picture, "-o", tmp_path / "explained")
+    assert outcome.code == 1 and "(1 unreadable)" in outcome.out
+    spoilt_one("norm.weight").save(tmp_path / "spoilt")
+    outcome = command("embed", tmp_path / "spoilt", picture, "-o", tmp_path / "features.npz")
+    assert outcome.code == 2 and NOT_FINITE in outcome.err
+
+
+def test_an_exported_file_with_a_spoilt_weight(command: Any, tmp_path: Path, picture: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    spoilt_one(None).save(tmp_path / "model")
+    file = tmp_path / "model.onnx"
+    assert command("export", tmp_path / "model", "-o", file).code == 0
+    stored = onnx.load(file)
+    for weight in stored.graph.initializer:
+        values = onnx.numpy_helper.to_array(weight)
+        if values.dtype == np.float32 and values.size > 1:
+            weight.CopyFrom(onnx.numpy_helper.from_array(np.full_like(values, np.nan), weight.name))
+    file.write_bytes(seal.sealed(stored.SerializeToString()))
+    outcome = command("predict", file, picture)
+    assert outcome.code == 1 and NOT_FINITE in outcome.out

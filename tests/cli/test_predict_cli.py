@@ -28,7 +28,7 @@ from PIL import Image
 import photos as pictures
 import runs
 import warm
-from test_workbook import read as read_workbook
+from test_text import read as read_workbook
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, find_images

@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 
 import photos as pictures
 from browser import browser, is_within, serious, served, watched
-from test_workbook import read as read_workbook
+from test_text import read as read_workbook
 from tiny import build
 from vitkit import load
 from vitkit.classifier import Classifier
