@@ -1,7 +1,5 @@
 """A web server of one folder that answers requests for parts of files, and fails on demand."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ Images that a report lays out as points stay where t-SNE would begin: its steps 
 It explains two mistakes instead of twelve, which take a fifth of a small run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Features of made-up images: three classes whose features are clouds, and images of no class."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

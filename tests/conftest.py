@@ -1,7 +1,5 @@
 """What all tests share. Its presence puts this folder on the path, so that tests in subfolders can import `tiny`."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

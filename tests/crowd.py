@@ -4,8 +4,6 @@ JOB is a pickle of the name of a function below, the number of processes and the
 becomes a pickle of what each process returned, by rank.
 """
 
-from __future__ import annotations
-
 import pickle
 import sys
 import tempfile

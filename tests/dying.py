@@ -1,7 +1,5 @@
 """A job for a Ray cluster whose worker is killed in its middle."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping

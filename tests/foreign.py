@@ -1,7 +1,5 @@
 """Tiny models of other libraries with random weights: the oracles, and the checkpoints that they leave."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

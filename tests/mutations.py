@@ -1,7 +1,5 @@
 """Damage to files, drawn by a seed: values of another type or size, cells, keys, bytes."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Pictures and folders of pictures for the tests, small and made on the spot."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training runs small enough for a test: 16x16 photographs of one colour a class, a model of a few patches."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

@@ -6,8 +6,6 @@ ones; the text that is replaced must occur exactly once.
 
 # ruff: noqa: E501, ISC004  # most of it is the text of other files
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

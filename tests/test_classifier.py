@@ -1,7 +1,5 @@
 """A model folder comes back as it was saved, or says what is wrong; predictions stream in order."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

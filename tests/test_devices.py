@@ -1,7 +1,5 @@
 """`--device`: what is asked for is taken or refused in a line, by every command that computes."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

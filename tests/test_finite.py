@@ -1,7 +1,5 @@
 """A number that is not finite is no answer, no weight and no JSON."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import io

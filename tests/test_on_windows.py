@@ -1,7 +1,5 @@
 """What differs on Windows, as far as it can be tried on another system: Windows itself runs the tests in CI."""
 
-from __future__ import annotations
-
 import ast
 import ntpath
 import os

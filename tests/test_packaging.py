@@ -1,7 +1,5 @@
 """What is published: the wheel, the recipe for conda, the container, the citation, and the workflows that make them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Signals: each ends a program in good order, where it may be; those that are ignored stay so."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """Names that a spreadsheet or a terminal would act upon: harmless where these read them, exact where we do."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """A program that a warmed server starts is, to who calls it, like one of a fresh interpreter."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """TIFF files written by hand, byte by byte from the standard, so that what their numbers stand for is known."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models small enough to build in a millisecond, with weights that make every term of the sums count."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar

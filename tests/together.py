@@ -4,8 +4,6 @@ JOBS is a JSON list of [folder, processes, fields of the recipe, images that are
 are left out: only the weights and metrics.csv are asked for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Whole models of images and words, tiny and random, with stand-in vocabularies made by the reference libraries."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,5 @@
 """The figures that the project promises, measured through the command line as a user would. Run by `make accept`."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

@@ -3,8 +3,6 @@
 A test named `test_2_7_...` is that of row 2.7.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """docs/articles.md: each row has its test, the number of rows, and the lines of code that the page counts."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

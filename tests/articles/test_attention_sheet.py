@@ -1,7 +1,5 @@
 """`vitkit explain --style paper`: Figure 6 of the paper, input and attention of many photographs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

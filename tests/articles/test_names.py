@@ -1,7 +1,5 @@
 """The names that articles and their scripts use: they work here, or the answer says what to write instead."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from functools import partial

@@ -1,7 +1,5 @@
 """What a notebook shows of a result: one line, a few bars, or the pictures."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re
@@ -99,7 +97,7 @@ class _Display:
     def Image(self, data: bytes) -> tuple[str, object]:
         return "image", data
 
-    def display(self, content: tuple[str, object], display_id: bool) -> _Display:
+    def display(self, content: tuple[str, object], display_id: bool) -> "_Display":
         assert display_id
         self.shown.append(content)
         return self

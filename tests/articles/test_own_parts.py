@@ -1,7 +1,5 @@
 """Networks, layers, losses, changes of pictures, optimisers and metrics that the user wrote."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

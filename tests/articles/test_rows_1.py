@@ -1,7 +1,5 @@
 """The rows of docs/articles.md on the model in PyTorch; the oracle is the model as articles write it."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

@@ -1,7 +1,5 @@
 """The rows of docs/articles.md on fine-tuning with photographs of flowers."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The rows of docs/articles.md on training with Lightning and timm."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

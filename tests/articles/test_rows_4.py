@@ -1,7 +1,5 @@
 """The rows of docs/articles.md on pictures of attention."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rows of docs/articles.md on comparisons of ViT, hybrid and CNN."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 They follow the articles' steps, names and settings; only sizes are smaller, so that they run within seconds.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Tables and pictures of results for pandas, LaTeX and print, the sizes of models, the data of the paper's recipes."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

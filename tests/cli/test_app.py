@@ -1,8 +1,6 @@
 """What all verbs have in common: help with an example, the version, a quick start, and flags that nobody changes
 unnoticed."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

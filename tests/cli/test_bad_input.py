@@ -1,7 +1,5 @@
 """Whatever the user gets wrong: exit code 2, a line or two that name it, no traceback, and nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

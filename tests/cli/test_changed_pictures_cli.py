@@ -1,7 +1,5 @@
 """A run's pictures that were overwritten or removed since: every command that reads them says so, or refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

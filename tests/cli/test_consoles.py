@@ -1,7 +1,5 @@
 """Consoles that lack characters, or whose reader has gone."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

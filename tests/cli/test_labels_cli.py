@@ -1,7 +1,5 @@
 """Label files on the command line, and what the doctor makes of a run's doubtful labels."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

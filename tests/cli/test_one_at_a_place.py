@@ -1,7 +1,5 @@
 """Commands that write to one place: the first has it from before it looks what is there until all is written."""
 
-from __future__ import annotations
-
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path

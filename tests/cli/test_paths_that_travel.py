@@ -1,7 +1,5 @@
 """What people mail says nothing of where it was made: no path from the root of a disk, and no home folder."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Iterator

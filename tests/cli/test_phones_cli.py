@@ -1,7 +1,5 @@
 """Photographs as phones keep them, from training to answers."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`vitkit predict`: a row an image, in order, as the Python API has it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

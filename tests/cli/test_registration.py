@@ -1,7 +1,5 @@
 """What one module and one registration add: the command line offers it by itself, and it works."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Copies that were cropped, captioned, recoloured, framed or put into a collage are recognised; look-alikes are not."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Callable, Sequence

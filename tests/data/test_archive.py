@@ -1,7 +1,5 @@
 """Archives as sources: the same images as in the folder, and nothing that an archive says of itself is believed."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Random changes that depend on their seeds and on nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

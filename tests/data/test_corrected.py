@@ -1,7 +1,5 @@
 """A label file changes the pictures that it names and no other, and says what it changed and what it could not."""
 
-from __future__ import annotations
-
 import os
 import unicodedata
 from pathlib import Path

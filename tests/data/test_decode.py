@@ -1,7 +1,5 @@
 """Whatever is in the file, it comes out as the upright RGB picture, or as the reason why not."""
 
-from __future__ import annotations
-
 import io
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """What cannot be read is found before training, and only that is left out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every copy that people make of a picture is found, and pictures that merely resemble one another are not copies."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

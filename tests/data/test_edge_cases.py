@@ -1,7 +1,5 @@
 """Odd classes, odd files and odd places, through the command line: each must come out as a careful user would want."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Each sentence says how many in right grammar, names them, and is said only where it is true."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

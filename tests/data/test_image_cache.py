@@ -1,7 +1,5 @@
 """Kept pictures are those that decoding gives, wherever they are kept, and a changed photograph is seen."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Pictures in memory are answered as files of them are; what is no picture is refused by its type."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

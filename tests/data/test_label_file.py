@@ -1,7 +1,5 @@
 """What people said of labels is kept exactly, whatever files and classes are called, or refused with its line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

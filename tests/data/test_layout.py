@@ -3,8 +3,6 @@
 A layout is written as its image files. What is understood is written as the images of each class in each split.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

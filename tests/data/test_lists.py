@@ -1,7 +1,5 @@
 """Lists as other programs write them: whatever could change the result is read, or refused with what to do."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batches do not depend on who makes them, when, or how many there are of them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

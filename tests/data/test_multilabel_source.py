@@ -1,7 +1,5 @@
 """Images of several classes, or none: from the CSV to the split and back."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

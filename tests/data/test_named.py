@@ -1,7 +1,5 @@
 """Named data sets: made of small archives laid out as the published ones, and fetched from servers on this machine."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import inspect

@@ -1,7 +1,5 @@
 """Names of files that reveal groups of images are recognised, usual names are not, and the printed flag works."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """What a search for images passes over is told: folders that cannot be read, hidden ones, names that name nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """HEIC and AVIF, as phones write them: upright once, within the same bounds, and at no cost to whoever has none."""
 
-from __future__ import annotations
-
 import io
 import struct
 import subprocess

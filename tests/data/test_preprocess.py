@@ -1,7 +1,5 @@
 """`Preprocess` against torchvision's transforms, which published accuracies were measured with."""
 
-from __future__ import annotations
-
 import json
 import math
 

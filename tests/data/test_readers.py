@@ -1,7 +1,5 @@
 """What other processes find in files is what this one finds, whatever becomes of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

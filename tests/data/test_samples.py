@@ -1,7 +1,5 @@
 """Numbers of more than 8 bits, signed or real, against files written by hand whose black and white are known."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path

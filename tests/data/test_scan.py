@@ -1,7 +1,5 @@
 """Files that were seen before are known again, whatever became of their names and of the memory itself."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Shards: what any reader of tar files finds in them, what the index must not claim, and reading from afar."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A machine that is short of memory, or of files to open, is not said to have damaged pictures."""
 
-from __future__ import annotations
-
 import errno
 import json
 import resource

@@ -1,7 +1,5 @@
 """Properties of files that tell the classes apart are named, and chance alone hardly ever is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

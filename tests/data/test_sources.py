@@ -1,7 +1,5 @@
 """Which files are images, of which class and split; and what is said when there are none."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -1,7 +1,5 @@
 """Every image gets exactly one split, the classes in proportion, the same for the same seed."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

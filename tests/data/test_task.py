@@ -1,7 +1,5 @@
 """What one class and several classes do differently, asked of one object."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Views of a picture: what they show, and what becomes of probabilities that are averaged over them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

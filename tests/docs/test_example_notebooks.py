@@ -1,7 +1,5 @@
 """The notebooks run from the first cell to the last, teach what they say, and are stored with what they show."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/house.md: its picture is that of the imports, and its walks name files in the order that they are entered."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every link between files of the repository leads to a file, and every anchor to a heading."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/paper.md names only what exists, and calls nothing missing that exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

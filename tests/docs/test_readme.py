@@ -6,8 +6,6 @@ each command must exit with 0. Below `<!-- run with FLAGS -->` each command gets
 Each block fenced with ```python runs after them, in the same folder, as a program of its own.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

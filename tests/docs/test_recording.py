@@ -1,7 +1,5 @@
 """The recording of a terminal: the picture in README.md, and how a record becomes one."""
 
-from __future__ import annotations
-
 import re
 import sys
 import xml.etree.ElementTree as ElementTree

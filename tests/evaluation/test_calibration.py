@@ -1,7 +1,5 @@
 """The temperature against an independent minimiser, the calibration error against a loop, and the odd cases."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize

@@ -1,7 +1,5 @@
 """Doubtful labels as a table: planted ones come first."""
 
-from __future__ import annotations
-
 import csv
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Whether images are like those of a training: false alarms are as rare as promised, and changes are noticed."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest

@@ -1,7 +1,5 @@
 """One function gives the headline figure of an evaluation, with what its reader must know."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

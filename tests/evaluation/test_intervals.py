@@ -1,7 +1,5 @@
 """Intervals against Clopper's and Pearson's, by their coverage, and where images come in groups."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

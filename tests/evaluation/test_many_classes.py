@@ -1,7 +1,5 @@
 """Figures of many images and classes: each as its definition has it, in one pass and without a second table."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections import Counter
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The numbers against hand-computed ones and scikit-learn's."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

@@ -1,7 +1,5 @@
 """What a multi-label classifier says, how good it is, and what is written of it, against independent computations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

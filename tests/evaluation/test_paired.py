@@ -1,7 +1,5 @@
 """The difference of two accuracies on the same images: its sign, its interval's coverage, and several comparisons."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Comparisons from beginning to end: one split for all, nothing lost when killed, and what is refused at once."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """Comparisons on several data sets: each is an ordinary comparison, and the table is made of them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """Models are compared on images that none of their weights had seen, or not at all."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`vitkit lab`: every experiment can be built, says what it found, and goes on where it was stopped."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

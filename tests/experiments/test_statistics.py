@@ -1,7 +1,5 @@
 """Verdicts on planted answers: what is the same is not told apart, what differs is, and intervals cover."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Pictures made harder: each kind does what it says, the same for all models and every time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -1,7 +1,5 @@
 """The anatomy of a checkpoint equals what loops over plain numbers say."""
 
-from __future__ import annotations
-
 import math
 import os
 from itertools import product

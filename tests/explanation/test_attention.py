@@ -1,7 +1,5 @@
 """Attention maps are the matrices that the model attends with, in whatever way it runs."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import weakref

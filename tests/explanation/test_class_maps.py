@@ -1,7 +1,5 @@
 """Grad-CAM against its equations written out with hooks, and what of a network can be looked into."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Maps lie exactly where the model saw them, and every picture can be drawn."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

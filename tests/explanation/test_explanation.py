@@ -1,7 +1,5 @@
 """An explanation reads the pixels of a prediction, and lays its maps where the model saw them."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Relevance is what autograd finds through the whole written-out model, and it tells classes apart."""
 
-from __future__ import annotations
-
 import weakref
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Every method on every kind of model, and whether it finds what the class really depends on."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """Writers of exported files that make a mistake."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

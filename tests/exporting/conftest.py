@@ -1,7 +1,5 @@
 """A model folder and photographs, and the command line in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`vitkit export`, and `predict` and `eval` of what it wrote."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """An export beside others: one that was killed before, and one that is at work on the same file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An exported file answers as the model does, or is not there."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """A model that is converted for OpenVINO and ONNX Runtime answers as before, for every way to build one."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files that somebody else has made or changed: nothing in them runs, and nothing of them is believed."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Files of torchvision's and timm's networks for other runtimes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

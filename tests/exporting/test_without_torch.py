@@ -1,7 +1,5 @@
 """An exported file is predicted where PyTorch cannot even be imported, as where it can."""
 
-from __future__ import annotations
-
 import csv
 import math
 import subprocess

@@ -4,8 +4,6 @@ A line of JSON on stdout for each: what came of it (`answered`, `refused`), or w
 `acted`: something beside reading files and computing was done, as told by Python's audit hooks).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

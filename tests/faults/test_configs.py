@@ -1,7 +1,5 @@
 """Descriptions that somebody damaged or made up: each is refused in a line, or read rightly, and quickly."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

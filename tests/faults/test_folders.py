@@ -1,7 +1,5 @@
 """Folders and lists that cannot be read as they stand: every image is there, or what is missing is named."""
 
-from __future__ import annotations
-
 import csv
 import os
 import random

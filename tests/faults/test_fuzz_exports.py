@@ -3,8 +3,6 @@
 Bytes and values of XML are changed, and checksums made right again, as a forger would.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -3,8 +3,6 @@
 What is written through a link, or below another folder, is the user's; what is read from a pipe may never end.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

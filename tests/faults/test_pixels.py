@@ -1,7 +1,5 @@
 """Pictures whose numbers are not plain bytes, written by hand: read by what the file says, or doubted aloud."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from pathlib import Path

@@ -4,8 +4,6 @@ Real interpreters, whose start is what is tested. `make accept` runs every verb;
 process that vitkit starts.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import json

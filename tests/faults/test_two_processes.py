@@ -1,7 +1,5 @@
 """Ten processes at one place, for real: one works, nine say who does, and nothing is damaged."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

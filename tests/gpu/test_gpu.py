@@ -1,7 +1,5 @@
 """On a CUDA GPU: `make test-gpu`. Every verb computes there and answers as it does on the CPU."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Sets of classes: the quantile, exact coverage in finite samples, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

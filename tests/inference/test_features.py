@@ -1,7 +1,5 @@
 """Logits and features in one pass: the same numbers as two passes give, by every backend."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Reading and computing at once: in order, in bounded memory, stopped at once."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows survive: any file name, and being cut short at any byte."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

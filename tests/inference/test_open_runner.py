@@ -1,7 +1,5 @@
 """Backends by name, and the one that `auto` takes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

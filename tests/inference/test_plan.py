@@ -1,7 +1,5 @@
 """How the model is computed on this processor: measured, kept, believed only where it holds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

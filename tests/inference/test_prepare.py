@@ -1,7 +1,5 @@
 """The double answers as the untouched model does, whatever its family, and is independent of it."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The confidence above which predictions are right as often as promised."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """How unfamiliar an image is: p-values that are exact for known images, scores that other implementations confirm."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

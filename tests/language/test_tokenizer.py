@@ -1,7 +1,5 @@
 """Token ids are those of transformers, of 1,000 texts in several scripts, on vocabularies that its libraries made."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import sys

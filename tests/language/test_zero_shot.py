@@ -1,7 +1,5 @@
 """Classes by name: transformers' and OpenCLIP's vectors and logits, and a classifier like any other."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What computes a block by itself knows each field of the configuration and each part, or refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Positions and patch kernels are fitted to other sizes exactly as each convention's own code does it."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The hybrids' ResNet against timm's; the reference's arithmetic is held to its checkpoints elsewhere."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

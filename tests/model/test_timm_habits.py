@@ -1,7 +1,5 @@
 """What timm's users do with a model, beside timm itself; and the spellings of others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention within rows, columns and windows: eqs. 6-7 by hand, who reads whom, and every way to compute it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The whole model against one written from the paper's equations with numpy, patch by patch and head by head."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The same weights in timm's Vision Transformer give the same numbers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from functools import partial

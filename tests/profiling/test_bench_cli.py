@@ -1,7 +1,5 @@
 """`vitkit bench`, and the benchmarks' own scripts in their smoke mode."""
 
-from __future__ import annotations
-
 import csv
 import json
 import runpy

@@ -1,7 +1,5 @@
 """benchmarks/gpu.py: all stages work, what is killed is gone on with, and what takes too long is left out."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What `describe` says of a model, against measurements of the whole model."""
 
-from __future__ import annotations
-
 import functools
 import json
 import time

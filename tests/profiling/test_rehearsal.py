@@ -1,7 +1,5 @@
 """Computing without numbers, beside the same computation with them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

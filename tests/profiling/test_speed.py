@@ -1,7 +1,5 @@
 """Contenders compared: who is faster, how far the logits are off, and what cannot be had."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The doctor's page: every picture that is there more than once beside its copies, the gravest first."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

@@ -1,7 +1,5 @@
 """The page about a comparison, drawn from made-up figures."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report in a real browser: what is clicked shows its photographs, and nothing else is asked for."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Pictures can be drawn for any number of classes and any names, without a warning."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import re

@@ -1,7 +1,5 @@
 """The report is one file that opens offline and shows names as they are."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

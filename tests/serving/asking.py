@@ -1,7 +1,5 @@
 """A program that serves, and the clients of benchmarks/clients.py."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """One server for all tests that ask one, on a port of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batches: how they form, what is answered, and what happens when something fails, is full or ends."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

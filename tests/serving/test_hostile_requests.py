@@ -1,7 +1,5 @@
 """Wrong, huge, slow, half-sent and hostile requests: each gets its answer within limits, and changes nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 import socket

@@ -1,7 +1,5 @@
 """What one who asks for much costs the others: explanations have their own threads, answers a size, stopping an end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """What requests bring: every form of body, whole, damaged and hostile."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Who may ask a server, and how much: each rule from both sides, by the messages that a server exchanges."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable

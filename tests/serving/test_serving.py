@@ -1,7 +1,5 @@
 """What a server answers: what `vitkit.predict` and its like answer, in the form that its description promises."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

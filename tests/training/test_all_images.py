@@ -1,7 +1,5 @@
 """Few images, none set aside: all train the model, and each tests a head that was fitted without it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

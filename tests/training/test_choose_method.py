@@ -1,7 +1,5 @@
 """`--method auto` tries a head on frozen features before it trains the whole model on medium numbers of images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a run says of itself is what `vitkit eval RUN` says, by the same backend and precision, to the last digit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@
 differently, hence the tolerance; on one processor a change that leaves the order of operations leaves every digit.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

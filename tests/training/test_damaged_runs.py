@@ -1,7 +1,5 @@
 """Runs whose files were edited, mixed up or damaged: a line that names the file, never a traceback or another model."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

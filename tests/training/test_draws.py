@@ -1,7 +1,5 @@
 """What is drawn for an image is its own: the same in any share or piece of a batch, on every device."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A choice that would change nothing is refused: the table of effects, checked by training with and without each."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

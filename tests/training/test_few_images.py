@@ -1,7 +1,5 @@
 """Few images: none is set aside for validation, and cross-validation chooses the penalty and calibrates the head."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

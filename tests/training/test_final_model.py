@@ -1,7 +1,5 @@
 """The model that a cross-validation ends with: trained on all images, calibrated by models that had not seen them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

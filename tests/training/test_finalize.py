@@ -1,7 +1,5 @@
 """Confidences after a training that balanced the classes: for the data as they come, whatever was weighed or drawn."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A head that begins from the class names: zero-shot is epoch 0, and what training adds is told beside it."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

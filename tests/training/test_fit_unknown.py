@@ -1,7 +1,5 @@
 """The score for unknown images is fitted at the end of a training, and its limits are measured and stated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import binomtest, t

@@ -1,7 +1,5 @@
 """What would make a figure flatter is left out of it, or is told with it wherever it is shown."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

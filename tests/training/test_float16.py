@@ -1,7 +1,5 @@
 """Training in float16: losses are scaled so that small gradients survive, and an overflow lowers the scale."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cross-validation: folds are runs of their own, their mean has its interval, and no crash or Ctrl-C loses a fold."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """A step of several processes: gradients are summed in buckets, also where a pass runs out of memory on the way;
 nothing is pickled, and no tensor is read between two checks."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import subprocess

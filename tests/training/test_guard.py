@@ -1,7 +1,5 @@
 """When a model has collapsed, and when it only looks so."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace

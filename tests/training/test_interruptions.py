@@ -1,7 +1,5 @@
 """A run that is stopped: what is kept, what is said, what a resume makes of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

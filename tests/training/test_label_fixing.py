@@ -1,7 +1,5 @@
 """Who changes test labels after seeing mistakes gets the figure with the earlier labels in front of the other."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Trained again with corrected labels: what was not touched stays where it was, and no copy is in two splits."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field

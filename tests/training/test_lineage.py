@@ -1,7 +1,5 @@
 """Weights test nothing that they have seen: what a run was trained on is known again in any form, and said."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

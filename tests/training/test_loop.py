@@ -1,8 +1,6 @@
 """One training step: the loss, the heads it reaches, the randomness it owns, the learning rate it sets; and a step that
 is made of several batches, done in pieces, or left out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Low-rank changes: nothing at first, thin products afterwards, and part of the matrices when saved."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training where an image may have several classes, or none: every method, from a CSV to a saved model."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training torchvision's and timm's networks: what a plain loop would do, and what batch norms need beside it."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """Which parameters decay, and how the learning rate rises and falls."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

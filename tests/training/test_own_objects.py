@@ -1,7 +1,5 @@
 """What a caller brings along: datasets, callbacks, loggers; and Lightning's own Trainer."""
 
-from __future__ import annotations
-
 import csv
 import subprocess
 import sys

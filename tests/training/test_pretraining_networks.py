@@ -1,7 +1,5 @@
 """What pre-training computes, against transformers' ViTMAE and ViT with a mask token, and against sums written out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

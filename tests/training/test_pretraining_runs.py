@@ -1,7 +1,5 @@
 """Pre-training as a run: the same weights however it is cut up, what it leaves, and what training makes of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

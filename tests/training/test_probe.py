@@ -1,7 +1,5 @@
 """A head on frozen features: the backbone stays, and the fit is the best there is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A recipe says what it means, survives TOML, and refuses what it does not understand by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """`[model]` and `--set`: any field of the model, each in one place, typed, recorded, and never loaded by half."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

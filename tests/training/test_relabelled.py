@@ -1,7 +1,5 @@
 """Test images keep the labels that they had in the run that the split or the weights come from."""
 
-from __future__ import annotations
-
 import csv
 import random
 import shutil

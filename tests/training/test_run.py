@@ -1,7 +1,5 @@
 """A run from beginning to end: what it leaves behind, what it says, and that neither crash nor Ctrl-C can spoil it."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

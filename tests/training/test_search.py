@@ -1,7 +1,5 @@
 """`--find-lr`: what a short run learns is what the run learns, and images of all classes judge it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What training starts from: published weights but for the head, with their own pixels; or nothing, if asked."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

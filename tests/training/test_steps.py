@@ -1,7 +1,5 @@
 """Steps on a GPU ask for their outcome later; blocks computed again; steps that are compiled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

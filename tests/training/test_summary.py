@@ -1,7 +1,5 @@
 """What a run does once it has trained: calibrate, evaluate, doubt labels, and write all of it down."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

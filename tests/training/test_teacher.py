@@ -1,7 +1,5 @@
 """The teacher: whom it may be, what it sees, how it answers; and whole runs with one."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

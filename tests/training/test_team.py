@@ -1,7 +1,5 @@
 """Several processes train as one does: the same weights, and each image counted once."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Datasets that give tensors: a file is prepared for the trained model as they were, or not at all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

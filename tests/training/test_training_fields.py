@@ -1,7 +1,5 @@
 """Whole runs with the fields that change how a training goes: they learn, resume to the bit, and never keep a NaN."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs that stop within an epoch continue after the same step: the same samples, weights and figures."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Processes that prepare images, and that die: a line with the cure, and the best model stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

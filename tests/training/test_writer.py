@@ -1,7 +1,5 @@
 """Which epoch's weights are kept, when training stops, and what is written down, without training anything."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
@@ -49,7 +47,7 @@ class Story:
         self.state = TrainingState.begin(model, recipe, 100)
         self.writer = RunWriter(folder, self.classifier, recipe, self.lines.append)
 
-    def tell(self, epochs: list[dict[str, float]]) -> Story:
+    def tell(self, epochs: list[dict[str, float]]) -> "Story":
         for metrics in epochs:
             if self.state.should_stop:
                 break

@@ -1,8 +1,6 @@
 """A zip of class folders, and a folder of shards of it, give in every command what the folder gives, and so does a
 source that is no file at all."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Public functions refuse arguments of another type in a line, and take what numpy and pathlib have."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import os

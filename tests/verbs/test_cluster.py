@@ -1,7 +1,5 @@
 """`--cluster ray`: each image once and the numbers of one process, though a worker is killed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`vitkit.convert`, beside `vitkit convert`."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

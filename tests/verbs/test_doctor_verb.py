@@ -1,7 +1,5 @@
 """`vitkit.doctor`, beside `vitkit doctor`."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """What `vitkit.<TAB>` shows: verbs and nouns, and no module."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`vitkit.embed`: what `vitkit embed` does, from Python."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`vitkit.evaluate`: what `vitkit eval` does, from Python."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

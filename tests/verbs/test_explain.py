@@ -1,7 +1,5 @@
 """`vitkit.explain`, beside `vitkit explain`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

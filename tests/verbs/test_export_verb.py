@@ -1,7 +1,5 @@
 """`vitkit.export`, beside `vitkit export`."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

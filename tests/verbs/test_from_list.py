@@ -1,7 +1,5 @@
 """`vitkit predict --from-list`, and Parquet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

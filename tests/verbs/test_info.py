@@ -1,7 +1,5 @@
 """`vitkit.info`, beside `vitkit info`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`vitkit.predict`: what `vitkit predict` does, from Python."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

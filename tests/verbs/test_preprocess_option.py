@@ -1,7 +1,5 @@
 """`--preprocess`, and the `preprocess` of verbs: how images are read where a model does not say it."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Sets of classes and sure predictions: through training, saving, files, exports, evaluation and the server."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`vitkit push`: what is published, what the card says, and what a hub receives."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """`--shard i/n`: an ordinary output for a part of the images, which together are those of one command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`vitkit.train`: what `vitkit train` does, from Python."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import inspect

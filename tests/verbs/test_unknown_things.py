@@ -1,7 +1,5 @@
 """Images of unknown things: through training, saving, files, exports, evaluation, the server and the studio."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`predict --classes` and `search`: words in the place of a model that was trained on them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

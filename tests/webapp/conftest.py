@@ -1,7 +1,5 @@
 """The commands that the studio runs for its tabs, without the seconds of their imports."""
 
-from __future__ import annotations
-
 import pytest
 
 import vitkit.webapp.predict  # noqa: F401 before a test replaces what it imports from `likeness`

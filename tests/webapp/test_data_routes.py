@@ -1,7 +1,5 @@
 """What the Data tab asks: every edit is on disk before it is answered, and no request reaches another file."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """The queue of trainings: in order, one at a time, on disk, and independent of who asked for them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

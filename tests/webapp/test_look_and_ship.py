@@ -1,7 +1,5 @@
 """The Look and Ship tabs: what they answer, and their pages in a real browser."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

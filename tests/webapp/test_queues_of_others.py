@@ -1,7 +1,5 @@
 """A queue that somebody else wrote: nothing in it is begun, gone on with or stopped, and no record stops the studio."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """How a studio is started: what it says, where it listens, and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import importlib.util

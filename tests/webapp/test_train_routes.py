@@ -1,7 +1,5 @@
 """What the Train tab asks: trainings of what was offered, and of nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """Files under their authors' names: DINOv3 and EVA-02 answer as timm does with what its own filter makes of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The catalog against what timm, torchvision and transformers publish about the same weights."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Nothing loads by half: a damaged tensor is named, a hostile file runs nothing, a foreign family is told apart."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Downloads against servers of every temper, on this machine: nothing leaves it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

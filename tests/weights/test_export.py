@@ -1,7 +1,5 @@
 """What we write in other layouts comes back to the bit, and timm and transformers themselves load it."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A checkpoint of a family that vitkit does not know is refused by that family's name."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Descriptions and names that claim what no model has: refused in a line, before anything is made of it."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

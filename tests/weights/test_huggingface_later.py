@@ -1,7 +1,5 @@
 """Hugging Face's DINOv3, BEiT and Data2VecVision: transformers' answers from folders and from bare files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

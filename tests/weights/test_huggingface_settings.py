@@ -1,7 +1,5 @@
 """Every setting of transformers' config.json and image processors: the same answers as transformers, or a refusal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint that has lost something and still has the tensors of another model: what loads says so."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

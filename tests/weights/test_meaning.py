@@ -1,7 +1,5 @@
 """What a name means: the weights that people expect of it, for an answer and for training, said in a line."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

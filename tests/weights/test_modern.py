@@ -1,7 +1,5 @@
 """Architectures after DeiT in timm's layout: timm's answers from files, at any resolution, in every way to compute."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """Architectures that share names and shapes: what loads is right or says what it assumed, or else is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

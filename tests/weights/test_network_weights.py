@@ -1,7 +1,5 @@
 """Weights of torchvision's and timm's networks: files of theirs, their heads, and what is refused."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints of other libraries, and of the reference implementation, give the logits that they give at home."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

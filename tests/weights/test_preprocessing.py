@@ -1,7 +1,5 @@
 """How images are read, where a checkpoint does not say it: what lies beside it, and what somebody says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """timm's tags: every one is known by its name, with what timm says of it, and nothing that nobody says."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

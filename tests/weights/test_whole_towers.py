@@ -1,7 +1,5 @@
 """Whole files of CLIP and SigLIP, in the layouts of transformers and OpenCLIP: the image encoder, and what is left."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Weights within what training programs store: found and loaded with a note, or refused with advice."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable
