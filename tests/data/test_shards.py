@@ -308,10 +308,16 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-600])
 
 
-def changed(**fields: Any) -> Callable[[Path], None]:
+def changed(*place: Any) -> Callable[[Path], None]:
+    """The index with another value, which is named last, at a place in it."""
+
     def change(folder: Path) -> None:
-        stored = json.loads((folder / "shards.json").read_text())
-        (folder / "shards.json").write_text(json.dumps(stored | fields))
+        stored = own = json.loads((folder / "shards.json").read_text())
+        *way, last, value = place
+        for step in way:
+            own = own[step]
+        own[last] = value
+        (folder / "shards.json").write_text(json.dumps(stored))
 
     return change
 
@@ -323,24 +329,6 @@ def of_two_classes(folder: Path) -> None:
     (folder / "shards.json").write_text(json.dumps(stored | {"task": "multi"}))
 
 
-def in_images(name: str, value: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        stored = json.loads((folder / "shards.json").read_text())
-        stored["images"][name][1] = value
-        (folder / "shards.json").write_text(json.dumps(stored))
-
-    return change
-
-
-def in_shard(name: str, value: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        stored = json.loads((folder / "shards.json").read_text())
-        stored["shards"][1][name] = value
-        (folder / "shards.json").write_text(json.dumps(stored))
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -348,20 +336,20 @@ def in_shard(name: str, value: Any) -> Callable[[Path], None]:
         (lambda folder: (folder / "shards.json").write_text("{"), "cannot be used"),
         (lambda folder: (folder / "shard-00002.tar").unlink(), r"lacks shard-00002\.tar"),
         (cut, "is truncated"),
-        (changed(version=0), "its version is 0, and this vitkit reads version 1"),
-        (changed(format="other"), "its format is 'other'"),
-        (changed(images={}), "it has no 'shard'"),
-        (changed(left_out=[{"key": 1}]), "cannot be used"),
-        (in_images("offset", 10**9), "outside of its shard"),
-        (in_images("offset", "far"), "cannot be used"),
-        (in_images("shard", 99), "outside of its shard"),
-        (in_images("class", 3), "class that does not exist"),
-        (changed(classes=["blue", "red", "red"]), "lists a class twice"),
+        (changed("version", 0), "its version is 0, and this vitkit reads version 1"),
+        (changed("format", "other"), "its format is 'other'"),
+        (changed("images", {}), "it has no 'shard'"),
+        (changed("left_out", [{"key": 1}]), "cannot be used"),
+        (changed("images", "offset", 1, 10**9), "outside of its shard"),
+        (changed("images", "offset", 1, "far"), "cannot be used"),
+        (changed("images", "shard", 1, 99), "outside of its shard"),
+        (changed("images", "class", 1, 3), "class that does not exist"),
+        (changed("classes", ["blue", "red", "red"]), "lists a class twice"),
         (of_two_classes, "lists a class twice"),
-        (in_images("key", ""), "not unique"),
-        (in_shard("name", "../../etc/passwd"), "invalid name"),
-        (in_shard("split", "other"), "invalid name or split"),
-        (in_shard("sha256", "../x"), "invalid checksum"),
+        (changed("images", "key", 1, ""), "not unique"),
+        (changed("shards", 1, "name", "../../etc/passwd"), "invalid name"),
+        (changed("shards", 1, "split", "other"), "invalid name or split"),
+        (changed("shards", 1, "sha256", "../x"), "invalid checksum"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused(copied: Path, damage: Callable[[Path], None], message: str) -> None:

@@ -65,23 +65,27 @@ def test_a_name_stands_for_a_configuration(name: str, expected: dict[str, Any]) 
     assert {field: getattr(config, field) for field in expected} == expected
 
 
+NO_HEAD = {"distill_token": False, "distill_head": False}
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "options", "expected"),
     [
-        "vit_base_patch16_224",
-        "vit_base_patch32_224",
-        "vit_large_patch16_224",
-        "vit_base_patch16_224_in21k",
-        "vit_base_patch32_224_in21k",
-        "vit_large_patch16_224_in21k",
-        "vit_large_patch32_224_in21k",
-        "vit_huge_patch14_224_in21k",
-        "vit_tiny_patch16_224",
-        "deit_base_distilled_patch16_384",
+        ("vit_base_patch16_224_in21k", {"num_classes": 5}, {"num_classes": 5}),
+        ("vit_base_patch16_224", {"num_classes": 0}, {"num_classes": 0}),
+        ("vit_base_patch16_224_in21k", {"has_logits": False}, {"representation_size": None}),
+        ("vit_base_patch16_224_in21k", {"has_logits": True}, {"representation_size": 768}),
+        ("vit_base_patch16_224", {"has_logits": True}, {"representation_size": 768}),
+        ("vit_base_patch16_224", {"has_logits": True, "hidden_size": 96}, {"representation_size": 96}),
+        ("vit_base_patch16_224", {"mlp_ratio": 2}, {"mlp_size": 1536}),
+        ("vit_base_patch16_224", {"mlp_ratio": 2.5, "hidden_size": 96}, {"mlp_size": 240}),
+        ("vit_base_patch16_224", {"distilled": True}, {"distill_token": True, "distill_head": True}),
+        ("deit_base_distilled_patch16_224", {"distilled": False}, NO_HEAD),
     ],
 )
-def test_the_published_models_are_listed(name: str) -> None:
-    assert name in list_models()
+def test_an_option_changes_the_names_own(name: str, options: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = config_for(name, **options)
+    assert {field: getattr(config, field) for field in expected} == expected
 
 
 def test_every_listed_name_is_unique_and_builds_a_configuration() -> None:
@@ -157,30 +161,6 @@ def test_a_name_whose_patch_does_not_divide_the_image_says_both() -> None:
 
 
 # --- Overrides ----------------------------------------------------------------------------------------
-
-
-def test_num_classes_replaces_the_names_own() -> None:
-    assert config_for("vit_base_patch16_224_in21k", 5).num_classes == 5
-    assert config_for("vit_base_patch16_224", num_classes=0).num_classes == 0
-
-
-def test_has_logits_decides_on_the_representation_layer() -> None:
-    assert config_for("vit_base_patch16_224_in21k", has_logits=False).representation_size is None
-    assert config_for("vit_base_patch16_224_in21k", has_logits=True).representation_size == 768
-    assert config_for("vit_base_patch16_224", has_logits=True).representation_size == 768
-    assert config_for("vit_base_patch16_224", has_logits=True, hidden_size=96).representation_size == 96
-
-
-def test_mlp_ratio_is_the_mlp_size_over_the_hidden_size() -> None:
-    assert config_for("vit_base_patch16_224", mlp_ratio=2).mlp_size == 1536
-    assert config_for("vit_base_patch16_224", mlp_ratio=2.5, hidden_size=96).mlp_size == 240
-
-
-def test_distilled_sets_token_and_head() -> None:
-    config = config_for("vit_base_patch16_224", distilled=True)
-    assert (config.distill_token, config.distill_head) == (True, True)
-    config = config_for("deit_base_distilled_patch16_224", distilled=False)
-    assert (config.distill_token, config.distill_head) == (False, False)
 
 
 def test_a_new_hidden_size_keeps_the_mlps_ratio_and_the_representation_layer() -> None:

@@ -263,13 +263,14 @@ def test_fused_and_explicit_attention_agree(fields: dict[str, Any]) -> None:
         assert_same_answers(fused, explicit, tolerance)
 
 
+@pytest.mark.parametrize("switch", ["fused_attention", "shortcut"])
 @variety
 @torch.no_grad()
-def test_fused_and_explicit_attention_give_the_same_float32_logits(fields: dict[str, Any]) -> None:
+def test_no_switch_changes_float32_logits(fields: dict[str, Any], switch: str) -> None:
     model = build(std=0.1, **fields)
-    fused = model(images())
-    model.fused_attention = False
-    assert largest_difference(model(images()), fused) <= 1e-6
+    expected = model(images())
+    setattr(model, switch, False)
+    assert largest_difference(model(images()), expected) <= 1e-6
 
 
 def test_fused_attention_is_a_switch_for_all_layers() -> None:
@@ -291,15 +292,6 @@ def test_the_shortcut_changes_neither_logits_nor_gradients(fields: dict[str, Any
     short.fused_attention = whole.fused_attention = fused
     whole.shortcut = False
     assert_same_answers(whole, short, 1e-13)
-
-
-@variety
-@torch.no_grad()
-def test_the_shortcut_gives_the_same_float32_logits(fields: dict[str, Any]) -> None:
-    model = build(std=0.1, **fields)
-    short = model(images())
-    model.shortcut = False
-    assert largest_difference(model(images()), short) <= 1e-6
 
 
 @pytest.mark.parametrize("layers", [1, 2])

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -231,22 +231,20 @@ def test_an_interrupted_download_goes_on_where_it_stopped(serve: Callable[..., S
     assert leftovers(server.url) == []
 
 
-def test_a_connection_that_breaks_is_taken_up_again(serve: Callable[..., Server]) -> None:
-    server = serve(breaks=[400_000, 300_000])
+@pytest.mark.parametrize(
+    ("temper", "starts"),
+    [
+        pytest.param({"breaks": [400_000, 300_000]}, [400_000, 700_000], id="twice"),
+        pytest.param({"breaks": [100_000] * 14}, range(100_000, 1_500_000, 100_000), id="more often than it may stall"),
+        pytest.param({"breaks": [500_000], "at_most": 400_000}, [500_000, 900_000, 1_300_000], id="small ranges"),
+    ],
+)
+def test_a_connection_that_breaks_is_taken_up_again(
+    serve: Callable[..., Server], temper: dict[str, Any], starts: Iterable[int]
+) -> None:
+    server = serve(**temper)
     assert fetch_url(server.url, digest(BYTES)).read_bytes() == BYTES
-    assert [asked.get("range") for asked in server.asked] == [None, "bytes=400000-", "bytes=700000-"]
-
-
-def test_a_bad_line_that_gets_further_each_time_arrives(serve: Callable[..., Server]) -> None:
-    server = serve(breaks=[100_000] * 14)  # more often than the tries without progress
-    assert fetch_url(server.url).read_bytes() == BYTES
-    assert len(server.asked) == 15
-
-
-def test_a_server_that_sends_ranges_in_small_pieces_is_asked_for_the_rest(serve: Callable[..., Server]) -> None:
-    server = serve(breaks=[500_000], at_most=400_000)
-    assert fetch_url(server.url).read_bytes() == BYTES
-    assert len(server.asked) == 4
+    assert [asked.get("range") for asked in server.asked] == [None, *(f"bytes={start}-" for start in starts)]
 
 
 def test_a_server_that_always_breaks_at_the_same_byte_is_given_up(serve: Callable[..., Server]) -> None:
@@ -265,25 +263,16 @@ def test_a_server_without_ranges_sends_it_all_again(serve: Callable[..., Server]
     assert fetch_url(server.url, digest(BYTES)).read_bytes() == BYTES
 
 
-def test_a_file_that_changed_between_attempts_is_begun_anew(serve: Callable[..., Server]) -> None:
-    server = serve()
+@pytest.mark.parametrize(
+    ("if_range", "body"), [(True, OTHER), (False, OTHER), (False, OTHER[:1000])], ids=["told", "untold", "shrunk"]
+)
+def test_a_file_that_changed_between_attempts_is_begun_anew(
+    serve: Callable[..., Server], if_range: bool, body: bytes
+) -> None:
+    server = serve(if_range=if_range)
     interrupt(server, after=600_000)
-    server.body, server.headers = OTHER, {"ETag": '"two"'}
-    assert fetch_url(server.url).read_bytes() == OTHER
-
-
-def test_a_file_that_changed_is_noticed_though_the_server_ignores_if_range(serve: Callable[..., Server]) -> None:
-    server = serve(if_range=False)
-    interrupt(server, after=600_000)
-    server.body, server.headers = OTHER, {"ETag": '"two"'}
-    assert fetch_url(server.url).read_bytes() == OTHER
-
-
-def test_a_file_that_shrank_is_begun_anew(serve: Callable[..., Server]) -> None:
-    server = serve(if_range=False)
-    interrupt(server, after=600_000)
-    server.body, server.headers = OTHER[:1000], {"ETag": '"two"'}
-    assert fetch_url(server.url).read_bytes() == OTHER[:1000]
+    server.body, server.headers = body, {"ETag": '"two"'}
+    assert fetch_url(server.url).read_bytes() == body
 
 
 @pytest.mark.parametrize("headers", [{}, {"ETag": 'W/"weak"'}])
@@ -367,19 +356,15 @@ def test_a_server_that_is_busy_is_asked_again(serve: Callable[..., Server], stat
     assert len(server.asked) == 4
 
 
-def test_nobody_listening_is_said_in_one_line(serve: Callable[..., Server]) -> None:
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [("http://127.0.0.1:9/x.npz", "[Rr]efused"), ("https://weights.invalid/x.npz", "name the file instead$")],
+)
+def test_a_server_that_is_not_there_is_said_in_one_line(serve: Callable[..., Server], url: str, reason: str) -> None:
     serve()
-    with pytest.raises(VitkitError, match=r"could not download http://127.0.0.1:9/x.npz: .*[Rr]efused") as caught:
-        fetch_url("http://127.0.0.1:9/x.npz")
+    with pytest.raises(VitkitError, match=f"could not download {url}: .*{reason}") as caught:
+        fetch_url(url)
     assert "\n" not in str(caught.value)
-
-
-def test_a_name_that_no_server_has_is_said_in_one_line(serve: Callable[..., Server]) -> None:
-    serve()
-    with pytest.raises(
-        VitkitError, match=r"could not download https://weights.invalid/x.npz: .*name the file instead$"
-    ):
-        fetch_url("https://weights.invalid/x.npz")
 
 
 def test_a_server_that_speaks_no_http_is_said(serve: Callable[..., Server]) -> None:
