@@ -3,6 +3,8 @@
 import csv
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import vitkit
 from vitkit.data import read_source
 from vitkit.evaluation import evaluate
 from vitkit.evaluation.figures import figures
-from vitkit.training import Recipe, read_metrics, train
+from vitkit.system import Progress, reporting_to, silent
+from vitkit.training import Recipe, read_metrics, request_of, train
 from vitkit.weights import load
 
 # Half of what a small training takes is the model's layers and bytes.
@@ -53,6 +56,19 @@ def photos(root: Path, images: int = 12, noise: float = 30.0, seed: int = 0) -> 
             pixels = np.clip(np.array(colour) + rng.normal(0, noise, (16, 16, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(root / name / f"img{i + 1}.png")
     return root
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes; Python ignores the signal that comes with it."""
+    import resource  # which Windows has not
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def shuffled(folder: Path, seed: int) -> Path:
@@ -138,3 +154,15 @@ def environment() -> dict[str, str]:
     """For a subprocess whose sums must come out as they do here, and whose pictures nobody looks at (warm.py)."""
     threads = str(torch.get_num_threads())
     return os.environ | {"OMP_NUM_THREADS": threads, "MPLBACKEND": "Agg", "COLUMNS": "120", "BLANK_PICTURES": "1"}
+
+
+def resolved(*asked: Any) -> dict[str, Any]:
+    """The fields that a command asks for."""
+    return request_of(*asked).fields
+
+
+def told(recipe: Any, folder: Path, progress: Progress = silent, **options: Any) -> tuple[Path, str]:
+    """The run folder and everything that was said."""
+    lines: list[str] = []
+    with reporting_to(progress):
+        return train(recipe, folder, say=lines.append, **options), "\n".join(lines)

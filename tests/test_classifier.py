@@ -4,9 +4,7 @@ import dataclasses
 import json
 import os
 import re
-import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import runs
 import vitkit
 from photos import folder, noise, save, smooth
 from tiny import VARIETY, build, images, some, tiny
@@ -55,16 +54,6 @@ def assert_equal(one: Classifier, other: Classifier) -> None:
     assert config == other.model.config
     for field in ("classes", "preprocess", "temperature", "provenance"):
         assert getattr(one, field) == getattr(other, field), field
-
-
-@contextmanager
-def full_disk(limit: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 # --- Saving and loading ----------------------------------------------------------------------------
@@ -403,7 +392,7 @@ def test_a_second_failure_after_a_crash_loses_no_model(tmp_path: Path, monkeypat
 def test_a_full_disk_keeps_the_old_model_and_leaves_nothing_else(tmp_path: Path) -> None:
     classifier(0).save(tmp_path)
     for limit in (0, 1000, (tmp_path / WEIGHTS).stat().st_size - 1):
-        with full_disk(limit), pytest.raises(OSError):
+        with runs.files_of_at_most(limit), pytest.raises(OSError):
             classifier(1).save(tmp_path)
         assert names(tmp_path) == [DESCRIPTION, WEIGHTS]
         assert_equal(load(tmp_path), classifier(0))

@@ -2,32 +2,19 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+import runs
 from vitkit.errors import VitkitError
 from vitkit.system import exclusive, exclusive_in, files, is_empty, is_held, replacing, write_json, write_text
 from vitkit.system.files import LOCK
-
-
-@contextmanager
-def full_disk(limit: int) -> Iterator[None]:
-    """No file may grow beyond `limit` bytes; Python ignores the signal that comes with it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def names(folder: Path) -> list[str]:
@@ -94,10 +81,10 @@ def test_a_failing_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_that_leaves_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_text(path, "old")
-    with full_disk(1000), pytest.raises(OSError) as raised:
+    with runs.files_of_at_most(1000), pytest.raises(OSError) as raised:
         write_text(path, "x" * 100_000)
     assert raised.value.filename == str(path), "the system's own error names no file"
-    with full_disk(1000), pytest.raises(OSError):
+    with runs.files_of_at_most(1000), pytest.raises(OSError):
         write_json(path, ["x"] * 100_000)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a.txt"]

@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -439,19 +438,9 @@ def test_rows_of_another_model_are_refused(vitkit: Any, trained: Path, unsure: P
     assert pictures.fingerprint(Path()) == before
 
 
-@contextmanager
-def disk_of(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_keeps_the_rows_that_fit(vitkit: Any, trained: Path, here: Path) -> None:
     vitkit("predict", trained, "photos", "-o", "whole.csv")
-    with disk_of(500):
+    with runs.files_of_at_most(500):
         outcome = vitkit("predict", trained, "photos", "-o", "out.csv")
     assert outcome.code == 2
     assert outcome.err == "error: out.csv.partial: File too large; --resume continues from there\n"
@@ -717,7 +706,7 @@ def test_a_full_disk_keeps_the_rows(vitkit: Any, trained: Path, here: Path, monk
 
     def fill(figure: Figure, path: Path) -> None:
         left[0] -= 1
-        with disk_of(2_000 if left[0] < 0 else resource.RLIM_INFINITY):
+        with runs.files_of_at_most(2_000 if left[0] < 0 else resource.RLIM_INFINITY):
             original(figure, path)
 
     monkeypatch.setattr(plots, "save_figure", fill)

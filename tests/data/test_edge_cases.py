@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,36 +21,17 @@ from PIL import Image
 
 import runs
 import warm
+from cli.conftest import Command, Outcome, vitkit
+from data.test_decode import STORED_BY_ORIENTATION
 from photos import fingerprint, folder, noise, save, smooth
 from vitkit.classifier import Classifier
 from vitkit.data import EvaluationImages, ImageData, read_source
 from vitkit.weights import load
 
+__all__ = ["vitkit"]
+
 ORIENTATION = 0x0112
 ONCE = (*runs.FLAGS, "--epochs", "1")
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Outcome]
-
-
-@pytest.fixture
-def vitkit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    from vitkit.cli import main
-
-    def command(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["vitkit", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return Outcome(int(caught.value.code or 0), *capsys.readouterr())
-
-    return command
 
 
 @pytest.fixture(scope="module")
@@ -329,18 +310,6 @@ def with_text_bomb(image: bytes) -> bytes:
 
 
 # --- Pixels ----------------------------------------------------------------------------------------
-
-
-STORED_BY_ORIENTATION = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
 
 
 def test_every_orientation_of_a_photograph_gives_the_same_logits(classifier: Classifier, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import runs
 import vitkit
+from photos import scene
 from vitkit.errors import VitkitError
 from vitkit.experiments import FEW_SHOT, Comparison, judging
 from vitkit.experiments import compare as comparison_costs
@@ -28,12 +28,6 @@ CLASSES = ("a", "b", "c")
 
 def quiet(*_: object) -> None:
     """Says nothing."""
-
-
-def scene(seed: int, side: int = 32) -> Image.Image:
-    """A picture that survives resizing: smooth blobs of colour."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
 
 
 def scenes(root: Path, numbers: Iterable[int], side: int = 32) -> Path:

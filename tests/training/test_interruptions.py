@@ -16,11 +16,6 @@ from vitkit.training import start as settling
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
-
-
-@pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of three epochs that tests may read but not change."""
     return run.train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished", say=lambda _: None)

@@ -77,11 +77,6 @@ def test_merging_keeps_the_logits_the_layout_and_the_model_itself(images: torch.
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
-
-
-@pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
     pixels = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear")

@@ -41,11 +41,6 @@ def begin(data: Path, out: Path, objective: str = "mae", **fields: Any) -> Pretr
     return pretrain(data, out=out, **told, **given)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
-
-
 @pytest.fixture(scope="module", params=list(OF))
 def finished(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory) -> PretrainingRun:
     """A run of two epochs that tests may read but not change."""

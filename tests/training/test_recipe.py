@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runs import resolved
 from vitkit.data import DATASETS, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.model import Position, config_for
@@ -28,7 +29,6 @@ from vitkit.training import (
     departures,
     load_fields,
     parse_duration,
-    request_of,
     spare_patches,
     unfold,
 )
@@ -94,11 +94,6 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     .map(lambda p: (*p, 1 - p[0] - p[1] if p[0] + p[1] < 1 else 0.0)),
     "crop_scale": st.just((0.0, 0.0)) | st.tuples(st.floats(0.01, 0.5), st.floats(0.5, 1)),
 }
-
-
-def resolved(*asked: Any) -> dict[str, Any]:
-    """The fields that a command asks for."""
-    return request_of(*asked).fields
 
 
 def _values(name: str, hint: Any) -> st.SearchStrategy[Any]:

@@ -11,6 +11,7 @@ import torch
 import runs
 import tiny
 import vitkit as package
+from runs import resolved
 from vitkit.classifier import Classifier
 from vitkit.cli.app import app
 from vitkit.data import ImageTable, Preprocess, read_source
@@ -28,13 +29,7 @@ from vitkit.training import (
     new_classifier,
     read_change,
     read_sets,
-    request_of,
 )
-
-
-def resolved(*asked: Any) -> dict[str, Any]:
-    """The fields that a command asks for."""
-    return request_of(*asked).fields
 
 
 def quiet(*_: object) -> None:

@@ -19,10 +19,11 @@ from PIL import Image
 import photos as pictures
 import runs
 import warm
+from runs import told as train
 from vitkit.data import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import evaluate
-from vitkit.system import Progress, reporting_to, silent
+from vitkit.system import reporting_to
 from vitkit.training import Recipe, build, load_fields, lr_factor, read_metrics, run
 from vitkit.training import checkpoint as writer
 from vitkit.verbs import TrainingRun
@@ -35,24 +36,12 @@ ARTEFACTS = (
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
-
-
-@pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of three epochs that tests may read but not change."""
     before = pictures.fingerprint(data)
     folder, _ = train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished")
     assert pictures.fingerprint(data) == before
     return folder
-
-
-def train(recipe: Recipe, folder: Path, progress: Progress = silent, **options: Any) -> tuple[Path, str]:
-    """The run folder and everything that was said."""
-    lines: list[str] = []
-    with reporting_to(progress):
-        return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
 
 
 def resume(folder: Path) -> str:

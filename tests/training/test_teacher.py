@@ -237,11 +237,6 @@ def test_choices_that_are_read_are_not_refused() -> None:
 # --- Whole runs ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
-
-
 @pytest.fixture
 def teacher(tmp_path: Path) -> Path:
     return saved_teacher(tmp_path / "teacher")

@@ -15,27 +15,12 @@ from PIL import Image
 
 import photos as pictures
 import runs
+from runs import resolved
+from runs import told as train
 from vitkit.data import ImageTable, split, split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.system import Progress, reporting_to, silent
-from vitkit.training import Loop, StabilityGuard, build, load_fields, losses, request_of, run
+from vitkit.training import Loop, StabilityGuard, build, load_fields, losses, run
 from vitkit.weights import load
-
-
-def resolved(*asked: Any) -> dict[str, Any]:
-    """The fields that a command asks for."""
-    return request_of(*asked).fields
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return runs.photos(tmp_path_factory.mktemp("data") / "photos")
-
-
-def train(recipe: Any, folder: Path, progress: Progress = silent, **options: Any) -> tuple[Path, str]:
-    lines: list[str] = []
-    with reporting_to(progress):
-        return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
 
 
 def interrupt_at(epoch: int) -> Callable[[str, int, int], None]:

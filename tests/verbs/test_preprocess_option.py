@@ -1,6 +1,5 @@
 """`--preprocess`, and the `preprocess` of verbs: how images are read where a model does not say it."""
 
-import json
 import shlex
 import shutil
 from pathlib import Path
@@ -8,33 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 import runs
-import tiny
 import vitkit as package
 from vitkit import Classifier, Preprocess, VitkitError, load
-from vitkit.model import VisionTransformer, config_for
 from vitkit.training import Recipe, blueprint_of
+from weights.test_preprocessing import photo, trained
+
+__all__ = ["photo", "trained"]
 
 NAMES = ("daisy", "dandelion", "roses")
-
-
-@pytest.fixture
-def trained(tmp_path: Path) -> Path:
-    """What the scripts of the tutorials leave: bare weights, and class_indices.json beside them."""
-    model = tiny.randomise(VisionTransformer(config_for("vit_micro_patch8_16", 3)))
-    torch.save(model.state_dict(), tmp_path / "model-9.pth")
-    (tmp_path / "class_indices.json").write_text(json.dumps({str(i): name for i, name in enumerate(NAMES)}, indent=4))
-    return tmp_path / "model-9.pth"
-
-
-@pytest.fixture
-def photo(tmp_path: Path) -> Path:
-    pixels = np.random.default_rng(0).integers(0, 256, (48, 40, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((400, 300)).save(tmp_path / "photo.png")
-    return tmp_path / "photo.png"
 
 
 def test_that_is_an_assumption_which_every_command_says(trained: Path, photo: Path, vitkit: Any) -> None:

@@ -6,13 +6,10 @@ import inspect
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -280,22 +277,12 @@ def test_ctrl_c_exits_with_130_after_saving_and_saying_how_to_go_on(data: Path, 
 # --- A full disk ------------------------------------------------------------------------------------
 
 
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def bytes_of_model(run: Path) -> int:
     return (run / "model.safetensors").stat().st_size
 
 
 def test_a_full_disk_is_an_error_that_keeps_the_model(vitkit: Any, trained: Path, data: Path, tmp_path: Path) -> None:
-    with files_of_at_most(bytes_of_model(trained) * 5 // 4):  # too little for the optimiser's state
+    with runs.files_of_at_most(bytes_of_model(trained) * 5 // 4):  # too little for the optimiser's state
         outcome = vitkit("train", data, *runs.FLAGS, "--out", tmp_path / "run")
     assert outcome.code == 2
     assert re.fullmatch(r"error: .*last\.ckpt.*[Tt]oo large.*\n", outcome.err)
@@ -307,7 +294,7 @@ def test_a_disk_filled_by_a_later_model_keeps_the_earlier(vitkit: Any, trained: 
     folder = runs.copy_of(trained, tmp_path / "run")
     recipe = build(load_fields(folder / "recipe.toml")).replace(epochs=5, keep="last")
     (folder / "recipe.toml").write_text(recipe.to_toml())
-    with files_of_at_most(bytes_of_model(trained) * 5 // 8):
+    with runs.files_of_at_most(bytes_of_model(trained) * 5 // 8):
         outcome = vitkit("train", "--resume", folder)
     assert outcome.code == 2
     assert re.fullmatch(r"error: .*model\.safetensors.*\n", outcome.err)

@@ -1,7 +1,6 @@
 """What we write in other layouts comes back to the bit, and timm and transformers themselves load it."""
 
 import json
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 import transformers
 from PIL import Image
 
+import runs
 from tiny import VARIETY, build, images, kinds, largest_difference, tiny
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
@@ -380,11 +380,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, name: str, to: s
     torch.manual_seed(0)
     config = config_for("vit_micro_patch8_16", 3)
     classifier = Classifier(VisionTransformer(config), ("a", "b", "c"), Preprocess(size=config.image_size))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-    try:
-        with pytest.raises(OSError, match=r"File too large|cannot write .*a"):
-            write(classifier, tmp_path / name, to)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with runs.files_of_at_most(10_000), pytest.raises(OSError, match=r"File too large|cannot write .*a"):
+        write(classifier, tmp_path / name, to)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

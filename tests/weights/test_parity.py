@@ -23,6 +23,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import IMAGENET_MEAN, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.weights import Checkpoint, StoredTensor, inspect, load, read_foreign, write
+from weights.test_damage import newer
 
 HF = [name for name in foreign.NAMES if name.startswith("HF")]
 ORACLES = Path(os.environ.get("VITKIT_TEST_DATA") or "nowhere") / "oracle" / "jax"
@@ -227,12 +228,6 @@ def npz(tmp_path: Path) -> tuple[Classifier, dict[str, np.ndarray], Path]:
     write(source, tmp_path / "published.npz", "npz")
     with np.load(tmp_path / "published.npz") as arrays:
         return source, dict(arrays), tmp_path / "variant.npz"
-
-
-def newer(name: str) -> str:
-    for old, new in (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpBlock_3", "MlpBlock_0")):
-        name = name.replace(old, new)
-    return name
 
 
 def stacked(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
