@@ -3,6 +3,7 @@ import json
 import math
 import subprocess
 import sys
+from itertools import product
 from typing import Any
 
 import pytest
@@ -224,44 +225,23 @@ def test_a_saved_configuration_holds_fields_not_aliases() -> None:
 
 # --- What cannot be built -----------------------------------------------------------------------------
 
+SIZES = ("in_channels", "layers", "hidden_size", "heads", "mlp_size")
+RATES = ("dropout", "attention_dropout", "position_dropout", "drop_path")
+NO_PAIR = (0, -4, 12.0, "12", True, None, (12,), (12, 16, 3), (12, 0), (12, -4), (12, 4.0), (True, 12), [])
 WRONG_TYPES = [
-    *[
-        (name, value)
-        for name in ("in_channels", "num_classes", "layers", "hidden_size", "heads", "mlp_size")
-        for value in (4.0, "4", True, None, math.nan)
-    ],
-    *[
-        (name, value)
-        for name in ("distill_token", "distill_head", "patch_norm", "qkv_bias")
-        for value in (1, 0, "False", None)
-    ],
-    *[
-        (name, value)
-        for name in ("norm_eps", "dropout", "attention_dropout", "position_dropout", "drop_path")
-        for value in ("0.1", True, None, (0.1,))
-    ],
-    *[
-        (name, value)
-        for name in ("pool", "position", "position_at", "norm", "gelu", "init")
-        for value in ("nonsense", None, 1, ["token"], "")
-    ],
-    *[
-        (name, value)
-        for name in ("image_size", "patch_size")
-        for value in (0, -4, 12.0, "12", True, None, (12,), (12, 16, 3), (12, 0), (12, -4), (12, 4.0), (True, 12), [])
-    ],
-    *[("representation_size", value) for value in (0, -1, 4.0, "4", True)],
-    *[("qk_scale", value) for value in ("0.1", True, math.nan, math.inf)],
+    *product((*SIZES, "num_classes"), (4.0, "4", True, None, math.nan)),
+    *product(("distill_token", "distill_head", "patch_norm", "qkv_bias"), (1, 0, "False", None)),
+    *product(("norm_eps", *RATES), ("0.1", True, None, (0.1,))),
+    *product(("pool", "position", "position_at", "norm", "gelu", "init"), ("nonsense", None, 1, ["token"], "")),
+    *product(("image_size", "patch_size"), NO_PAIR),
+    *product(["representation_size"], (0, -1, 4.0, "4", True)),
+    *product(["qk_scale"], ("0.1", True, math.nan, math.inf)),
 ]
 WRONG_VALUES = [
-    *[(name, value) for name in ("in_channels", "layers", "hidden_size", "heads", "mlp_size") for value in (0, -4)],
+    *product(SIZES, (0, -4)),
     ("num_classes", -1),
-    *[
-        (name, value)
-        for name in ("dropout", "attention_dropout", "position_dropout", "drop_path")
-        for value in (-0.1, 1.0, 1, 1.5, math.nan, math.inf)
-    ],
-    *[("norm_eps", value) for value in (0.0, 0, -1e-6, math.nan, math.inf)],
+    *product(RATES, (-0.1, 1.0, 1, 1.5, math.nan, math.inf)),
+    *product(["norm_eps"], (0.0, 0, -1e-6, math.nan, math.inf)),
 ]
 
 
