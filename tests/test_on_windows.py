@@ -141,7 +141,6 @@ def test_a_process_stops_cleanly_when_its_stop_file_appears(tmp_path: Path) -> N
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "None\n"  # processes that it starts have no business with the file
     (tmp_path / "1.stop").touch()
     _, err = process.communicate(timeout=30)

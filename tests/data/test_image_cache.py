@@ -133,7 +133,6 @@ def test_no_reduced_crop_is_enlarged(scale: float, height: int, width: int, sour
     from torchvision.transforms import v2
 
     side = Augment(crop_scale=(scale, 1.0)).short_side(Preprocess(size=(height, width)))
-    assert side is not None
     ratio = min(1.0, side / min(source))
     reduced = [round(length * ratio) for length in source]
     torch.manual_seed(seed)

@@ -244,7 +244,6 @@ def test_the_table_names_a_class_of_torchvision_and_what_it_takes(name: str) -> 
     from torchvision import datasets
 
     write = BY_TORCHVISION[name].write
-    assert isinstance(write, Torchvision)
     kind = getattr(datasets, write.kind)
     for arguments in write.splits.values():
         inspect.signature(kind).bind("root", download=True, **arguments, **write.options)

@@ -96,7 +96,6 @@ def test_parts_and_single_images() -> None:
     whole = sample(50, 0)
 
     def part(rows: slice) -> Sample:
-        assert whole.distance is not None
         return Sample(whole.predicted[rows], whole.doubt[rows], whole.distance[rows])
 
     joined = Sample.joined([part(slice(20)), part(slice(20, None))])

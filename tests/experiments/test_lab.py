@@ -79,7 +79,6 @@ def test_every_variant_can_be_built_and_differs_from_the_others(name: str, model
 def test_the_published_recipe_is_one_and_is_foreseen(name: str) -> None:
     assert ABLATIONS[name].recipe in bundled()
     found = package.lab(name, preset="paper")
-    assert isinstance(found, LabResult)
     assert found.folder is None
     assert "nothing was trained" in "\n".join(found.lines())
 
@@ -270,7 +269,6 @@ def done(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
 
 
 def test_an_experiment_is_its_runs(done: LabResult) -> None:
-    assert done.folder is not None
     figures = json.loads((done.folder / "lab.json").read_text())
     assert figures == json.loads(json.dumps(done.figures))
     pre, post = figures["variants"]
@@ -287,7 +285,6 @@ def test_an_experiment_is_its_runs(done: LabResult) -> None:
 
 
 def test_all_runs_are_judged_by_the_same_images(done: LabResult) -> None:
-    assert done.folder is not None
     tested = set()
     for file in sorted(done.folder.glob("runs/*/split.json")):
         tested.add(json.dumps(json.loads(file.read_text())["splits"]["test"]))
@@ -295,7 +292,6 @@ def test_all_runs_are_judged_by_the_same_images(done: LabResult) -> None:
 
 
 def test_the_page_and_the_lines_have_the_table_and_what_differs(done: LabResult) -> None:
-    assert done.page is not None
     page, lines = done.page.read_text(), "\n".join(done.lines())
     for text in ("pre-norm", "post-norm", done.experiment.differs, "LayerNorm before each sub-layer"):
         assert text in page
@@ -333,7 +329,6 @@ def transferred(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabRe
 
 def test_every_model_is_pre_trained_on_each_part_and_transferred(transferred: LabResult) -> None:
     figures, folder = transferred.figures, transferred.folder
-    assert folder is not None
     counts = [part["images"] for part in figures["models"][0]["by_size"]]
     assert counts == [round(part * counts[-1]) for part in (1 / 9, 1 / 3, 1)]
     for place, model in enumerate(figures["models"]):
@@ -350,7 +345,6 @@ def test_every_model_is_pre_trained_on_each_part_and_transferred(transferred: La
 
 
 def test_the_page_has_both_figures_and_the_sentence(transferred: LabResult) -> None:
-    assert transferred.page is not None
     page = transferred.page.read_text(encoding="utf-8")
     assert page.count("data:image/svg+xml") == 3
     assert "In the paper (Figure 3, numbers of Table 5)" in page
@@ -395,12 +389,10 @@ def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> N
 
 def test_the_papers_pre_trainings_are_counted() -> None:
     found = package.lab("data-size", preset="paper")
-    assert isinstance(found, LabResult)
     large = next(model for model in found.figures["models"] if model["name"] == "paper-vit-l16-jft")
     assert large["parameters"] == 323_099_507, "with the recipe's representation layer"
     assert [part["epochs"] for part in large["by_size"]][-1] == 14
     cost = package.lab("cost", preset="paper")
-    assert isinstance(cost, LabResult)
     same = next(model for model in cost.figures["models"] if model.get("recipe") == "paper-vit-l16-jft")
     assert (same["core_days"], same["paper_core_days"]) == (large["core_days"], 680)
     with (Path(__file__).parents[2] / "docs/guide/lab.md").open(encoding="utf-8") as page:
@@ -483,7 +475,6 @@ def test_the_papers_tables_agree_with_each_other() -> None:
 @pytest.mark.parametrize("name", ["hybrid", "data-size"])
 def test_the_papers_numbers_are_drawn_next_to_ours(done: LabResult, name: str) -> None:
     printed = EXPERIMENTS[name].printed
-    assert printed is not None
     experiment = dataclasses.replace(done.experiment, printed=printed)
     first, second = dataclasses.replace(done, experiment=experiment).pictures().items()
     assert second[0] == printed.caption and first[0] != printed.caption
@@ -556,7 +547,6 @@ def test_attention_distances_are_the_models(photos: Path, model: Path, tmp_path:
     from vitkit.explanation import uniform_distance
 
     found = package.lab("attention-distance", photos, model=model, out=tmp_path / "lab")
-    assert isinstance(found, LabResult)
     own = package.load(model).model
     assert np.array(found.figures["attention_distance"]).shape == (own.config.layers, own.config.heads)
     assert len(found.rows()) == own.config.layers
@@ -593,7 +583,6 @@ def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path)
         package.lab("resolution", photos, **{**small, "epochs": 1}, out=tmp_path / "here", say=stop)
     (tmp_path / "here").rename(tmp_path / "there")
     found = package.lab(resume=True, out=tmp_path / "there", say=quiet)
-    assert isinstance(found, LabResult)
     trained, same, larger = found.figures["variants"]
     for own, size in ((trained, 16), (same, 16), (larger, 32)):
         classifier = package.load(tmp_path / "there" / own["runs"][0]["folder"])
@@ -614,7 +603,6 @@ def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path
     with pytest.raises(Interrupted):
         package.lab("pretraining", photos, **{**small, "max_images": 9}, out=tmp_path / "lab", say=stop)
     found = package.lab(resume=True, out=tmp_path / "lab", say=quiet)
-    assert isinstance(found, LabResult)
     folders = [tmp_path / "lab" / own["runs"][0]["folder"] for own in found.figures["variants"]]
     splits = [json.loads((folder / "split.json").read_text())["splits"] for folder in folders]
     assert all(own["test"] == splits[0]["test"] for own in splits)

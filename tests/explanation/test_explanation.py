@@ -187,7 +187,6 @@ def test_all_methods_answer_with_the_models_grid(photograph: Path) -> None:
     assert list(found.maps) == MAPS
     for values in found.maps.values():
         assert (values.shape, values.dtype) == ((3, 4), np.float32)
-    assert found.heads is not None
     assert found.heads.shape == (3, 4, 3, 4)
     assert found.layers == (0, 1, 2)
 
@@ -219,8 +218,6 @@ def test_a_layer_can_be_named(photograph: Path, layer: int) -> None:
     asked = classifier()
     every = asked.explain(photograph, "heads")
     one = asked.explain(photograph, "heads", layer=layer)
-    assert every.heads is not None
-    assert one.heads is not None
     assert one.layers == (layer % 3,)
     np.testing.assert_allclose(one.heads[0], every.heads[layer], atol=1e-6)
     raw = asked.explain(photograph, "raw", layer=layer).maps["raw"]
@@ -230,7 +227,6 @@ def test_a_layer_can_be_named(photograph: Path, layer: int) -> None:
 def test_convolving_layers_have_no_heads_to_show(photograph: Path) -> None:
     found = classifier(conv_layers=(1,)).explain(photograph, "heads")
     assert found.layers == (0, 2)
-    assert found.heads is not None
     assert found.heads.shape == (2, 4, 3, 4)
 
 

@@ -226,7 +226,6 @@ def test_a_card_that_was_changed_is_noticed(
     content = model.SerializeToString()
     if is_forged:  # a forger can compute the checksum, too
         stated = re.search(r'"checksum": "([0-9a-f]{64})"', entry.value)
-        assert stated is not None
         content = seal.sealed(content.replace(stated[1].encode(), seal.BLANK.encode()))
     (place / "model.onnx").write_bytes(content)
     with pytest.raises(VitkitError, match=complaint if is_forged else "does not match its checksum"):

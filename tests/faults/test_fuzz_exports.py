@@ -106,7 +106,6 @@ class Opener:
 
     def ask(self, path: Path, patience: float = PATIENCE) -> tuple[str, str]:
         """What came of a file; `hang` and `crash` are the child's."""
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{path}\n")
         self._process.stdin.flush()
         try:
@@ -129,7 +128,6 @@ class Opener:
         self._process.wait()
         self._reader.join()
         for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
             with suppress(BrokenPipeError):
                 stream.close()
 

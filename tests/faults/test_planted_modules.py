@@ -217,7 +217,6 @@ def _server(place: Path, pattern: str, *arguments: str) -> Iterator[Callable[[st
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        assert process.stdout is not None
         found = re.search(pattern, process.stdout.readline())
         assert found is not None, process.communicate(timeout=5)
 

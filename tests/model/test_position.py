@@ -65,7 +65,6 @@ def test_two_dimensional_tables_leave_the_prefix_tokens_alone(fields: dict[str, 
     for position in ("learned_2d", "sincos_2d"):
         model = build(position=position, **fields)
         table, prefix = model.positions(), model.config.prefix_tokens
-        assert table is not None
         assert table.shape == (prefix + 12, 32)
         assert (table[:prefix] == 0).all()
         assert (table[prefix:].abs().sum(dim=1) > 0).all()
@@ -76,7 +75,6 @@ def test_learned_2d_is_the_row_half_beside_the_column_half() -> None:
     y, x = model.pos_embed.y[0], model.pos_embed.x[0]
     assert (y.shape, x.shape) == ((3, 16), (4, 16))
     table = model.positions()
-    assert table is not None
     for row in range(3):
         for column in range(4):
             assert torch.equal(table[1 + row * 4 + column], torch.cat([y[row], x[column]]))
@@ -85,11 +83,9 @@ def test_learned_2d_is_the_row_half_beside_the_column_half() -> None:
 def test_one_dimensional_tables_number_the_prefix_tokens_too() -> None:
     for fields, tokens in (({}, 13), ({"pool": "gap"}, 12), ({"distill_token": True}, 14)):
         sines = build(position="sincos_1d", **fields).positions()
-        assert sines is not None
         torch.testing.assert_close(sines.double(), torch.tensor([wave(p, 32) for p in range(tokens)]).double())
         model = build(**fields)
         learned = model.positions()
-        assert learned is not None
         assert torch.equal(learned, model.pos_embed[0])
         assert learned.shape == (tokens, 32)
 
@@ -115,7 +111,6 @@ def test_the_table_is_added_to_the_embedded_patches_once(fields: dict[str, Any])
 def test_later_tables_are_added_ahead_of_each_layer(fields: dict[str, Any], position_at: str) -> None:
     model = build(position_at=position_at, **fields)
     patches = model.patch_embed.proj(images()).flatten(2).transpose(1, 2)
-    assert model.cls_token is not None
     x = torch.cat([model.cls_token.expand(2, 1, 32), patches], dim=1)
     assert torch.equal(model.embed(images()), x), "nothing is added at the input"
     for i, block in enumerate(model.blocks):

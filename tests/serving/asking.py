@@ -45,7 +45,6 @@ def serving(vitkit: str, *arguments: object, **environment: str) -> Iterator[Pro
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**runs.environment(), **environment},
     )  # fmt: skip
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         found = re.match(r"serving at (http://\S+)", line)
         if found is None:

@@ -142,7 +142,6 @@ def test_a_balanced_training_is_corrected_as_that_of_its_folds(tmp_path: Path) -
     assert balance["balance"] == "loss" and balance["counts"] == [9, 9, 2]
     assert any(balance["in_head"])
     predictions, reported = OutOfFold.read(folder), predictions_of_folds(folder)
-    assert predictions is not None
     for fold in sorted(folder.glob("fold-*")):
         model, tested = load(fold), split_from_file(fold / "split.json").of_split("test").paths
         shift = np.array(model.provenance["balance"]["in_head"])
@@ -269,7 +268,6 @@ def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path)
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=10, noise=200, seed=seed), seed)
         folder = train(recipe_for(data, folds=2, epochs=2, seed=seed), tmp_path / f"run-{seed}", say=lambda line: None)
         predictions = OutOfFold.read(folder)
-        assert predictions is not None
         right += int((predictions.logits.argmax(axis=1) == predictions.labels).sum())
         total += len(predictions.labels)
     assert abs(right / total - 1 / 3) < 3 * (2 / 9 / total) ** 0.5

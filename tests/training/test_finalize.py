@@ -449,7 +449,6 @@ def test_auto_weighs_where_the_largest_has_more_than_three_times_the_smallest(co
 
 def test_auto_says_so_in_a_line() -> None:
     line = resolve_balance("auto", [5, 40])[1]
-    assert line is not None
     assert line.startswith("balance loss: classes have 5 to 40 training images")
     assert "--balance none" in line
 

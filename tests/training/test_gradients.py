@@ -81,7 +81,6 @@ def test_a_step_of_two_processes_pickles_nothing_and_reads_no_tensor(tmp_path: P
 def test_figures_of_shares_add_up_to_those_of_all_images(tmp_path: Path) -> None:
     logits, labels = answers()
     expected, outcome = Objective(Recipe(), 4).judge(logits, labels)
-    assert outcome is not None
     relative = (logits - logits.mean(dim=1, keepdim=True)).double()
     by_hand = relative.std(dim=0).max().item(), relative.mean(dim=0).std().item()
     assert outcome.spread == pytest.approx(by_hand)

@@ -176,7 +176,6 @@ def test_validation_weighs_images_not_batches() -> None:
 @torch.no_grad()
 def _nearly_tie(loop: Loop) -> Tensor:
     """Let the model answer 10.02 for class 3 and 10 for all others, which bfloat16 cannot tell; its logits."""
-    assert loop.state.model.head is not None
     logits = torch.full((7,), 10.0).index_fill(0, torch.tensor(3), 10.02)
     loop.state.model.head.weight.zero_()
     loop.state.model.head.bias.copy_(logits)
@@ -711,7 +710,6 @@ def test_weights_that_are_not_finite_are_given_up_whatever_validation_says() -> 
 
 
 def parts(loop: Loop) -> dict[str, Tensor]:
-    assert loop.state.average is not None
     return {**loop.state.model.state_dict(), **loop.state.average.state_dict(prefix="average.")}
 
 

@@ -301,7 +301,6 @@ def test_a_published_recipe_has_the_values_of_the_original(name: str, expected: 
     recipe = build(load_fields(name))
     assert {field: getattr(recipe, field) for field in expected} == expected
     entry = find(recipe.weights)
-    assert entry is not None
     assert entry.architecture == recipe.model
     assert entry.preprocess.mean == entry.preprocess.std == (0.5, 0.5, 0.5)
     assert entry.classes == {"flowers-head": "imagenet21k", "cifar10-vit-tiny": "imagenet1k"}[name]
@@ -559,9 +558,7 @@ def test_fine_tuning_is_table_4(task: str) -> None:
     assert abs(recipe.epochs * each - said) <= each / 2, "no other number of epochs is nearer"
     assert f"{recipe.epochs * each:,} steps" in bundled()[name]
     warm_up = re.search(r"Warm-up is\s+# ([\d,]+) steps", bundled()[name])
-    assert warm_up is not None
     assert round(recipe.warmup * recipe.epochs * each) == int(warm_up[1].replace(",", ""))
     entry = find(recipe.weights)
-    assert entry is not None
     assert entry.classes == "imagenet21k"
     assert config_for(entry.architecture).replace(image_size=384).grid == (24, 24)

@@ -74,7 +74,6 @@ def test_the_saved_classifier_has_the_accuracy_that_the_log_says(finished: Path)
     line = r"accuracy (\S+) \(95 %: \S+\) on (\d+) test images(?: \([^()]*\))? \((\S+) log loss\)"
     said = re.search(line, (finished / "log.txt").read_text())
     outcome = evaluate(load(finished), split_from_file(finished / "split.json"), "test")
-    assert said is not None
     assert said.groups() == (f"{outcome.accuracy:.4f}", str(len(outcome.labels)), f"{outcome.loss:.4f}")
 
 

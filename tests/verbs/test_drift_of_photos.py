@@ -141,7 +141,6 @@ def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> Non
         package.doctor(tmp_path / "empty", against=run)
     classifier = load(run)
     trust = classifier.held_out
-    assert trust is not None
     classifier.trust = Trust(trust.held_out).to_bytes()
     result = package.doctor(now, against=classifier)
     assert [test.name for test in result.tests] == ["classes", "confidence"]

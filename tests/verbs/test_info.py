@@ -38,7 +38,6 @@ def test_function_and_command_agree_on_a_folder(command: Any, folder: Path) -> N
     found = vitkit.info(folder)
     assert command("info", folder).out == "".join(f"{line}\n" for line in found.lines())
     assert json.loads(command("info", folder, "--json").out) == json.loads(json.dumps(found.to_dict()))
-    assert found.origin is not None
     assert found.origin.classes == tuple("abcdefg")
 
 

@@ -59,7 +59,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_a_run_records_its_validation_images_and_measures_on_test_images(run: Path) -> None:
     trust = load(run).held_out
-    assert trust is not None
     assert len(trust.held_out) == 36
     assert trust.held_out.chosen == ("epoch by val_acc", "temperature by log loss")
     figures = json.loads((run / "evaluation.json").read_text())
@@ -94,7 +93,6 @@ def test_saving_and_loading_keep_the_record_to_the_bit(run: Path, tmp_path: Path
 
 def test_the_record_has_the_same_bytes_each_time(run: Path) -> None:
     trust = load(run).held_out
-    assert trust is not None
     assert {trust.to_bytes() for _ in range(20)} == {load(run).trust}
 
 
@@ -135,7 +133,6 @@ def test_sets_agree_between_memory_files_json_and_python(vitkit: Any, made: tupl
     asked = {"coverage": 0.8, "reject": 0.3, "top": 2, **EXACT}
     in_memory = package.predict(model, photographs, **asked)
     rules = load(model).rules(coverage=0.8)
-    assert rules.sets is not None
     for row, prediction in zip(
         in_memory, load(model).predict(str(p) for p in sorted(photographs.iterdir())), strict=True
     ):
@@ -225,7 +222,6 @@ def test_copies_among_validation_images_count_once(run: Path, tmp_path: Path) ->
     seen = Evaluation("val", classifier.classes, tuple("uvwxyz"), np.array([0, 0, 0, 1, 0, 2]), p)
     facts = ValidationFacts(groups={"u": 0, "v": 0, "w": 0}, seen={"z": "train"})
     calibrate_by(tmp_path / "run", classifier, lambda: seen, facts)
-    assert classifier.held_out is not None
     assert classifier.held_out.held_out.label.tolist() == [0, 1, 0]
     shutil.rmtree(tmp_path / "run")
 

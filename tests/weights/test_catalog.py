@@ -106,7 +106,6 @@ def test_whether_timm_s_pixels_are_others_is_said_of_every_name(timm_cfgs: dict[
         assert (entry.timm is None) == (theirs is None), name
         if theirs is None:
             continue
-        assert entry.timm is not None
         assert theirs.crop_mode == "center" and entry.timm.fit == "crop", name
         assert (theirs.crop_pct, theirs.interpolation) == (entry.timm.crop_pct, entry.timm.interpolation), name
         assert (theirs.mean, theirs.std) == (entry.timm.mean, entry.timm.std), name

@@ -64,7 +64,6 @@ def test_what_was_said_is_not_assumed(tmp_path: Path) -> None:
 def test_twelve_heads_on_192_features_are_not_read_as_three_in_silence(tmp_path: Path) -> None:
     path = keep(ti(heads=12), tmp_path / "w.safetensors")  # what TimmViT(embed_dim=192) makes
     found = load(path)
-    assert found.report is not None
     assert "is 12, with the same tensors: if the model has that, set heads=12" in found.report.assumed["heads"]
     assert "heads" not in inspect(path, heads=12).report.assumed
     recipe = Recipe(weights=str(path), model_fields={"heads": 12}, method="full")
@@ -96,7 +95,6 @@ def test_weights_of_zeros_are_warned_of(tmp_path: Path, names: tuple[str, ...]) 
     for name in names:
         state[name] = torch.zeros_like(state[name])
     report = load(keep(state, tmp_path / "w.safetensors"), heads=4).report
-    assert report is not None
     (warning,) = report.warnings
     assert warning.startswith(f"only zeros in {', '.join(names)}: the checkpoint is damaged")
     assert f"warning: {warning}" in report.lines() and report.to_dict()["warnings"] == (warning,)
@@ -118,7 +116,6 @@ def test_zeros_that_are_meant_are_not_warned_of(tmp_path: Path) -> None:
     }
     state["head.weight"] = torch.zeros_like(state["head.weight"])  # as of some files of ImageNet-21k
     report = load(keep(state, tmp_path / "w.safetensors"), heads=4).report
-    assert report is not None
     told = "the head is all zeros: until it is trained, all classes are equally likely"
     assert report.warnings == () and told in report.notes and told in report.caveats()
     assert load(tmp_path / "w.safetensors", 3, heads=4).report.warnings == ()  # type: ignore[union-attr]

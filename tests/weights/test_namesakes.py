@@ -69,7 +69,6 @@ def test_what_loads_is_right_or_says_what_it_assumed(tmp_path: Path, name: str) 
         found = load(tmp_path / "x.pth", **has_heads)
     except VitkitError:
         return
-    assert found.report is not None
     config, true = found.model.config, truth(model)
     wrong = {field for field, value in true.items() if getattr(config, field) != value}
     assert wrong <= set(found.report.assumed), wrong
@@ -150,7 +149,6 @@ def test_it_is_read_in_both_directions_and_the_report_says_so(checkpoint: Path, 
     (checkpoint.parent / "class_indices.json").write_text(json.dumps(written))
     classifier = load(checkpoint)
     assert classifier.classes == NAMES
-    assert classifier.report is not None
     assert "classes" not in classifier.report.assumed
     assert "the class names are those of class_indices.json next to the weights" in classifier.report.notes
 
@@ -173,7 +171,6 @@ def test_one_that_does_not_fit_is_passed_over_and_said_to_be(checkpoint: Path, w
     (checkpoint.parent / "class_indices.json").write_text(text)
     classifier = load(checkpoint)
     assert classifier.classes == ("0", "1", "2")
-    assert classifier.report is not None
     assumed = classifier.report.assumed["classes"]
     assert assumed.startswith("numbers") and said in assumed
     assert f"{checkpoint.parent / 'class_indices.json'} was ignored" in assumed, "commands show what is assumed"

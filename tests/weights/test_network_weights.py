@@ -43,7 +43,6 @@ def test_a_file_of_torchvisions_answers_as_torchvision_does(saved: Path) -> None
     classifier = vitkit.load(saved, network=NAME, image_size=64)
     with torch.inference_mode():
         assert torch.equal(classifier.logits(images()), theirs()(images()))
-    assert classifier.report is not None
     assert classifier.report.is_complete
     assert classifier.preprocess.mean == (0.485, 0.456, 0.406)
     assert (classifier.preprocess.interpolation, classifier.preprocess.crop_pct) == ("bilinear", 224 / 256)
@@ -84,10 +83,8 @@ def test_a_file_of_timms_answers_as_timm_does(tmp_path: Path) -> None:
 
 def test_a_head_of_another_size_is_new_and_told_of(saved: Path) -> None:
     classifier = vitkit.load(saved, 3, 64, network=NAME)
-    assert classifier.report is not None
     assert set(classifier.report.replaced) == {"fc.weight", "fc.bias"}
     assert isinstance(classifier.model, Network)
-    assert classifier.model.head is not None
     assert not classifier.model.head.weight.any()
     bare = vitkit.load(saved, 0, 64, network=NAME)
     assert set(bare.report.dropped if bare.report else ()) == {"fc.weight", "fc.bias"}
@@ -122,7 +119,6 @@ def test_counters_that_old_files_lack_begin_at_zero_and_are_told_of(saved: Path,
     state = {name: own for name, own in torch.load(saved).items() if "num_batches" not in name}
     torch.save(state, tmp_path / "net.pth")
     classifier = vitkit.load(tmp_path / "net.pth", network=NAME, image_size=64)
-    assert classifier.report is not None
     assert any("counters of batches" in note for note in classifier.report.notes)
     with torch.inference_mode():
         assert torch.equal(classifier.logits(images()), theirs()(images()))

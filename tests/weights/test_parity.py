@@ -37,7 +37,6 @@ def answers(classifier: Classifier, batch: Tensor) -> Tensor:
 
 def assert_agrees(classifier: Classifier, other: foreign.Foreign) -> None:
     assert largest_difference(answers(classifier, foreign.images(other)), foreign.logits(other)) <= 1e-5
-    assert classifier.report is not None
     assert len(classifier.report.matched) == classifier.report.parameters
     assert classifier.report.is_complete
 
@@ -69,7 +68,6 @@ DEIT, FLOWERS = DATA / "weights" / "deit_tiny_patch16_224.pth", DATA / "data" / 
 @pytest.mark.skipif(not DEIT.is_file(), reason="VITKIT_TEST_DATA does not name DeiT's weights")
 def test_real_weights_on_real_photographs() -> None:
     classifier = load(DEIT)
-    assert classifier.report is not None
     assert len(classifier.report.matched) == classifier.report.parameters == 152
     assert classifier.report.is_complete
     assert not classifier.report.dropped
@@ -157,7 +155,6 @@ def test_decoders_and_projection_heads_are_dropped_and_reported(tmp_path: Path) 
     torch.save({"model": {**other.model.state_dict(), **extra}}, tmp_path / "weights.pth")
     classifier = load(tmp_path / "weights.pth", heads=4)
     assert_agrees(classifier, other)
-    assert classifier.report is not None
     assert set(classifier.report.dropped) == set(extra)
     assert any("no head" in note for note in classifier.report.notes)
 
@@ -192,7 +189,6 @@ def test_the_authors_files_of_dinov2(name: str, chunked: bool, tmp_path: Path) -
     other = foreign.make(name)
     torch.save(dinov2_names(other.model.state_dict(), chunked), tmp_path / "weights.pth")
     classifier = load(tmp_path / "weights.pth", heads=4)
-    assert classifier.report is not None
     assert classifier.report.format == "DINOv2"
     assert_agrees(classifier, other)
 
@@ -260,7 +256,6 @@ def test_variants_of_the_npz(name: str, npz: tuple[Classifier, dict[str, np.ndar
     source, arrays, path = npz
     np.savez(path, **VARIANTS[name](arrays))
     classifier = load(path)
-    assert classifier.report is not None
     assert classifier.report.is_complete
     assert classifier.model.config.gelu == "tanh"
     assert classifier.preprocess.fit == "squash"
@@ -294,7 +289,6 @@ def test_the_seeds_own_files(has_logits: bool | None, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "jx.pth")
     options = {} if has_logits is None else {"has_logits": has_logits}
     classifier = load(tmp_path / "jx.pth", heads=4, **options)
-    assert classifier.report is not None
     assert any("all zeros" in note for note in classifier.report.notes)
     assert classifier.model.config.representation_size == (None if has_logits is False else 32)
     assert ("pre_logits.fc.weight" in classifier.report.dropped) == (has_logits is False)
@@ -315,7 +309,6 @@ def plain(tmp_path: Path) -> Path:
 
 def test_another_number_of_classes_gives_a_new_head_of_zeros(plain: Path) -> None:
     classifier = load(plain, num_classes=5, heads=4)
-    assert classifier.report is not None
     assert not classifier.model.head.weight.any()
     assert set(classifier.report.replaced) == {"head.weight", "head.bias"}
     assert set(classifier.report.dropped) == {"pre_logits.fc.weight", "pre_logits.fc.bias"}
@@ -405,7 +398,6 @@ def test_positions_are_resized_as_timm_does(tmp_path: Path) -> None:
     batch = torch.randn(2, 3, 24, 20)
     with torch.no_grad():
         assert largest_difference(answers(classifier, batch), other.model(batch)) <= 1e-5
-    assert classifier.report is not None
     (resized,) = classifier.report.resized
     assert (resized.old, resized.new, resized.convention) == ((4, 4), (6, 5), "timm")
     assert classifier.preprocess.size == (24, 20)
@@ -442,7 +434,6 @@ def test_a_grid_that_is_not_square_is_settled_by_the_image_size(tmp_path: Path) 
     batch = images(config=model.config)
     assert torch.equal(answers(classifier, batch), model(batch))
     other = load(tmp_path / "w.safetensors", image_size=(16, 16), grid=(2, 6), heads=4)
-    assert other.report is not None
     assert other.report.resized[0].old == (2, 6)
 
 
@@ -459,7 +450,6 @@ def test_another_patch_size(tmp_path: Path) -> None:
     save_file(build(image_size=(16, 16)).state_dict(), tmp_path / "w.safetensors")
     classifier = load(tmp_path / "w.safetensors", patch_size=8, heads=4)
     assert classifier.model.config.image_size == (32, 32)
-    assert classifier.report is not None
     assert classifier.report.resized[0].convention == "FlexiViT"
 
 
@@ -536,7 +526,6 @@ def test_an_image_that_is_not_square_is_timms(tmp_path: Path) -> None:
     other.model.set_input_size(img_size=(8, 24))  # type: ignore[operator]
     path = foreign.save_state(other, tmp_path / "w.pth")
     classifier = load(path, image_size=(8, 24), heads=4)
-    assert classifier.report is not None
     assert classifier.report.resized == ()
     batch = torch.randn(2, 3, 8, 24)
     with torch.no_grad():
@@ -550,7 +539,6 @@ def test_timms_averaged_weights_are_preferred(tmp_path: Path) -> None:
     torch.save({"state_dict": raw, "state_dict_ema": state, "arch": "vit"}, tmp_path / "w.pth")
     classifier = load(tmp_path / "w.pth", heads=4)
     assert_agrees(classifier, other)
-    assert classifier.report is not None
     assert any("state_dict was ignored" in note for note in classifier.report.notes)
 
 
@@ -564,7 +552,6 @@ def test_a_whole_training_checkpoint_of_dino(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "w.pth")
     classifier = load(tmp_path / "w.pth", heads=4)
     assert_agrees(classifier, other)
-    assert classifier.report is not None
     assert set(classifier.report.dropped) == set(head)
 
 
@@ -718,7 +705,6 @@ def test_dinov2_works_at_the_size_of_its_pixels(tmp_path: Path) -> None:
     pil_processor("bit", size={"shortest_edge": 10}, crop_size={"height": 8, "width": 8}).save_pretrained(folder)
     classifier = load(folder)
     assert classifier.preprocess.size == classifier.model.config.image_size == (8, 8)
-    assert classifier.report is not None
     assert (classifier.report.resized[0].old, classifier.report.resized[0].new) == ((4, 4), (2, 2))
     batch = torch.randn(2, 3, 8, 8)
     with torch.no_grad():

@@ -202,5 +202,4 @@ def test_what_was_said_is_no_assumption_and_the_rest_still_is(trained: Path) -> 
         "preprocess, as requested: mean 0.4/0.4/0.4, std 0.2/0.2/0.2, crop, bicubic" in own for own in whole.notes
     )
     part = load(trained, preprocess="mean=0.4").report
-    assert part is not None
     assert part.assumed["preprocess"].endswith("; except for mean, as requested")
