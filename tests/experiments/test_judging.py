@@ -26,10 +26,6 @@ FIELDS: dict[str, Any] = {**OF_ANY_MODEL, "epochs": 1, "method": "full", "lp_ft"
 CLASSES = ("a", "b", "c")
 
 
-def quiet(*_: object) -> None:
-    """Says nothing."""
-
-
 def scenes(root: Path, numbers: Iterable[int], side: int = 32) -> Path:
     """Pictures in class folders that mean nothing; of one number there is one picture in each class."""
     for place, name in enumerate(CLASSES):
@@ -60,13 +56,13 @@ def seen(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was trained on 12 of the 36 test images."""
     root = tmp_path_factory.mktemp("seen")
     own = {"data": str(scenes(root / "photos", range(20, 24))), "split": (1.0, 0.0, 0.0)}
-    return run.train({**runs.QUICK, **SMALL, "epochs": 1, **own}, root / "run", say=quiet)
+    return run.train({**runs.QUICK, **SMALL, "epochs": 1, **own}, root / "run", say=str)
 
 
 @pytest.fixture(scope="module")
 def found(data: Path, seen: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     out = tmp_path_factory.mktemp("compared") / "out"
-    return compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=2, out=out, say=quiet, **FIELDS)
+    return compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=2, out=out, say=str, **FIELDS)
 
 
 def answers(folder: Path) -> dict[str, bool]:
@@ -111,9 +107,9 @@ def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: Compa
 
 def test_where_too_few_are_left_nothing_is_trained(data: Path, tmp_path: Path) -> None:
     own = {"data": str(scenes(tmp_path / "photos", range(20, 31))), "split": (1.0, 0.0, 0.0)}
-    seen = run.train({**runs.QUICK, **SMALL, "epochs": 1, **own}, tmp_path / "run", say=quiet)
+    seen = run.train({**runs.QUICK, **SMALL, "epochs": 1, **own}, tmp_path / "run", say=str)
     with pytest.raises(VitkitError, match="3 images are left for the test, which is too few") as told:
-        compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=1, out=tmp_path / "out", say=quiet, **FIELDS)
+        compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=1, out=tmp_path / "out", say=str, **FIELDS)
     assert f"{MODEL}@{seen.name} had seen 33; use other weights" in str(told.value)
     assert not (tmp_path / "out" / "runs").exists()
 
@@ -129,7 +125,7 @@ def test_copies_across_given_splits_judge_nobody(data: Path, tmp_path: Path, sid
     shutil.copytree(data, tmp_path / "photos")
     scenes(tmp_path / "photos" / "train", range(20, 23), side)
     names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
-    left = compare(tmp_path / "photos", names, seeds=1, out=tmp_path / "out", say=quiet, **OF_ANY_MODEL, epochs=1)
+    left = compare(tmp_path / "photos", names, seeds=1, out=tmp_path / "out", say=str, **OF_ANY_MODEL, epochs=1)
     assert left.figures["test_images"] == 27
     assert left.figures["left_out"] == {"images": 9, "seen": dict.fromkeys(names, 9)}
     for model in left.models:
@@ -143,7 +139,7 @@ def test_images_that_chose_the_epoch_are_no_test_images(data: Path, tmp_path: Pa
     for name in ("train", "val"):
         shutil.copytree(data / name, tmp_path / "photos" / name)
     names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
-    left = compare(tmp_path / "photos", names, seeds=1, out=tmp_path / "out", say=quiet, **OF_ANY_MODEL, epochs=1)
+    left = compare(tmp_path / "photos", names, seeds=1, out=tmp_path / "out", say=str, **OF_ANY_MODEL, epochs=1)
     chosen = ["epoch by val_acc", "temperature by log loss"]
     assert (left.figures["split"], left.figures["chosen_on"]) == ("val", chosen)
     lines, page = "\n".join(left.lines()), left.report.read_text()
@@ -161,7 +157,7 @@ def test_the_lab_leaves_out_what_was_seen(data: Path, seen: Path, tmp_path: Path
     shutil.copytree(data, tmp_path / "photos")
     scenes(tmp_path / "photos" / "train", range(20, 23), side=64)
     fields = {name: own for name, own in OF_ANY_MODEL.items() if name != "method"}
-    found = vitkit.lab("norm", tmp_path / "photos", seeds=1, model=MODEL, out=tmp_path / "lab", say=quiet, epochs=1,
+    found = vitkit.lab("norm", tmp_path / "photos", seeds=1, model=MODEL, out=tmp_path / "lab", say=str, epochs=1,
                        weights="none", **fields)  # fmt: skip
     assert isinstance(found, vitkit.experiments.lab.LabResult)
     assert (found.figures["test_images"], found.figures["left_out"]["images"]) == (27, 9)
@@ -173,7 +169,7 @@ def test_the_lab_leaves_out_what_was_seen(data: Path, seen: Path, tmp_path: Path
 
 
 def test_few_shots_are_tested_on_images_that_the_weights_had_not_seen(data: Path, seen: Path, tmp_path: Path) -> None:
-    found = vitkit.lab(FEW_SHOT.name, data, model=seen, seeds=1, out=tmp_path / "lab", say=quiet)
+    found = vitkit.lab(FEW_SHOT.name, data, model=seen, seeds=1, out=tmp_path / "lab", say=str)
     assert any(line.startswith("24 test images of 3 classes") for line in found.lines())
     assert any("12 of 36 test images are left out" in line for line in found.lines())
 
@@ -216,7 +212,7 @@ def test_two_swapped_runs_are_noticed(copied: Path, pair: tuple[int, int]) -> No
     before = (copied / "comparison.json").read_bytes()
     swap(first, second)
     with pytest.raises(VitkitError, match=r"recipe.toml has changed since the training: .* delete .* --resume"):
-        compare(out=copied, resume=True, say=quiet)
+        compare(out=copied, resume=True, say=str)
     assert (copied / "comparison.json").read_bytes() == before
 
 
@@ -225,7 +221,7 @@ def test_two_swapped_runs_are_noticed_where_nothing_says_what_they_held(copied: 
     shutil.rmtree(copied / "digests")
     swap(first, second)
     with pytest.raises(VitkitError, match=r"contains a run with seed 1, but the comparison expects 0"):
-        compare(out=copied, resume=True, say=quiet)
+        compare(out=copied, resume=True, say=str)
 
 
 @pytest.mark.parametrize("name", ["evaluation.json", "predictions.csv", "model.safetensors", "model.json"])
@@ -240,7 +236,7 @@ def test_what_was_edited_goes_into_no_table(copied: Path, name: str) -> None:
     else:
         shutil.copy(folders(copied)[0] / name, file)
     with pytest.raises(VitkitError, match=r"has changed since the training|is damaged"):
-        compare(out=copied, resume=True, say=quiet)
+        compare(out=copied, resume=True, say=str)
 
 
 def test_without_digests_the_models_are_asked_again(copied: Path, found: Comparison) -> None:
@@ -248,7 +244,7 @@ def test_without_digests_the_models_are_asked_again(copied: Path, found: Compari
     shutil.rmtree(copied / "digests")
     file = folders(copied)[1] / "evaluation.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"accuracy": 0.99, "loss": 0.01}))
-    again = compare(out=copied, resume=True, say=quiet)
+    again = compare(out=copied, resume=True, say=str)
     assert again.pairs == found.pairs
     for first, second in zip(found.models, again.models, strict=True):
         assert (first["accuracy"], first["interval"], first["loss"]) == (

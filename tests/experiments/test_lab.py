@@ -45,10 +45,6 @@ ABLATIONS = {name: own for name, own in EXPERIMENTS.items() if isinstance(own, A
 MEASUREMENTS = [name for name, own in EXPERIMENTS.items() if isinstance(own, Measurement)]
 
 
-def quiet(*_: object) -> None:
-    pass
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs.photos(tmp_path_factory.mktemp("data") / "photos")
@@ -197,7 +193,7 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
 def test_what_cannot_be_done_is_refused_in_a_line(photos: Path, arguments: dict[str, Any], told: str) -> None:
     data = {} if arguments.get("resume") else {"data": photos}
     with pytest.raises(VitkitError, match=told) as caught:
-        package.lab(**{**data, **arguments}, say=quiet)
+        package.lab(**{**data, **arguments}, say=str)
     assert "\n" not in str(caught.value)
 
 
@@ -302,10 +298,10 @@ def test_the_page_and_the_lines_have_the_table_and_what_differs(done: LabResult)
 
 
 def test_done_again_it_is_the_same_and_never_written_over(done: LabResult) -> None:
-    again = package.lab(resume=True, out=done.folder, say=quiet)
+    again = package.lab(resume=True, out=done.folder, say=str)
     assert again.to_dict() == done.figures
     with pytest.raises(VitkitError, match="contains an experiment: continue it with --resume"):
-        package.lab("norm", **{**QUICK, "data": "digits"}, out=done.folder, say=quiet)
+        package.lab("norm", **{**QUICK, "data": "digits"}, out=done.folder, say=str)
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +318,7 @@ def transferred(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabRe
 
     with pytest.raises(Interrupted):
         package.lab("data-size", photos, upstream=upstream, **small, out=root / "lab", say=stop)
-    found = package.lab(resume=True, out=root / "lab", say=quiet)
+    found = package.lab(resume=True, out=root / "lab", say=str)
     assert isinstance(found, LabResult)
     return found
 
@@ -371,20 +367,20 @@ def test_too_few_images_to_pre_train_on_are_refused_before_anything_is_trained(p
     few = runs.photos(tmp_path / "few", images=10, seed=7)
     small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL}
     with pytest.raises(VitkitError, match=r"few has 21 training images, .* 3 classes: pre-train on at least 23"):
-        package.lab("data-size", photos, upstream=few, **small, out=tmp_path / "lab", say=quiet)
+        package.lab("data-size", photos, upstream=few, **small, out=tmp_path / "lab", say=str)
     assert not list((tmp_path / "lab").rglob("*.*"))
 
 
 def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> None:
     small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1}
     with pytest.raises(VitkitError, match="36 pictures are in both"):
-        package.lab("data-size", photos, upstream=photos, **small, out=tmp_path / "lab", say=quiet)
+        package.lab("data-size", photos, upstream=photos, **small, out=tmp_path / "lab", say=str)
     with pytest.raises(VitkitError, match="cannot be halved by class, since it has 3 classes"):
-        package.lab("data-size", photos, **small, out=tmp_path / "other", say=quiet)
+        package.lab("data-size", photos, **small, out=tmp_path / "other", say=str)
     with pytest.raises(VitkitError, match="has a model twice: leave out one of them"):
-        package.lab("data-size", photos, upstream=photos, **{**small, "model": "a, b,a"}, out=tmp_path / "c", say=quiet)
+        package.lab("data-size", photos, upstream=photos, **{**small, "model": "a, b,a"}, out=tmp_path / "c", say=str)
     with pytest.raises(VitkitError, match="norm does not use --upstream"):
-        package.lab("norm", photos, upstream=photos, say=quiet)
+        package.lab("norm", photos, upstream=photos, say=str)
 
 
 def test_the_papers_pre_trainings_are_counted() -> None:
@@ -419,7 +415,7 @@ def test_a_model_is_fastest_if_its_quartiles_are_above(quartiles: list[tuple[int
 
 def test_models_are_timed_on_two_sizes_of_images(tmp_path: Path) -> None:
     names = "vit_micro_patch8_16,custom:bit_resnet_micro"
-    found = package.lab("cost", model=names, image_size=16, out=tmp_path / "cost", say=quiet)
+    found = package.lab("cost", model=names, image_size=16, out=tmp_path / "cost", say=str)
     assert isinstance(found, LabResult)
     models = json.loads((tmp_path / "cost/lab.json").read_text())["models"]
     assert [(model["name"], model["image_size"]) for model in models] == [
@@ -500,7 +496,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_images_of_which_none_can_be_held_out_are_refused(model: Path, tmp_path: Path, name: str) -> None:
     few = runs.photos(tmp_path / "few", images=1)
     with pytest.raises(VitkitError, match=r"no images are held out .*: hold out some, or add images"):
-        package.lab(name, few, model=model, seeds=1, out=tmp_path / "lab", say=quiet)
+        package.lab(name, few, model=model, seeds=1, out=tmp_path / "lab", say=str)
     assert not list((tmp_path / "lab").rglob("*.*"))
 
 
@@ -582,7 +578,7 @@ def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path)
     with pytest.raises(Interrupted):
         package.lab("resolution", photos, **{**small, "epochs": 1}, out=tmp_path / "here", say=stop)
     (tmp_path / "here").rename(tmp_path / "there")
-    found = package.lab(resume=True, out=tmp_path / "there", say=quiet)
+    found = package.lab(resume=True, out=tmp_path / "there", say=str)
     trained, same, larger = found.figures["variants"]
     for own, size in ((trained, 16), (same, 16), (larger, 32)):
         classifier = package.load(tmp_path / "there" / own["runs"][0]["folder"])
@@ -602,7 +598,7 @@ def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path
     small = {**QUICK, "model": "vit_micro_patch4_16", "seeds": 1, "model_fields": SMALL, "epochs": 1}
     with pytest.raises(Interrupted):
         package.lab("pretraining", photos, **{**small, "max_images": 9}, out=tmp_path / "lab", say=stop)
-    found = package.lab(resume=True, out=tmp_path / "lab", say=quiet)
+    found = package.lab(resume=True, out=tmp_path / "lab", say=str)
     folders = [tmp_path / "lab" / own["runs"][0]["folder"] for own in found.figures["variants"]]
     splits = [json.loads((folder / "split.json").read_text())["splits"] for folder in folders]
     assert all(own["test"] == splits[0]["test"] for own in splits)

@@ -45,10 +45,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def silent(line: str) -> None:
-    pass
-
-
 SOME = ("gap", "distilled", "post-norm", "relative every_layer", "all mixtures post-norm")  # prepare is tested on all
 
 
@@ -121,12 +117,12 @@ def test_a_measurement_is_said_kept_and_not_repeated(measured: list[str], cache:
     assert choose(build(seed=1), may_measure=True, say=said.append) == "folded-fused"
     assert choose(build(), may_measure=False, say=said.append) == "folded-fused"
     assert len(measured) == len(said) == 1
-    assert choose(build(layers=2), may_measure=True, say=silent) == "folded-fused"
+    assert choose(build(layers=2), may_measure=True, say=str) == "folded-fused"
     assert len(measured) == 2 and len(list((cache / "plans").iterdir())) == 2
 
 
 def test_few_images_are_not_measured_for(measured: list[str]) -> None:
-    assert choose(build(), may_measure=False, say=silent) == "plain"
+    assert choose(build(), may_measure=False, say=str) == "plain"
     assert open_runner(build(), "eager", "bfloat16", images=499).plan == "plain"
     assert measured == []
     assert open_runner(build(), "eager", "bfloat16", images=500).plan == "folded-fused"
@@ -139,7 +135,7 @@ def test_few_images_are_not_measured_for(measured: list[str]) -> None:
     ids=str,
 )
 def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, measured: list[str], cache: Path) -> None:
-    choose(build(), may_measure=True, say=silent)
+    choose(build(), may_measure=True, say=str)
     (file,) = (cache / "plans").iterdir()
     kept = json.loads(file.read_text())
     changes = {
@@ -149,22 +145,22 @@ def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, me
         "a list": {"plan": ["plain"]},
     }
     file.write_bytes(content if isinstance(content, bytes) else json.dumps(kept | changes[content]).encode())
-    assert choose(build(), may_measure=False, say=silent) == "plain"
-    assert choose(build(), may_measure=True, say=silent) == "folded-fused"
+    assert choose(build(), may_measure=False, say=str) == "plain"
+    assert choose(build(), may_measure=True, say=str) == "folded-fused"
     assert len(measured) == 2 and json.loads(file.read_text()) == kept
 
 
 @pytest.mark.parametrize("name", ["processor", "capability", "ONEDNN_MAX_CPU_ISA", "cores", "torch", "batch"])
 def test_it_holds_for_one_machine_and_version(name: str, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(build(), may_measure=True, say=silent)
+    choose(build(), may_measure=True, say=str)
     facts = plan._facts
     monkeypatch.setattr(plan, "_facts", lambda *given: facts(*given) | {name: "another"})
-    assert choose(build(), may_measure=False, say=silent) == "plain"
+    assert choose(build(), may_measure=False, say=str) == "plain"
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(measured: list[str], cache: Path) -> None:
     (cache / "plans").write_text("a file")
-    assert choose(build(), may_measure=True, say=silent) == "folded-fused"
+    assert choose(build(), may_measure=True, say=str) == "folded-fused"
 
 
 def test_a_fixed_plan_is_taken_and_is_of_eager(measured: list[str]) -> None:
@@ -189,7 +185,7 @@ def test_a_plan_that_is_named_is_taken_in_float32(way: str, measured: list[str])
 @pytest.mark.parametrize(("asked", "named"), [(None, "auto"), (1, "auto"), (499, "auto"), (500, "plain")])
 def test_float32_is_the_model_itself_for_few_images(asked: int | None, named: str, measured: list[str]) -> None:
     model = build()
-    choose(model, torch.float32, may_measure=True, say=silent)
+    choose(model, torch.float32, may_measure=True, say=str)
     runner = open_runner(model, "eager", "float32", images=asked, plan=named)
     with torch.inference_mode():
         assert torch.equal(runner(images(2)), model(images(2)))

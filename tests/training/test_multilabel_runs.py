@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scratch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(quick(data, epochs=4), tmp_path_factory.mktemp("runs") / "scratch", say=silent)
+    return train(quick(data, epochs=4), tmp_path_factory.mktemp("runs") / "scratch", say=str)
 
 
 def photos(root: Path, images: int, header: str = "labels") -> Path:
@@ -70,10 +70,6 @@ def assert_learned(folder: Path, data: Path) -> None:
     for has, probabilities in zip(outcome.labels.T == 1, outcome.probabilities.T, strict=True):
         test = mannwhitneyu(probabilities[has], probabilities[~has], alternative="greater")
         assert test.pvalue < 1e-3, test
-
-
-def silent(line: str) -> None:
-    pass
 
 
 # --- Losses ----------------------------------------------------------------------------------------
@@ -154,7 +150,7 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
 def test_methods_learn_weights(data: Path, scratch: Path, tmp_path: Path, method: str, fields: dict[str, Any]) -> None:
     recipe = quick(data, method=method, weights=str(scratch), epochs=2, **fields)
     del recipe["model"]
-    run = train(recipe, tmp_path / "run", say=silent)
+    run = train(recipe, tmp_path / "run", say=str)
     classifier = load(run)
     assert classifier.task == "multi" and len(classifier.thresholds or ()) == 3
     assert_learned(run, data)
@@ -165,7 +161,7 @@ def test_a_head_of_single_classes_starts_anew_from_multi_label_weights(scratch: 
     folder = runs.photos(tmp_path / "photos", images=6)
     recipe = {**quick(folder, method="probe", weights=str(scratch), epochs=1)}
     del recipe["model"]
-    classifier = load(train(recipe, tmp_path / "run", say=silent))
+    classifier = load(train(recipe, tmp_path / "run", say=str))
     assert classifier.task == "single" and classifier.thresholds is None
     assert load(scratch, num_classes=5).task == "single"  # a new head has no thresholds yet
 
@@ -182,7 +178,7 @@ def test_interruptions_end_in_the_same_weights_and_thresholds(data: Path, scratc
 
     with pytest.raises(Stop):
         train(quick(data, epochs=4), run, say=stop)
-    resume(run, say=silent)
+    resume(run, say=str)
     runs.assert_same_weights(run, scratch)
     assert load(run).thresholds == load(scratch).thresholds
     assert runs.metrics(run) == runs.metrics(scratch)
@@ -196,7 +192,7 @@ def test_a_single_class_with_none_of_it_is_learned(tmp_path: Path) -> None:
     own = [(path, "red" if "red" in labels else "") for path, labels in rows]
     with file.open("w", newline="") as text:
         csv.writer(text).writerows([("path", "labels"), *own])
-    run = train(quick(file, epochs=3), tmp_path / "run", say=silent)
+    run = train(quick(file, epochs=3), tmp_path / "run", say=str)
     outcome = json.loads((run / "evaluation.json").read_text())
     assert list(outcome["per_class"]) == ["red"]
     assert_learned(run, file)
@@ -211,7 +207,7 @@ def test_without_validation_images_thresholds_are_a_half_and_it_is_said(data: Pa
 
 
 def test_folds_are_trained_and_averaged(data: Path, tmp_path: Path) -> None:
-    run = train(quick(data, epochs=1, folds=2), tmp_path / "run", say=silent)
+    run = train(quick(data, epochs=1, folds=2), tmp_path / "run", say=str)
     folds = json.loads((run / "folds.json").read_text())["folds"]
     assert len(folds) == 2 and all(own["task"] == "multi" for own in folds)
     assert sum(own["images"] for own in folds) == 48
@@ -228,7 +224,7 @@ def test_folds_are_trained_and_averaged(data: Path, tmp_path: Path) -> None:
 def test_what_knows_one_class_only_is_refused_in_a_line(data: Path, tmp_path: Path) -> None:
     for fields, what in (({"teacher": "x"}, "--teacher"), ({"balance": "sampler"}, "--balance sampler")):
         with pytest.raises(VitkitError, match=what):
-            train(quick(data, **fields), tmp_path / "run", say=silent)
+            train(quick(data, **fields), tmp_path / "run", say=str)
         assert not (tmp_path / "run").exists()
 
 

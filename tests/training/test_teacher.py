@@ -245,15 +245,11 @@ def teacher(tmp_path: Path) -> Path:
 STUDENT = "deit_micro_distilled_patch8_16"
 
 
-def silent(line: str) -> None:
-    pass
-
-
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_a_run_with_a_teacher(data: Path, teacher: Path, tmp_path: Path, kind: str) -> None:
     recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), distillation=kind, epochs=1)
-    out = run.train(recipe, tmp_path / "run", say=silent)
-    alone = run.train(runs.quick(data, model=STUDENT, epochs=1), tmp_path / "alone", say=silent)
+    out = run.train(recipe, tmp_path / "run", say=str)
+    alone = run.train(runs.quick(data, model=STUDENT, epochs=1), tmp_path / "alone", say=str)
     classifier = load(out)
     assert classifier.provenance["teacher"]["name"] == teacher.name
     assert len(classifier.provenance["teacher"]["sha256"]) == 64
@@ -266,7 +262,7 @@ def test_a_run_with_a_teacher(data: Path, teacher: Path, tmp_path: Path, kind: s
 
 def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path: Path) -> None:
     recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), epochs=2)
-    whole = run.train(recipe, tmp_path / "whole", say=silent)
+    whole = run.train(recipe, tmp_path / "whole", say=str)
 
     class Stop(Exception):
         pass
@@ -278,7 +274,7 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path:
     with pytest.raises(Stop):
         run.train(recipe, tmp_path / "cut", say=stop)
     again = runs.copy_of(tmp_path / "cut", tmp_path / "again")
-    runs.assert_same_weights(run.resume(tmp_path / "cut", say=silent), whole)
+    runs.assert_same_weights(run.resume(tmp_path / "cut", say=str), whole)
 
     description = json.loads((teacher / "model.json").read_text())
     saved_teacher(teacher, mean=(0.4, 0.4, 0.4))
@@ -286,7 +282,7 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path:
     model = tiny.build(seed=5, image_size=(16, 16), num_classes=3)
     Classifier(model, CLASSES, Preprocess(size=(16, 16))).save(teacher)
     with pytest.raises(VitkitError, match="have changed since the start of the run"):
-        run.resume(again, say=silent)
+        run.resume(again, say=str)
 
 
 def test_a_missing_teacher_is_noticed_before_the_images_are_read(tmp_path: Path, data: Path) -> None:
@@ -304,7 +300,7 @@ def test_a_class_without_readable_images_leaves_the_others_their_names(data: Pat
     (photos / "aqua" / "1.png").write_bytes(b"no picture")
     teacher = saved_teacher(tmp_path / "teacher", classes=("aqua", *CLASSES), always="green")
     recipe = runs.quick(photos, model=STUDENT, teacher=str(teacher), epochs=8, drop_path=0.0, label_smoothing=0.0)
-    classifier = load(run.train(recipe, tmp_path / "run", say=silent))
+    classifier = load(run.train(recipe, tmp_path / "run", say=str))
     assert classifier.classes == CLASSES
     with torch.no_grad():
         imitation = classifier.model.forward_heads(tiny.images(4, config=classifier.model.config))[1]

@@ -32,10 +32,6 @@ from vitkit.verbs import TrainingRun
 from vitkit.weights import load
 
 
-def silent(line: str) -> None:
-    """Takes a line of the story."""
-
-
 def test_function_and_command_leave_the_same_run(vitkit: Any, data: Path, tmp_path: Path) -> None:
     told: list[str] = []
     run = package.train(data, **runs.quick_fields(), out=tmp_path / "function", say=told.append)
@@ -115,7 +111,7 @@ def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tm
 
 
 def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path) -> None:
-    run = package.train(data, **runs.quick_fields(epochs=1), folds=2, out=tmp_path / "run", say=silent)
+    run = package.train(data, **runs.quick_fields(epochs=1), folds=2, out=tmp_path / "run", say=str)
     assert [fold.folder.name for fold in run.folds] == ["fold-1", "fold-2"]
     assert run.accuracy == pytest.approx(sum(fold.accuracy for fold in run.folds) / 2)
     bounds = interval_text(run.evaluation["accuracy"]["interval_95"])
