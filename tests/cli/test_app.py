@@ -208,9 +208,7 @@ def test_every_flag_and_argument_has_a_help_text() -> None:
         ),
     ],
 )
-def test_memory_that_is_short_anywhere_is_told_in_a_line(
-    vitkit: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
-) -> None:
+def test_short_memory_takes_a_line(vitkit: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 

@@ -55,9 +55,7 @@ def test_the_doctor_says_how_many_are_expected_by_chance(vitkit: Any, suspected:
     assert "line 2: chance must be from 0 to 1, not 'often'" in vitkit("doctor", suspected / "label_errors.csv").err
 
 
-def test_the_page_of_doubtful_labels_shows_the_pictures_and_nothing_of_the_disk(
-    vitkit: Any, suspected: Path, tmp_path: Path, data: Path
-) -> None:
+def test_the_page_shows_pictures_and_not_the_disk(vitkit: Any, suspected: Path, tmp_path: Path, data: Path) -> None:
     outcome = vitkit("doctor", suspected / "label_errors.csv", "-o", tmp_path / "page.html")
     assert outcome.code == 0
     page = (tmp_path / "page.html").read_text()
@@ -100,9 +98,7 @@ def test_rows_that_the_run_has_read_decide_nothing(vitkit: Any, suspected: Path,
     assert left() == [first[0]], "added since the run"
 
 
-def test_the_doctor_says_what_following_a_suggestion_means_and_which_rows_match_nothing(
-    vitkit: Any, suspected: Path, tmp_path: Path
-) -> None:
+def test_the_doctor_explains_suggestions_and_unmatched_rows(vitkit: Any, suspected: Path, tmp_path: Path) -> None:
     add_edits(tmp_path / "labels.csv", [Edit(f"azure/img{i}.png", "red") for i in range(30)])  # a renamed folder
     outcome = vitkit("doctor", suspected / "label_errors.csv", "--labels", tmp_path / "labels.csv")
     assert "note: 30 paths of labels.csv match no picture" in outcome.out

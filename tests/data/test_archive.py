@@ -320,9 +320,7 @@ def _edited(packed: Path, name: bytes, offset: int, form: str, value: int) -> No
         (42, "<L", 3, "damaged"),
     ],
 )
-def test_members_that_are_not_what_they_say_are_unreadable(
-    tmp_path: Path, offset: int, form: str, value: int, reason: str
-) -> None:
+def test_members_of_another_kind_are_not_read(tmp_path: Path, offset: int, form: str, value: int, reason: str) -> None:
     members = {f"{name}/{i}.png": PICTURE.getvalue() for name in "ab" for i in range(2)}
     packed = zip_of(tmp_path / "it.zip", members)
     _edited(packed, b"b/1.png", offset, form, value)

@@ -565,9 +565,7 @@ def test_decoding_in_threads_leaves_the_warning_filters_alone(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("strip", [1, 7 * 9, 100, 10**9])
-def test_a_picture_is_the_same_however_many_rows_are_changed_at_a_time(
-    strip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_is_the_same_for_rows_at_a_time(strip: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     paletted = Image.fromarray(rng.integers(0, 9, (31, 7), dtype=np.uint8), "P")
     paletted.putpalette(rng.integers(0, 256, 27).tolist())

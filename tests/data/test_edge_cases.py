@@ -424,9 +424,7 @@ def test_training_eval_predict_and_embed_see_the_same_pixels_to_the_bit(
 # --- Offline, and without a trace ------------------------------------------------------------------
 
 
-def test_every_verb_works_without_a_network_and_leaves_the_photographs_alone(
-    vitkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verbs_need_no_net_and_change_nothing(vitkit: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = runs.photos(tmp_path / "photos", images=5)
     (data / "red" / "broken.jpg").write_text("not a picture")
     save(Image.open(data / "blue" / "img1.png"), data / "blue" / "copy.png")

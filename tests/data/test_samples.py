@@ -234,9 +234,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_an_intact_tiff_that_is_not_read_is_refused_with_the_reason(
-    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unread_tiff_is_refused_with_a_reason(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     values, tags, said = UNSUPPORTED[name]
     write_tiff(tmp_path / "a.tif", values, **{f"t{tag}": value for tag, value in tags.items()})
     with pytest.raises(UnreadableImageError, match=said):

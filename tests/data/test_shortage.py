@@ -104,9 +104,7 @@ def test_too_many_open_files_are_not_the_pictures_fault(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path}: too many files are open: close some, or raise the limit (ulimit -n)"
 
 
-def test_a_picture_that_memory_was_short_for_is_not_left_out_of_a_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_short_of_memory_is_not_left_out_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = read_source(str(runs.photos(tmp_path / "photos", images=4)))
 
     def fail(image: Image.Image, *_: object) -> None:

@@ -127,9 +127,7 @@ def test_the_report_is_one_file_with_the_pictures_in_it(finished: Path) -> None:
 # --- One seed, one result ---------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_weights_with_any_number_of_workers(
-    finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_seed_gives_one_result(finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)  # more workers than cores, if need be
     again, _ = train(runs.quick(data, workers=2), tmp_path / "again")
     runs.assert_same_weights(finished, again)

@@ -191,9 +191,7 @@ def joined(client: TestClient, place: Workspace) -> dict[str, str]:
     return {path: [*shown["names"], ""][i] for path, i in zip(shown["paths"], shown["labels"], strict=True)}
 
 
-def test_a_folder_that_is_being_joined_is_not_offered(
-    client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_half_joined_folder_is_shown(client: TestClient, place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is one that a studio left behind which was killed meanwhile."""
     shown: list[tuple[str, int | None]] = []
 

@@ -123,9 +123,7 @@ def test_a_preprocessing_may_be_said_in_many_ways(said: Any, fields: dict[str, A
     ],
     ids=lambda own: own if isinstance(own, str) else "",
 )
-def test_a_file_may_say_it_or_the_folder_that_it_is_in(
-    tmp_path: Path, name: str, written: dict[str, Any], fields: dict[str, Any]
-) -> None:
+def test_a_file_or_folder_says_it(tmp_path: Path, name: str, written: dict[str, Any], fields: dict[str, Any]) -> None:
     (tmp_path / name).write_text(json.dumps(written))
     places: list[str | Path] = [tmp_path / name, str(tmp_path / name)]
     for place in places + ([] if name == "own.json" else [tmp_path]):
