@@ -111,7 +111,7 @@ def test_a_sentence_keeps_names_that_it_begins_with(text: str, expected: str) ->
     assert sentence(text) == expected
 
 
-# --- One rule for what a value from a file, a flag or a caller may be, of every dataclass that is c ---
+# --- One rule for what a value from a file, a flag or a caller may be -------------------------------
 
 
 @pytest.mark.parametrize(

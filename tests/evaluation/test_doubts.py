@@ -171,7 +171,7 @@ def test_the_file_can_be_read_back_whatever_the_names(tmp_path: Path) -> None:
     assert [LabelError(*row[:3], *map(float, row[3:])) for row in rows[1:]] == doubts
 
 
-# --- What is chosen to be labelled: every kind of picture early, what is hard to tell later, and no ---
+# --- What is chosen to be labelled ------------------------------------------------------------------
 
 
 def blobs(each: int, kinds: int, size: int = 12, noise: float = 0.1, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -185,7 +185,7 @@ def test_problems_of_the_data_are_caveats_except_settled_ones(tmp_path: Path) ->
     assert [str(finding) for finding in read_findings(tmp_path / "findings.json")] == list(map(str, findings))
 
 
-# --- What was chosen on the images of a figure is said beside it, and thresholds can be cross-fitte ---
+# --- What was chosen on the images of a figure is said beside it ------------------------------------
 
 
 @pytest.mark.parametrize(

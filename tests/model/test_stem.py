@@ -153,7 +153,7 @@ def test_the_papers_resnet_is_timms_network_with_a_linear_head() -> None:
         torch.testing.assert_close(ours(x), expected, rtol=1e-3, atol=1e-5)
 
 
-# --- The stem's numbers, against the reference's formulas written once more in numpy, and against t ---
+# --- The stem's numbers, against the reference's formulas written once more -------------------------
 
 
 KINDS: tuple[StemKind, ...] = ("reference", "timm")

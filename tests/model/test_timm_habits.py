@@ -176,7 +176,7 @@ def test_no_folder_is_taken_for_published_weights(name: str, monkeypatch: pytest
         assert create_model(name).config.image_size == (224, 224)
 
 
-# --- Hooks of scripts see all tokens of the last block, as in timm, and model.blocks(tokens) applie ---
+# --- Hooks of scripts see all tokens of the last block, as in timm ----------------------------------
 
 
 SMALL: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}

@@ -474,7 +474,7 @@ def test_a_method_of_before_is_refused_with_its_new_name(before: str, now: str) 
     assert build({"method": now}).method == now
 
 
-# --- The paper's hyper-parameters as recipes: every one builds, and has the numbers of Tables 3 and ---
+# --- The paper's hyper-parameters as recipes --------------------------------------------------------
 
 
 IMAGES = {"jft": 303_000_000, "imagenet21k": 14_197_122, "imagenet": 1_281_167}

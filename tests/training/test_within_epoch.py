@@ -251,7 +251,7 @@ def test_one_process_agrees_with_itself_after_each_step() -> None:
     assert agreed.should_stop and agreed.should_save
 
 
-# --- Trainings that are killed for real continue with the same samples and weights (benchmarks/kill ---
+# --- Trainings that are killed for real (benchmarks/kills.py) ---------------------------------------
 
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kills.py"

@@ -47,7 +47,7 @@ def test_a_checkup_is_shown_in_a_line(healthy: Path) -> None:
     assert "Nothing wrong was found" in found._repr_html_()
 
 
-# --- vitkit doctor: its exit code is its answer, its JSON is only JSON, its page is one file that s ---
+# --- vitkit doctor ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

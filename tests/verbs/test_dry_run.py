@@ -1,7 +1,5 @@
 """`vitkit train --dry-run`: against a real run, and what it leaves behind."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

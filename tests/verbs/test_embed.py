@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "photos"]
 
 
-# --- vitkit embed: features of images and their nearest neighbours, from the pixels that prediction ---
+# --- vitkit embed -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_an_anatomy_has_the_numbers_of_its_figures(folder: Path, tmp_path: Path)
     assert repr(found) == f"<Anatomy: filters, positions: {tmp_path / 'out' / 'index.html'}>"
 
 
-# --- vitkit explain: a folder of photographs that an index leads to, and lines for what cannot be ---
+# --- vitkit explain ---------------------------------------------------------------------------------
 
 
 def saved(path: Path, classes: tuple[str, ...] = tuple("abcdefg"), **fields: Any) -> Path:

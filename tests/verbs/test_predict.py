@@ -215,7 +215,7 @@ def test_no_thread_is_left_if_rows_cannot_be_written(model: Path, data: Path) ->
     assert caught.value is not None and set(threading.enumerate()) <= before
 
 
-# --- --backend and --precision: said at the end, near to the API's answers, and no obstacle to goin ---
+# --- --backend and --precision ----------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -318,7 +318,7 @@ def test_a_byte_that_is_not_utf8_ends_the_command_in_a_line(place: Path, vitkit:
     assert told.code == 2 and "which is not UTF-8" in told.err and "Traceback" not in told.err
 
 
-# --- The commands of docs/guide/words.md run, with tiny models of random weights in the guide of th ---
+# --- The commands of docs/guide/words.md run --------------------------------------------------------
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "words.md"

@@ -233,7 +233,7 @@ def test_a_folder_that_was_deleted_is_named_in_a_line(tmp_path: Path, monkeypatc
     assert answer.status_code == 410 and "in which the studio was started is gone" in answer.json()["error"]
 
 
-# --- The studio shows the photographs in an archive or in shards, and writes what is said of them b ---
+# --- Photographs in an archive or in shards ---------------------------------------------------------
 
 
 @pytest.fixture(params=["photos.zip", "photos.shards"])

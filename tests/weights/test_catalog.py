@@ -301,7 +301,7 @@ def test_a_mistyped_run_is_no_such_folder_and_hf_names_the_hub(tmp_path: Path, m
     assert asked == ["google/my-vit", "somebody/vit", "runs/digits-9"]
 
 
-# --- Of timm's pre-trained tags: the configuration that their tensors are read as is that of timm's ---
+# --- timm's pre-trained tags ------------------------------------------------------------------------
 
 
 MODULES = (

@@ -282,7 +282,7 @@ def test_open_clips_trunks_are_timms(tmp_path: Path) -> None:
     assert "gelu" in inspect(tmp_path / "open_clip_model.safetensors", heads=4).report.assumed
 
 
-# --- CLIP's and SigLIP's image encoders in timm's layout: timm's answers, from a bare file and from ---
+# --- CLIP's and SigLIP's image encoders in timm's layout --------------------------------------------
 
 
 TOWERS = {  # timm's name, and what of it a bare file does not tell
