@@ -390,6 +390,8 @@ vitkit.explain(place / "run", str(place / "data.npz" / "a" / "3.png"), method="r
 VERB = Addition(
     new={
         "verbs/count.py": '''
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -222,6 +222,8 @@ def test_short_memory_takes_a_line(vitkit: Any, monkeypatch: pytest.MonkeyPatch,
 
 COUNT = '''"""`vitkit.count`: how many files there are."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
