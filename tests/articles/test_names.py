@@ -333,7 +333,6 @@ def test_the_flags_of_scripts_are_answered_with_the_right_flag(flags: tuple[str,
         ("explain runs x.jpg --smoothing 0.1", "No such option: --smoothing"),
         ("bench runs --output-dir x", "use --out"),
         ("export runs --img-size 224", "use --image-size"),
-        ("bench vit_tiny_patch16_224 --img-size 384", "use --image-size"),
         ("compare flowers --data-path flowers", "name the data first"),
     ],
 )
