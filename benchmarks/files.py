@@ -80,7 +80,6 @@ def rows_of(before: Path, after: Path, batches: list[int], rounds: int) -> list[
                 "seconds": f"{statistics.median(ours.seconds):.4f}",
                 "opening_before": f"{opening[str(before)].quartiles.median:.2f}",
                 "opening_after": f"{opening[str(after)].quartiles.median:.2f}",
-                "difference": f"{(runners['before'](images) - runners['after'](images)).abs().max():.1e}",
                 "load": f"{os.getloadavg()[0]:.1f}",
                 "openvino": version("openvino"),
                 "onnxruntime": version("onnxruntime"),

@@ -51,13 +51,16 @@ from training import Way, images_of, measure_memory, step_of
 from vitkit.data.decode import decode
 from vitkit.inference import model_on_gpu, prepare
 from vitkit.model import config_for
-from vitkit.profiling import ACCELERATORS, Ceiling, Contender, Timing, compare, interleave, random_model, stopwatch_for
+from vitkit.profiling import Ceiling, Contender, Timing, compare, interleave, random_model, stopwatch_for
 from vitkit.system.progress import ignore
 from vitkit.training import parse_duration, read_metrics
 
 Row = dict[str, Any]
 Write = Callable[..., None]
 """Write a row: a key within the stage, and the values."""
+
+PEAKS = {"h200": 989e12, "h100": 989e12, "a100": 312e12}
+"""FLOP/s of dense products in bfloat16, from https://www.nvidia.com/en-us/data-center."""
 
 TARGETS = {"mfu": 0.45, "waiting": 0.02, "times_best_peer": 1.05}
 """Of training steps in bfloat16 (at least), of the product's loop (at most), and of predictions (at least)."""
@@ -119,8 +122,7 @@ class Bench:
         if self.device.type != "cuda":
             return None
         name = torch.cuda.get_device_name(self.device).lower()
-        known = sorted((key for key in ACCELERATORS if key in name), key=len)
-        return ACCELERATORS[known[-1]].bfloat16 if known else None
+        return next((peak for kind, peak in PEAKS.items() if kind in name), None)
 
     def synchronize(self) -> None:
         """Wait until the device has finished."""
