@@ -101,29 +101,26 @@ def resize_offsets(table: Tensor, old: Pair, new: Pair) -> Tensor:
 
 
 def _between(old: int, new: int) -> Tensor:
-    """Return the matrix that interpolates biases along one axis: (2 new - 1, 2 old - 1)."""
-    known, wanted = _spread(old, new), torch.arange(1 - new, new, dtype=torch.float64)
+    """Return the matrix that interpolates biases along one axis: (2 new - 1, 2 old - 1).
+
+    The old offsets stand at 0, ±1, ±(1 + q), ±(1 + q + q^2), ... in the new range. The ratio q, from 1.01 to 1.5, is
+    chosen so that the outermost ones are as close as possible to ±(new - 1).
+    """
+    wanted = torch.arange(1 - new, new, dtype=torch.float64)
     if old == 1:
         return torch.ones(len(wanted), 1)
+    low, high = 1.01, 1.5  # BEiT's bounds of q
+    while high - low > 1e-6:
+        q = (low + high) / 2
+        low, high = (low, q) if (q ** (old - 1) - 1) / (q - 1) > new - 1 else (q, high)
+    steps = (q ** torch.arange(old - 1, dtype=torch.float64)).cumsum(0)
+    known = torch.cat([-steps.flip(0), torch.zeros(1, dtype=torch.float64), steps])
     above = torch.searchsorted(known, wanted).clamp(1, len(known) - 1)
     share = (wanted - known[above - 1]) / (known[above] - known[above - 1])
     share = share.clamp(0, 1)  # offsets beyond the largest known one get its value
     matrix = torch.zeros(len(wanted), len(known), dtype=torch.float64)
     matrix.scatter_(1, above[:, None] - 1, (1 - share)[:, None]).scatter_(1, above[:, None], share[:, None])
     return matrix.float()
-
-
-def _spread(old: int, new: int) -> Tensor:
-    """Return the positions of the old offsets in the new range, (2 old - 1,): 0, ±1, ±(1 + q), ±(1 + q + q^2), ...
-
-    The ratio q, from 1.01 to 1.5, is chosen so that the outermost positions are as close as possible to ±(new - 1).
-    """
-    low, high = 1.01, 1.5  # BEiT's bounds of q
-    while high - low > 1e-6:
-        q = (low + high) / 2
-        low, high = (low, q) if (q ** (old - 1) - 1) / (q - 1) > new - 1 else (q, high)
-    steps = (q ** torch.arange(old - 1, dtype=torch.float64)).cumsum(0)
-    return torch.cat([-steps.flip(0), torch.zeros(1, dtype=torch.float64), steps])
 
 
 def resize_patch(kernel: Tensor, size: Pair) -> Tensor:
@@ -187,12 +184,13 @@ def adapt(read: Mapping[str, Read], source: ViTConfig, target: ViTConfig, shapes
         adapted.read[name] = _then(read[name], lambda kernel: resize_patch(kernel, target.patch_size))
         adapted.resized.append(Resized(name, source.patch_size, target.patch_size, "FlexiViT"))
     if (source.num_classes, source.feature_size) != (target.num_classes, target.feature_size):
-        _replace_head(adapted, target, shapes)
+        for name in (name for name in shapes if name.startswith("head")):  # as before the paper's fine-tuning, sec. 3.2
+            adapted.read[name] = lambda name=name: torch.zeros(shapes[name])  # type: ignore[misc]
+            adapted.replaced[name] = f"{target.num_classes} classes, zero until it is trained"
     for name in [name for name in adapted.read if name not in shapes]:
         del adapted.read[name]
-        is_head = name.startswith("head")
         adapted.dropped[name] = (
-            "no head was requested" if is_head else "the representation layer belongs to the old head"
+            "no head was requested" if name.startswith("head") else "the representation layer belongs to the old head"
         )
     return adapted
 
@@ -227,14 +225,6 @@ def _resize_positions(adapted: Adapted, source: ViTConfig, target: ViTConfig) ->
 
     adapted.read["pos_embed"] = _then(adapted.read["pos_embed"], resize_patches)
     adapted.resized.append(Resized("pos_embed", source.grid, target.grid, convention))
-
-
-def _replace_head(adapted: Adapted, target: ViTConfig, shapes: Mapping[str, torch.Size]) -> None:
-    """Replace the head by a new one of zeros, as the paper does before fine-tuning (sec. 3.2)."""
-    for name in shapes:
-        if name.startswith("head"):
-            adapted.read[name] = lambda name=name: torch.zeros(shapes[name])  # type: ignore[misc]
-            adapted.replaced[name] = f"{target.num_classes} classes, zero until it is trained"
 
 
 def _then(read: Read, change: Callable[[Tensor], Tensor]) -> Read:

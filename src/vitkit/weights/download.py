@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
+import io
 import os
 import re
 import ssl
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from email.message import Message
 from pathlib import Path
@@ -112,9 +112,17 @@ def fetch_url(url: str, sha256: str | None = None) -> Path:
     refuse_offline(url, f"put the file at {final}, or name a file that you have")
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _taking_turns(final):
+        lock = FileLock(final.with_name(f".{final.name}.lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            progress(f"waiting for another download of {final.name}", 0, 0)
+            lock.acquire()
+        try:
             if not final.is_file():  # otherwise another process has downloaded it
                 _download(url, final, sha256)
+        finally:
+            lock.release()
     except OSError as error:
         raise VitkitError(
             f"cannot write {final}: {error.strerror or error}; set VITKIT_CACHE to use another folder"
@@ -150,20 +158,6 @@ def refuse_offline(what: str, instead: str) -> None:
     switch = offline()
     if switch:
         raise VitkitError(f"{what} is not in the cache, and {switch} forbids downloading: {instead}")
-
-
-@contextmanager
-def _taking_turns(final: Path) -> Iterator[None]:
-    lock = FileLock(final.with_name(f".{final.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        progress(f"waiting for another download of {final.name}", 0, 0)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class _BrokenOffError(Exception):
@@ -214,7 +208,7 @@ def _receive(url: str, part: PartialFile, what: str) -> None:
         total = version.length or 0
         progress(what, offset, total)
         with part.path.open("ab") as file:
-            for block in _blocks(response):
+            while block := _read_block(response):
                 file.write(block)
                 offset += len(block)
                 progress(what, offset, total)
@@ -268,15 +262,11 @@ def _check_range(headers: Message, version: Version, offset: int, part: PartialF
         raise _BrokenOffError("the file on the server changed during the download")
 
 
-def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    while True:
-        try:
-            block = response.read(_BLOCK)
-        except (OSError, http.client.HTTPException) as error:
-            raise _BrokenOffError(_said(error)) from error
-        if not block:
-            return
-        yield block
+def _read_block(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read(_BLOCK)
+    except (OSError, http.client.HTTPException) as error:
+        raise _BrokenOffError(_said(error)) from error
 
 
 def _check(url: str, part: PartialFile, sha256: str | None) -> None:
@@ -378,7 +368,7 @@ def _reporting(what: str) -> type[Any]:
 
     class Reporting(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **fields: Any) -> None:
-            super().__init__(*args, **{**fields, "file": _Nowhere(), "disable": False})
+            super().__init__(*args, **{**fields, "file": io.StringIO(), "disable": False})
 
         def update(self, n: float | None = 1) -> bool | None:
             shown = super().update(n)
@@ -387,13 +377,3 @@ def _reporting(what: str) -> type[Any]:
             return shown
 
     return Reporting
-
-
-class _Nowhere:
-    """A text stream that discards what is written."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass

@@ -49,16 +49,11 @@ class Known:
     is_described: bool = False
 
 
-@dataclass(frozen=True)
-class Inferred:
-    """The inferred configuration, and a description of each assumed field."""
-
-    config: ViTConfig
-    assumed: dict[str, str]
-
-
-def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
+def infer(shapes: Mapping[str, Shape], known: Known) -> tuple[ViTConfig, dict[str, str]]:
     """Infer the configuration from the shapes of the tensors, which are given by vitkit's names.
+
+    Returns:
+        The configuration, and a description of each assumed field.
 
     Raises:
         VitkitError: a tensor that is needed to infer the configuration is missing, or the grid is ambiguous.
@@ -73,20 +68,26 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
     hidden_size = _vote(shape[0] for name, shape in shapes.items() if shape and _ENCODER_NORM.match(name))
     if not layers or not hidden_size:
         raise VitkitError("there are no Transformer blocks")
+    # CLIP normalises embeddings, and its patch embedding has no bias. In any other model, the bias is expected.
+    is_normalised = any(name.startswith("norm_pre.") for name in shapes)
     fields: dict[str, Any] = {
         "layers": layers,
         "hidden_size": hidden_size,
         "patch_size": kernel[2:],
         "in_channels": kernel[1],
         "qkv_bias": any(name.endswith("attn.qkv.bias") for name in shapes),
-        **_embedding(shapes),
+        "embed_norm": is_normalised,
+        "patch_bias": "patch_embed.proj.bias" in shapes or not is_normalised,
         "patch_norm": any(name.startswith("patch_embed.norm.") for name in shapes),
         "layer_scale": 1e-5 if any(".ls1." in name or ".ls2." in name for name in shapes) else None,
         "attention_norm": any(".attn.norm." in name for name in shapes),
         "mlp_norm": any(name.startswith("blocks.") and ".mlp.norm." in name for name in shapes),
         **_mlp(shapes),
         **_stem(shapes),
-        **_tokens(shapes),
+        "class_token": "cls_token" in shapes,
+        "distill_token": "dist_token" in shapes or "head_dist.weight" in shapes,
+        "distill_head": any(name.startswith("head_dist.") for name in shapes),
+        "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
     }
     fields |= _head(shapes, fields, known)
     is_deit3 = fields["layer_scale"] and fields["qkv_bias"] and fields["pool"] == "gap" and not fields["fc_norm"]
@@ -97,7 +98,11 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
     if fields["pool_mlp_size"] == fields["mlp_size"]:
         fields["pool_mlp_size"] = None
     settings = {name: value for name, value in known.fields.items() if value is not None}
-    _check_settings(fields, settings, known)
+    for name, tensor in _SETTING_BY.items():
+        if name in settings and settings[name] != fields[name]:
+            raise VitkitError(
+                f"{known.theirs(tensor)}: {name} must be {fields[name]}, as in the weights, not {settings[name]}"
+            )
     fields |= settings
     fields["heads"] = _heads(fields, assumed, is_described=known.is_described)
     grid = _grid(shapes, fields, known, assumed)
@@ -106,18 +111,15 @@ def infer(shapes: Mapping[str, Shape], known: Known) -> Inferred:
     stride = stride_of(fields["stem"])
     fields["image_size"] = tuple(side * patch * stride for side, patch in zip(grid, fields["patch_size"], strict=True))
     config = ViTConfig.from_dict(fields)
-    if known.written_size is not None and _remainder(known.written_size, config):
-        (height, width), (h, w) = known.written_size, config.image_size
-        assumed["image_size"] = (
-            f"{h}x{w}, photographs are resized to that: of {height}x{width} pixels, as written, no patch has the last"
-        )
-    return Inferred(config, assumed)
-
-
-def _remainder(written: Pair, config: ViTConfig) -> bool:
-    """Return whether images of the size `written` have the configuration's patch grid and some pixels left over."""
-    sides = zip(written, config.image_size, config.patch_size, strict=True)
-    return written != config.image_size and all(0 <= side - length < patch for side, length, patch in sides)
+    if (written := known.written_size) is not None and written != config.image_size:
+        sides = zip(written, config.image_size, config.patch_size, strict=True)
+        if all(0 <= side - length < patch for side, length, patch in sides):  # the same grid, and pixels left over
+            (height, width), (h, w) = written, config.image_size
+            assumed["image_size"] = (
+                f"{h}x{w}, photographs are resized to that: of {height}x{width} pixels, as written, no patch has the "
+                "last"
+            )
+    return config, assumed
 
 
 def _vote(sizes: Iterable[int]) -> int:
@@ -132,15 +134,6 @@ def _last(shapes: Mapping[str, Shape], pattern: str, axis: int) -> list[int]:
         for name, shape in shapes.items()
         if re.search(pattern, name) and len(shape) > abs(axis) - (axis < 0)
     ]
-
-
-def _embedding(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Infer `embed_norm` and `patch_bias`.
-
-    CLIP normalises embeddings, and its patch embedding has no bias. In any other model, the bias is expected.
-    """
-    is_normalised = any(name.startswith("norm_pre.") for name in shapes)
-    return {"embed_norm": is_normalised, "patch_bias": "patch_embed.proj.bias" in shapes or not is_normalised}
 
 
 def _mlp(shapes: Mapping[str, Shape]) -> dict[str, Any]:
@@ -174,18 +167,8 @@ def _stem(shapes: Mapping[str, Shape]) -> dict[str, Any]:
     return {"stem": tuple(units.get(stage, 1) for stage in range(max(units, default=-1) + 1)), "in_channels": root[1]}
 
 
-def _tokens(shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    return {
-        "class_token": "cls_token" in shapes,
-        "distill_token": "dist_token" in shapes or "head_dist.weight" in shapes,
-        "distill_head": any(name.startswith("head_dist.") for name in shapes),
-        "registers": shapes["reg_token"][1] if len(shapes.get("reg_token", ())) == 3 else 0,
-    }
-
-
 def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) -> dict[str, Any]:
     has_fc_norm = any(name.startswith("fc_norm.") for name in shapes)
-    pre_logits = _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), known) or None
     has_token = known.fields.get("class_token", fields["class_token"])
     pool = "token" if has_token and not has_fc_norm else "gap"
     pool = "map" if any(name.startswith("attn_pool.") for name in shapes) else pool
@@ -193,7 +176,7 @@ def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) 
         "pool": pool,
         "pool_mlp_size": _vote(_last(shapes, r"^attn_pool\.mlp\.fc1\.(weight|bias)$", 0)) or None,
         "fc_norm": has_fc_norm,
-        "representation_size": pre_logits,
+        "representation_size": _agreed(shapes, ("pre_logits.fc.weight", "pre_logits.fc.bias"), known) or None,
         "num_classes": _agreed(shapes, ("head.weight", "head.bias", "head_dist.weight", "head_dist.bias"), known),
     }
 
@@ -231,20 +214,8 @@ _SETTING_BY = {
 }
 
 
-def _check_settings(fields: Mapping[str, Any], settings: Mapping[str, Any], known: Known) -> None:
-    """Raise VitkitError if a setting contradicts the value that was inferred from the tensors."""
-    for name, tensor in _SETTING_BY.items():
-        if name in settings and settings[name] != fields[name]:
-            raise VitkitError(
-                f"{known.theirs(tensor)}: {name} must be {fields[name]}, as in the weights, not {settings[name]}"
-            )
-
-
 def _check_kernel(kernel: Shape, known: Known) -> None:
-    """Check the shape of the patch embedding.
-
-    Patches are square in every published model; other shapes must be stated.
-    """
+    """Check the shape of the patch embedding. A patch that is not square must be stated: no published model has one."""
     name = known.theirs("patch_embed.proj.weight")
     if len(kernel) != 4 or 0 in kernel:
         raise VitkitError(f"{name} must be a convolution kernel with four dimensions, not of shape {kernel}")
@@ -267,27 +238,19 @@ _TOKENLESS = {(40, 1536): 16}  # SigLIP 2's g-opt, which has no class token
 _DEFAULT_LAYERS, _DEFAULT_HEADS = 12, 12  # of the classes of timm and transformers
 
 
-def _may_have_default_heads(fields: Mapping[str, Any], heads: int) -> bool:
-    """Return whether the model may have 12 heads, the default of timm and transformers, instead of `heads`.
-
-    The tensors do not show the number of heads. `heads` is the number in published models of the same size.
-    """
-    others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
-    has_others = any(fields[name] for name in others) or fields["stem"] is not None
-    is_plain = not has_others and fields.get("rotary", "none") == "none"
-    fits = fields["layers"] == _DEFAULT_LAYERS and fields["hidden_size"] % _DEFAULT_HEADS == 0
-    return is_plain and fits and heads != _DEFAULT_HEADS
-
-
 def _heads(fields: Mapping[str, Any], assumed: dict[str, str], *, is_described: bool) -> Any:
     if "heads" in fields:
         return fields["heads"]  # `ViTConfig` checks the value
     layers, hidden_size = fields["layers"], fields["hidden_size"]
+    others = ("layer_scale", "registers", "embed_norm", "attention_norm", "mlp_norm")
+    is_plain = not any(fields[name] for name in others) and fields["stem"] is None
+    is_plain = is_plain and fields.get("rotary", "none") == "none"
+    may_have_default = is_plain and layers == _DEFAULT_LAYERS and hidden_size % _DEFAULT_HEADS == 0
     known = {(size.layers, size.hidden_size): size.heads for size in VARIANTS.values()} | _LARGER
     known |= {} if fields["class_token"] else _TOKENLESS
     if (layers, hidden_size) in known:
         heads = known[layers, hidden_size]
-        if not is_described and _may_have_default_heads(fields, heads):
+        if not is_described and may_have_default and heads != _DEFAULT_HEADS:
             assumed["heads"] = (
                 f"{heads}, as in published models of {hidden_size} features; the default in timm and transformers is "
                 f"{_DEFAULT_HEADS}, with the same tensors: if the model has that, set heads={_DEFAULT_HEADS}"
@@ -303,8 +266,7 @@ def _possible_losses(
 ) -> dict[str, str]:
     """Return assumptions, by field, about tensors that may be absent because the file is damaged.
 
-    A file without these tensors either has a rarer architecture, or is a damaged file of a common architecture. The
-    rarer architecture is assumed.
+    A file without them is either of a rarer architecture, which is assumed, or a damaged one of a common architecture.
     """
     assumed: dict[str, str] = {}
     usual = {size.hidden_size: size.layers for size in VARIANTS.values()}

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +32,10 @@ from vitkit.text.arguments import is_number
 from vitkit.text.cells import listed
 from vitkit.weights import download
 from vitkit.weights.catalog import Entry, class_names, unique
-from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint, readers
+from vitkit.weights.checkpoint import Checkpoint, read_checkpoint, readers
 from vitkit.weights.formats import CHECKPOINT_FORMATS, pixels_of, readable
 from vitkit.weights.formats.timm import TUTORIALS, pixels_of_pretrained
-from vitkit.weights.infer import Inferred, Known, infer, namesakes
+from vitkit.weights.infer import Known, infer, namesakes
 from vitkit.weights.layout import Layout, Task, account_for
 
 
@@ -113,11 +113,15 @@ def read_model_folder(
             raise VitkitError(
                 f"{model_folder.DESCRIPTION} states {config.layers} layers, but there are only {len(stored)} tensors"
             )
-        shapes = _shapes(config, folder)
+        try:
+            shapes = shapes_of(config)
+        except VitkitError as error:  # the network cannot be built here: the folder is not damaged
+            raise VitkitError(f"{folder}: {error}") from error
         wrong = [name for name in {*shapes, *stored} if name not in stored or stored[name].shape != shapes.get(name)]
         if wrong:
             raise VitkitError(f"{sorted(wrong)[0]} is not what {model_folder.DESCRIPTION} describes")
-        check_names(_listed(description, "classes"))
+        classes = _listed(description, "classes")
+        check_names(classes)
         preprocess = Preprocess.from_dict(description["preprocess"])
         if preprocess.size != config.image_size:
             raise VitkitError(
@@ -129,14 +133,17 @@ def read_model_folder(
             )
         pixels = preprocess.to_dict()
         del pixels["size"]
+        temperature = description["temperature"]
+        if not is_number(temperature) or temperature <= 0:
+            raise VitkitError(f"temperature must be above 0 and finite, not {temperature!r:.80}")
         return SourceWeights(
             format="vitkit",
             config=config,
             read=readers(stored),
             pixels={name: tuple(value) if isinstance(value, list) else value for name, value in pixels.items()},
-            classes=_listed(description, "classes"),
-            notes=_check_order(folder, _listed(description, "classes")),
-            temperature=_positive(description, "temperature"),
+            classes=classes,
+            notes=_check_order(folder, classes),
+            temperature=float(temperature),
             thresholds=_listed(description, "thresholds") if "thresholds" in description else None,
             provenance=_provenance(description),
             pictures=model_folder.read_record(folder, description),
@@ -151,17 +158,6 @@ def read_model_folder(
         raise error if str(folder) in str(error) else VitkitError(f"{folder} is damaged: {error}") from error
 
 
-def _shapes(config: Config, folder: Path) -> Mapping[str, Any]:
-    """Return the shapes of the model's tensors.
-
-    If the network cannot be built, the error names the folder, and the folder is not reported as damaged.
-    """
-    try:
-        return shapes_of(config)
-    except VitkitError as error:
-        raise VitkitError(f"{folder}: {error}") from error
-
-
 def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
     if not isinstance(description[name], list):
         raise VitkitError(f"{name} must be a list, not {description[name]!r:.80}")
@@ -169,13 +165,9 @@ def _listed(description: Mapping[str, Any], name: str) -> tuple[Any, ...]:
 
 
 def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Compare the order of the classes with class_indices.json, which training writes next to its model.
+    """Compare the classes with class_indices.json, which training writes next to its model.
 
-    Returns:
-        A note if the file has other names, for example because classes were renamed; otherwise an empty tuple.
-
-    Raises:
-        VitkitError: the file has the same names in another order.
+    A file with other names, as after classes were renamed, gives a note; the same names in another order are an error.
     """
     beside, _ = model_folder.names_beside(folder, len(classes))
     if beside is None or beside == classes:
@@ -186,13 +178,6 @@ def _check_order(folder: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
             "have wrong names: restore the file that was edited"
         )
     return (f"{CLASS_INDICES} next to the model has other class names: {listed(beside)}",)
-
-
-def _positive(description: Mapping[str, Any], name: str) -> float:
-    value = description[name]
-    if not is_number(value) or value <= 0:
-        raise VitkitError(f"{name} must be above 0 and finite, not {value!r:.80}")
-    return float(value)
 
 
 def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -210,23 +195,20 @@ def _provenance(description: Mapping[str, Any]) -> Mapping[str, Any]:
     for templates in (of_head, stored.get("templates", [])):
         if not isinstance(templates, list) or not all(isinstance(template, str) for template in templates):
             raise VitkitError(f"provenance's templates must be a list of texts, not {templates!r:.80}")
-    _check_balance(stored.get("balance"), description["classes"])
-    return stored
-
-
-def _check_balance(balance: Mapping[str, Any] | None, classes: Sequence[str]) -> None:
-    """Check that the corrections for balanced training have a number for each class."""
+    balance = stored.get("balance")  # the corrections for balanced training
     if balance is None:
-        return
+        return stored
+    count = len(description["classes"])
     lists = {name: balance.get(name) for name in ("counts", "shift", "in_head")}
     for name, values in lists.items():
-        fits = isinstance(values, list) and len(values) == len(classes) and all(map(is_number, values))
+        fits = isinstance(values, list) and len(values) == count and all(map(is_number, values))
         if not fits or (name == "counts" and not all(type(value) is int and value >= 0 for value in values or [])):
             raise VitkitError(
                 f"{name!r} in the model's provenance.balance must have a number for each class, not {values!r:.80}"
             )
     if balance.get("prior") not in ("data", "uniform") or not is_number(balance.get("strength")):
         raise VitkitError(f"the model's provenance.balance is damaged: {dict(balance)!r:.80}")
+    return stored
 
 
 # --- Checkpoints of other publishers ---------------------------------------------------------------------------
@@ -249,29 +231,45 @@ def read_foreign(
         )
     try:
         layout, removed = _recognise(checkpoint), ""
-        if layout is None and (removed := _common_prefix(checkpoint.tensors)):
-            bare = {name.removeprefix(removed): tensor for name, tensor in checkpoint.tensors.items()}
-            layout = _recognise(shorter := dataclasses.replace(checkpoint, tensors=bare))
-            checkpoint = checkpoint if layout is None else shorter
+        if layout is None:
+            words = Counter(word for name in checkpoint.tensors if (word := name.partition(".")[0]) != name)
+            word, count = max(words.items(), key=lambda item: item[1], default=("", 0))
+            if 2 * count > len(checkpoint.tensors):  # most names share their first word, as of a model within another
+                removed = f"{word}."
+                bare = {name.removeprefix(removed): tensor for name, tensor in checkpoint.tensors.items()}
+                layout = _recognise(shorter := dataclasses.replace(checkpoint, tensors=bare))
+                checkpoint = checkpoint if layout is None else shorter
     except VitkitError as error:
         raise _by_family(checkpoint, error) from error
     if layout is None:
-        raise VitkitError(f"{checkpoint.path} contains no Vision Transformer that vitkit knows; {_glance(checkpoint)}")
+        family = family_of(checkpoint)
+        named = f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's models do"
+        what = f"this is {family}" if family else named
+        raise VitkitError(f"{checkpoint.path} contains no Vision Transformer that vitkit knows; {what}")
+    is_described = entry is not None or layout.is_preprocess_known
+    shapes = layout.shapes(checkpoint.tensors)
+    known = Known(
+        fields={**layout.fields, **overrides},
+        theirs=lambda name: " + ".join(layout.theirs(name)),
+        image_size=image_size if patch_size is None else None,
+        written_size=layout.image_size,
+        grid=grid,
+        is_hybrid=any(name.startswith("patch_embed.backbone.") for name in shapes),
+        is_published=entry is not None,
+        is_described=is_described,
+    )
     try:
-        is_described = entry is not None or layout.is_preprocess_known
-        size = image_size if patch_size is None else None
-        inferred = _infer(checkpoint, layout, overrides, size, grid, (entry is not None, is_described))
+        config, inferred = infer(shapes, known)
     except VitkitError as error:
-        raise _by_family(checkpoint, error) from error
-    config = inferred.config
+        misfit = VitkitError(f"{checkpoint.path} ({layout.format}): {error}")
+        raise _by_family(checkpoint, misfit) from error
     account = account_for(checkpoint.tensors, layout, config, shapes_of(config))
     if not account.is_clean and not allow_partial:
         text = f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}"
         if not (account.missing or account.misshapen):
             text += "; if the model works without them: allow_partial=True, or vitkit convert --allow-partial"
-        misfit = VitkitError(text)
-        raise _by_family(checkpoint, misfit)
-    assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred.assumed
+        raise _by_family(checkpoint, VitkitError(text))
+    assumed = {name: taken for name, taken in layout.assumed.items() if name not in overrides} | inferred
     if layout.format == "timm" and not is_described:
         assumed |= namesakes(config, checkpoint.tensors, overrides)
     pixels, pixel_size = layout.preprocess, layout.pixel_size
@@ -281,20 +279,34 @@ def read_foreign(
     notes: tuple[str, ...] = (f"taken from {'.'.join(checkpoint.wrappers)}",) if checkpoint.wrappers else ()
     notes += tuple(f"{name} was ignored: {reason}" for name, reason in checkpoint.passed_over.items()) + layout.notes
     notes += (f"the prefix {removed} of the names was removed",) if removed else ()
-    named = _name_classes(checkpoint, layout, config, is_published=entry is not None)
-    assumed |= named.assumed
-    notes += named.notes
+    classes, beside, source = layout.classes or (), None, None
+    if not config.num_classes:
+        classes = ()
+        notes += ("there is no head: the model returns features",)
+    elif classes and len(classes) != config.num_classes:
+        raise VitkitError(
+            f"{checkpoint.path} has {len(classes)} class names for a head of {config.num_classes} classes"
+        )
+    elif layout.classes is None:
+        if entry is None:
+            beside, source = model_folder.names_beside(checkpoint.path, config.num_classes)
+        if beside is not None:
+            classes, notes = beside, (*notes, str(source))
+        else:
+            classes, as_of = class_names(config.num_classes)
+            assumed["classes"] = "; ".join(filter(None, (as_of, source)))
     if entry is None and not layout.is_preprocess_known:
-        pixels, as_of = _customary(layout, is_tutorials=named.is_beside)
+        pixels, as_of = _customary(layout, is_tutorials=beside is not None)
         assumed["preprocess"] = f"{describe(pixels)}, {as_of}"
     fits = [name for name in account.expected if name not in account.unfit]
     parts = {name: (layout.pieces[name].theirs, layout.pieces[name].join) for name in fits}
+    fresh = VisionTransformer(config).state_dict() if account.unfit else {}  # of tensors that the checkpoint lacks
     return SourceWeights(
         format=layout.format,
         config=config,
-        read=readers(checkpoint.tensors, parts) | _fresh(config, account.unfit),
+        read=readers(checkpoint.tensors, parts) | {name: lambda name=name: fresh[name] for name in account.unfit},
         pixels=pixels,
-        classes=unique(named.classes),
+        classes=unique(classes),
         pixel_size=pixel_size,
         task=layout.task,
         renamed={name: ", ".join(layout.theirs(name)) for name in fits if layout.theirs(name) != (name,)},
@@ -302,7 +314,7 @@ def read_foreign(
         unfit=tuple(account.unfit),
         left_over=tuple(account.left_over),
         assumed=assumed,
-        notes=notes if config.num_classes else (*notes, "there is no head: the model returns features"),
+        notes=notes,
         provenance={"weights": entry.name if entry else without_place(checkpoint.path), "format": layout.format},
         pictures=checkpoint.pictures,
     )
@@ -312,48 +324,11 @@ def _recognise(checkpoint: Checkpoint) -> Layout | None:
     return next((layout for form in readable() if (layout := form.recognise(checkpoint)) is not None), None)
 
 
-def _common_prefix(names: Collection[str]) -> str:
-    """Return the first word, with its dot, that most names share, as of a model within another; empty if none."""
-    words = Counter(word for name in names if (word := name.partition(".")[0]) != name)
-    return next((f"{word}." for word, count in words.most_common(1) if 2 * count > len(names)), "")
-
-
-@dataclasses.dataclass(frozen=True)
-class _ClassNames:
-    """Class names, with assumptions and notes about them.
-
-    `is_beside` is whether the names come from a class_indices.json next to the weights.
-    """
-
-    classes: tuple[str, ...] = ()
-    assumed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    is_beside: bool = False
-
-
-def _name_classes(checkpoint: Checkpoint, layout: Layout, config: ViTConfig, *, is_published: bool) -> _ClassNames:
-    """Return the class names in the checkpoint, else those in a file next to it, else default names (`class_names`)."""
-    if layout.classes and config.num_classes and len(layout.classes) != config.num_classes:
-        raise VitkitError(
-            f"{checkpoint.path} has {len(layout.classes)} class names for a head of {config.num_classes} classes"
-        )
-    if not config.num_classes:
-        return _ClassNames()
-    if layout.classes is not None:
-        return _ClassNames(layout.classes)
-    beside, source = (None, None) if is_published else model_folder.names_beside(checkpoint.path, config.num_classes)
-    notes = () if source is None else (source,)
-    if beside is not None:
-        return _ClassNames(beside, notes=notes, is_beside=True)
-    classes, assumed = class_names(config.num_classes)
-    return _ClassNames(classes, {"classes": "; ".join((assumed, *notes))})
-
-
 def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
     """Return the usual preprocessing of weights without a description, and the reason for the choice.
 
-    Some tutorials' scripts fine-tune ImageNet-21k weights, write class_indices.json, and preprocess images differently
-    from timm. Weights next to such a file (`is_tutorials`) were probably trained by such a script.
+    Some tutorials' scripts fine-tune ImageNet-21k weights, preprocess images differently from timm, and write
+    class_indices.json. Weights next to such a file (`is_tutorials`) were probably trained by such a script.
     """
     if is_tutorials and layout.format == "timm" and layout.preprocess["mean"] == HALF:
         return (
@@ -365,56 +340,17 @@ def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any]
     return layout.preprocess, f"as is usual for {publisher}"
 
 
-def _infer(
-    checkpoint: Checkpoint,
-    layout: Layout,
-    overrides: Mapping[str, Any],
-    image_size: Pair | None,
-    grid: Pair | None,
-    known: tuple[bool, bool],
-) -> Inferred:
-    shapes = layout.shapes(checkpoint.tensors)
-    known_settings = Known(
-        fields={**layout.fields, **overrides},
-        theirs=lambda name: " + ".join(layout.theirs(name)),
-        image_size=image_size,
-        written_size=layout.image_size,
-        grid=grid,
-        is_hybrid=any(name.startswith("patch_embed.backbone.") for name in shapes),
-        is_published=known[0],
-        is_described=known[1],
-    )
-    try:
-        return infer(shapes, known_settings)
-    except VitkitError as error:
-        raise VitkitError(f"{checkpoint.path} ({layout.format}): {error}") from error
-
-
-def _glance(checkpoint: Checkpoint) -> str:
-    family = family_of(checkpoint)
-    named = f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's models do"
-    return f"this is {family}" if family else named
-
-
 def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
     """Return an error that names the checkpoint's unsupported family, or `error` if the family is unknown."""
     family = family_of(checkpoint)
     return error if family is None else VitkitError(f"{checkpoint.path}: this is {family}; it is not supported yet")
 
 
-def _fresh(config: ViTConfig, names: Sequence[str]) -> dict[str, Callable[[], Tensor]]:
-    """Return functions that return initial values of the tensors `names`, which a partial checkpoint lacks."""
-    if not names:
-        return {}
-    state = VisionTransformer(config).state_dict()
-    return {name: lambda name=name: state[name] for name in names}  # type: ignore[misc]
-
-
 # --- Networks of other libraries -------------------------------------------------------------------------------
 
 _ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # the auxiliary classifiers of GoogLeNet and Inception
 _COUNTERS = "num_batches_tracked"  # missing in files of torch before 0.4.1
-_OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)")
+_OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
 
 
 def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeights:
@@ -429,25 +365,49 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
     """
     path = Path(source) if source is not None else _fetch(config)
     checkpoint = read_checkpoint(path)
-    tensors = {_modern(name): tensor for name, tensor in checkpoint.tensors.items()}
-    config = _with_classes_of(config, tensors, path)
+    # Old files of DenseNet have an additional dot in some names.
+    tensors = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in checkpoint.tensors.items()}
+    head = f"{network.anatomy_of(config).head}.weight"
+    if head not in tensors:
+        raise VitkitError(f"{path} is not a {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}")
+    config = config.replace(num_classes=tensors[head].shape[0])
     expected = shapes_of(config)
-    counters = {name for name in expected if name.endswith(_COUNTERS) and name not in tensors}
-    aside = {name: "of a classifier at the side, which training alone looks at" for name in tensors if _is_aside(name)}
-    _account(config, path, {name: t for name, t in tensors.items() if name not in aside}, counters)
+    counters = [name for name in expected if name.endswith(_COUNTERS) and name not in tensors]
+    reason = "of a classifier at the side, which training alone looks at"
+    aside = {name: reason for name in tensors if name.startswith(_ASIDE)}
+    misfits = {
+        "missing": [name for name in expected if name not in tensors and name not in counters],
+        "left over": [name for name in tensors if name not in expected and name not in aside],
+        "of another shape": [
+            f"{name} (expected {tuple(shape)}, not {tensors[name].shape})"
+            for name, shape in expected.items()
+            if name in tensors and tuple(tensors[name].shape) != tuple(shape)
+        ],
+    }
+    if any(misfits.values()):
+        described = "; ".join(f"{what}: {listed(names, 6)}" for what, names in misfits.items() if names)
+        raise VitkitError(f"{path} does not fit {config.full_name}: {described}")
     pixels, published = published_pixels(config)
     assumed = {} if source is None else {"preprocess": f"{published}, as of what {config.library} publishes"}
-    classes, how = _classes(config, checkpoint, is_published=source is None)
+    names = (checkpoint.config or {}).get("label_names")
+    if source is None and config.library == "torchvision":
+        classes = tuple(_torchvision_weights(config).meta["categories"])
+    elif source is None and isinstance(names, list) and len(names) == config.num_classes:
+        classes = tuple(map(str, names))
+    else:
+        classes, assumed["classes"] = class_names(config.num_classes)
     notes = () if not counters else (f"{len(counters)} counters of batches are not in the file and begin at 0",)
+    zeros = dict.fromkeys(expected, lambda: torch.zeros((), dtype=torch.int64))  # for `counters`
+    stored = {name: tensors[name] for name in expected if name in tensors}
     return SourceWeights(
         format=config.library,
         config=config,
-        read=dict.fromkeys(expected, _zero) | readers({name: tensors[name] for name in expected if name in tensors}),
+        read=zeros | readers(stored),
         pixels=pixels,
-        classes=classes,
+        classes=unique(classes),
         task="single",
         dropped=aside,
-        assumed=assumed | how,
+        assumed=assumed,
         notes=notes,
         provenance={"weights": config.full_name if source is None else without_place(path), "format": config.library},
         pictures=checkpoint.pictures,
@@ -459,31 +419,23 @@ def published_pixels(config: NetworkConfig) -> tuple[dict[str, Any], str]:
 
     If the library publishes no weights, the fields are ImageNet's mean and standard deviation.
     """
-    pixels = _pixels_of_torchvision(config) if config.library == "torchvision" else _pixels_of_timm(config)
-    if pixels is None:
-        return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, "ImageNet's mean and standard deviation"
-    return pixels, describe(pixels)
-
-
-def _pixels_of_torchvision(config: NetworkConfig) -> dict[str, Any] | None:
-    weights = _torchvision_weights(config)
-    if weights is None:
-        return None
-    transforms = weights.transforms()
-    return {
-        "fit": "crop",
-        "crop_pct": transforms.crop_size[0] / transforms.resize_size[0],
-        "interpolation": transforms.interpolation.value,
-        "mean": tuple(transforms.mean),
-        "std": tuple(transforms.std),
-    }
-
-
-def _pixels_of_timm(config: NetworkConfig) -> dict[str, Any] | None:
-    published = network.published_by_timm(config)
-    if published is None:
-        return None
-    return pixels_of_pretrained(published.to_dict())
+    pixels: dict[str, Any]
+    if config.library == "torchvision":
+        weights = _torchvision_weights(config)
+        if weights is not None:
+            transforms = weights.transforms()
+            pixels = {
+                "fit": "crop",
+                "crop_pct": transforms.crop_size[0] / transforms.resize_size[0],
+                "interpolation": transforms.interpolation.value,
+                "mean": tuple(transforms.mean),
+                "std": tuple(transforms.std),
+            }
+            return pixels, describe(pixels)
+    elif (published := network.published_by_timm(config)) is not None:
+        pixels = pixels_of_pretrained(published.to_dict())
+        return pixels, describe(pixels)
+    return {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}, "ImageNet's mean and standard deviation"
 
 
 def published_size(config: NetworkConfig) -> Pair | None:
@@ -517,63 +469,6 @@ def _fetch(config: NetworkConfig) -> Path:
     if published is None or not published.hf_hub_id:
         raise VitkitError(f"timm publishes no weights of {config.name}: train it with --weights none, or name a file")
     return download.fetch_hub(published.hf_hub_id)
-
-
-def _with_classes_of(config: NetworkConfig, tensors: Mapping[str, StoredTensor], path: Path) -> NetworkConfig:
-    """Return the configuration with the number of classes that the head in the file has."""
-    head = f"{network.anatomy_of(config).head}.weight"
-    if head not in tensors:
-        raise VitkitError(f"{path} is not a {config.full_name}: it has no {head}; it has {listed(list(tensors), 4)}")
-    return config.replace(num_classes=tensors[head].shape[0])
-
-
-def _account(config: NetworkConfig, path: Path, tensors: Mapping[str, StoredTensor], counters: set[str]) -> None:
-    """Check that a file contains exactly the tensors of the network.
-
-    The tensors named in `counters` may be missing. They count the batches in batch norms.
-
-    Raises:
-        VitkitError: a tensor is missing, left over or of another shape.
-    """
-    expected = shapes_of(config)
-    parts = {
-        "missing": [name for name in expected if name not in tensors and name not in counters],
-        "left over": [name for name in tensors if name not in expected],
-        "of another shape": [
-            f"{name} (expected {tuple(shape)}, not {tensors[name].shape})"
-            for name, shape in expected.items()
-            if name in tensors and tuple(tensors[name].shape) != tuple(shape)
-        ],
-    }
-    listed_parts = "; ".join(f"{what}: {listed(names, 6)}" for what, names in parts.items() if names)
-    if listed_parts:
-        raise VitkitError(f"{path} does not fit {config.full_name}: {listed_parts}")
-
-
-def _classes(
-    config: NetworkConfig, checkpoint: Checkpoint, *, is_published: bool
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    if is_published and config.library == "torchvision":
-        return unique(tuple(_torchvision_weights(config).meta["categories"])), {}
-    names = (checkpoint.config or {}).get("label_names")
-    if is_published and isinstance(names, list) and len(names) == config.num_classes:
-        return unique(tuple(map(str, names))), {}
-    classes, how = class_names(config.num_classes)
-    return unique(classes), {"classes": how}
-
-
-def _modern(name: str) -> str:
-    """Return torchvision's current name of a tensor. Old files of DenseNet have an additional dot in some names."""
-    old = _OLD_DENSENET.fullmatch(name)
-    return name if old is None else f"{old[1]}{old[2]}"
-
-
-def _is_aside(name: str) -> bool:
-    return name.startswith(_ASIDE)
-
-
-def _zero() -> Tensor:
-    return torch.zeros((), dtype=torch.int64)
 
 
 # --- Families of models, for error messages --------------------------------------------------------------------
@@ -685,21 +580,12 @@ _TYPES = {
 
 def family_of(checkpoint: Checkpoint) -> str | None:
     """Return the name of a checkpoint's family, by config.json or otherwise by tensor names; None if unknown."""
-    written = _written(checkpoint.config or {})
-    if written is not None:
-        return written
-    names = list(checkpoint.tensors)
-    for family in _FAMILIES:
-        if all(_any(pattern, names) for pattern in family.has) and not any(_any(p, names) for p in family.lacks):
-            return family.name
-    return None
+    kind = (checkpoint.config or {}).get("model_type")
+    if isinstance(kind, str) and kind in _TYPES:
+        return _TYPES[kind]
 
+    def has(pattern: str) -> bool:
+        return any(map(re.compile(pattern).match, checkpoint.tensors))
 
-def _any(pattern: str, names: list[str]) -> bool:
-    matches = re.compile(pattern).match
-    return any(matches(name) for name in names)
-
-
-def _written(config: Mapping[str, Any]) -> str | None:
-    kind = config.get("model_type")
-    return _TYPES.get(kind) if isinstance(kind, str) else None
+    fitting = (family.name for family in _FAMILIES if all(map(has, family.has)) and not any(map(has, family.lacks)))
+    return next(fitting, None)

@@ -61,13 +61,32 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     """
     if isinstance(named, Preprocess):
         named = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}
-    elif isinstance(named, Path) or (isinstance(named, str) and _is_file(named)):
+    elif isinstance(named, Path) or (
+        isinstance(named, str) and not ("=" in named or named.strip() in pixel_owners()) and os.path.exists(named)  # noqa: PTH110  # False also for text that is no path
+    ):
         named = _in_file(Path(named))
     elif isinstance(named, str):
         named = _in_words(named, len(base.mean))
     elif not isinstance(named, Mapping):
         raise VitkitError(f"preprocess must be text, a mapping, a file or a Preprocess, not {type_of(named)}")
-    fields = _fields(named, base)
+    hints = hints_of(Preprocess)
+    fields = {_known(name): value for name, value in named.items()}
+    sides = {name: _sides(name, fields.pop(name)) for name in _SIDES if name in fields}
+    for name in ("mean", "std"):
+        if name in fields:
+            fields[name] = _of_channels(name, fields[name], len(base.mean))
+    fields = {name: as_typed(name, hints[name], value) for name, value in fields.items()}
+    for name in ("crop", "size"):
+        if name in sides and sides[name] != base.size:
+            wanted, reads = (_by(pair) for pair in (sides[name], base.size))
+            raise VitkitError(
+                f"preprocess: {name} is {wanted}, but the model has {reads} pixels: leave it out, or load the model "
+                "with that image_size"
+            )
+    if "resize" in sides:
+        fields |= _fit_of(sides["resize"], fields, base.size, is_both=not is_number(named["resize"]))
+    elif "crop" in sides:
+        raise VitkitError("preprocess: crop needs resize, too: the length of the short side before the crop")
     dataclasses.replace(base, **fields)  # checks the values
     return fields
 
@@ -78,11 +97,6 @@ def leaves_open(settings: Mapping[str, Any]) -> bool:
     if str(settings.get("fit", "")).endswith("crop"):
         needed.add("crop_pct")
     return not needed <= settings.keys()
-
-
-def _is_file(text: str) -> bool:
-    is_settings = "=" in text or text.strip() in pixel_owners()
-    return not is_settings and os.path.exists(text)  # noqa: PTH110  # False also for text that is no path
 
 
 def _in_words(text: str, channels: int) -> dict[str, Any]:
@@ -171,29 +185,6 @@ def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
         of_models = {"architectures", "model_type", "architecture", "config", "processor_class"}
         return None if of_models & written.keys() else written
     return None if theirs is None else {**_USUAL, **theirs}
-
-
-def _fields(named: Mapping[str, Any], base: Preprocess) -> dict[str, Any]:
-    """Convert settings to fields of `Preprocess` with the right types."""
-    hints = hints_of(Preprocess)
-    fields = {_known(name): value for name, value in named.items()}
-    sides = {name: _sides(name, fields.pop(name)) for name in _SIDES if name in fields}
-    for name in ("mean", "std"):
-        if name in fields:
-            fields[name] = _of_channels(name, fields[name], len(base.mean))
-    fields = {name: as_typed(name, hints[name], value) for name, value in fields.items()}
-    for name in ("crop", "size"):
-        if name in sides and sides[name] != base.size:
-            wanted, reads = (_by(pair) for pair in (sides[name], base.size))
-            raise VitkitError(
-                f"preprocess: {name} is {wanted}, but the model has {reads} pixels: leave it out, or load the model "
-                "with that image_size"
-            )
-    if "resize" in sides:
-        return fields | _fit_of(sides["resize"], fields, base.size, is_both=not is_number(named["resize"]))
-    if "crop" in sides:
-        raise VitkitError("preprocess: crop needs resize, too: the length of the short side before the crop")
-    return fields
 
 
 def _fit_of(resized: Pair, described: Mapping[str, Any], size: Pair, *, is_both: bool) -> dict[str, Any]:
