@@ -8,7 +8,7 @@ token has a position embedding, and registers have none.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats import timm_eva as eva
 from vitkit.weights.formats.huggingface_others import BASE, PIXELS, SIDE, SIZE_ASSUMED
@@ -80,13 +79,9 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
 
 
 def _base_of(checkpoint: Checkpoint) -> float:
-    """Compute the base of the n rotary periods, which are base ** (i / n) for i = 0, ..., n - 1.
+    """Compute the base of the n rotary periods, base ** (i / n) for i = 0, ..., n - 1, stored in bfloat16.
 
-    The file stores the periods rounded to bfloat16. With fewer than two periods, the result is the usual base, because
-    the first period is 1 for any base.
-
-    Raises:
-        VitkitError: the periods are not powers of one base.
+    With fewer than two periods, the result is the usual base, because the first period is 1 for any base.
     """
     periods = checkpoint.tensors["rope_embed.periods"].read().double().flatten()
     n = len(periods)
@@ -105,9 +100,11 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
     pieces["reg_token"] = pieces.pop("storage_tokens")
     for ahead in (f"blocks.{layer}." for layer in blocks):
         by_name = {f"{ahead}{part}": same(f"{ahead}{part}") for part in parts}
-        if "attn.qkv.bias_mask" in parts:
-            del by_name[f"{ahead}attn.qkv.bias_mask"]
-            by_name[f"{ahead}attn.qkv.bias"] = _masked(f"{ahead}attn.qkv.bias", f"{ahead}attn.qkv.bias_mask")
+        if "attn.qkv.bias_mask" in parts:  # 0 for the part of k
+            bias, mask = f"{ahead}attn.qkv.bias", by_name.pop(f"{ahead}attn.qkv.bias_mask").theirs[0]
+            by_name[bias] = Piece(
+                (bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), lambda ours, _: (ours, _mask(ours))
+            )
         if "mlp.w1.weight" in parts:
             for kind in ("weight", "bias"):
                 gate, value, out = (f"{ahead}mlp.w{i}.{kind}" for i in (1, 2, 3))
@@ -115,11 +112,6 @@ def _dinov3_pieces(names: Mapping[str, StoredTensor], dropped: Mapping[str, str]
                 by_name |= {f"{ahead}mlp.fc1.{kind}": joined(gate, value), f"{ahead}mlp.fc2.{kind}": same(out)}
         pieces |= by_name
     return pieces
-
-
-def _masked(bias: str, mask: str) -> Piece:
-    """Return the `Piece` for the bias of q, k and v. It is set to zero where DINOv3's mask is 0 (the part of k)."""
-    return Piece((bias, mask), lambda bias, mask: torch.where(mask == 0, 0, bias), lambda ours, _: (ours, _mask(ours)))
 
 
 def _mask(bias: Tensor) -> Tensor:
@@ -185,11 +177,6 @@ _OF_PE = (  # theirs, and timm's
 _POOLED = "visual.attn_pool.attn.in_proj_"  # q, k and v in one
 
 
-def _unsplit(_ours: Tensor, _config: ViTConfig) -> tuple[None]:
-    """Return None: one tensor stores q, k and v, and neither q alone nor k and v alone are enough to compute it."""
-    return (None,)
-
-
 def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
     """Return the Perception Encoder's layout, derived from timm's. The text encoder is dropped."""
     names = checkpoint.tensors
@@ -215,8 +202,9 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
     pieces |= {"pos_embed": with_axes("visual.positional_embedding", 1)}
     for kind in ("weight", "bias"):
         whole = (f"{_POOLED}{kind}",)
-        pieces[f"attn_pool.q.{kind}"] = Piece(whole, lambda both: both[: len(both) // 3], _unsplit)
-        pieces[f"attn_pool.kv.{kind}"] = Piece(whole, lambda both: both[len(both) // 3 :], _unsplit)
+        # One tensor stores q, k and v, and neither q alone nor k and v alone are enough to compute it.
+        pieces[f"attn_pool.q.{kind}"] = Piece(whole, lambda both: both[: len(both) // 3], lambda *_: (None,))
+        pieces[f"attn_pool.kv.{kind}"] = Piece(whole, lambda both: both[len(both) // 3 :], lambda *_: (None,))
     for timms, their in back:  # errors about missing tensors then have the authors' names
         if their.startswith("visual.") and their.endswith(".") and not timms.endswith("blocks."):
             for kind in ("weight", "bias"):
@@ -227,10 +215,7 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _in_every_block(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
-    """If only some blocks have a piece, add the piece to the other blocks.
-
-    If the checkpoint lacks the tensors of an added piece, the error then states the authors' names of these tensors.
-    """
+    """Add a piece that only some blocks have to the others, so that errors about them state the authors' names."""
     matches = {match: piece for name, piece in pieces.items() if (match := _BLOCK.fullmatch(name))}
     layers, completed = {match[1] for match in matches}, dict(pieces)
     for match, piece in matches.items():
@@ -253,9 +238,8 @@ DINO_PIXELS = {
     "mean": IMAGENET_MEAN,
     "std": IMAGENET_STD,
 }
-_BLOCK_DINO = re.compile(
-    r"^(blocks\.(?:\d+\.)?(\d+)\.)(.+)"
-)  # blocks may be in chunks, as in training: chunk, then layer
+# Blocks may be in chunks, as in training: chunk, then layer.
+_BLOCK_DINO = re.compile(r"^(blocks\.(?:\d+\.)?(\d+)\.)(.+)")
 _RENAMED_DINO = {".mlp.w12.": ".mlp.fc1.", ".mlp.w3.": ".mlp.fc2."}
 
 
@@ -265,7 +249,12 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
     has_blocks = any(re.match(r"blocks\.(\d+\.)?\d+\.ls1\.gamma$", name) for name in names)
     if not has_blocks or not ({"register_tokens", "mask_token"} & set(names) or any(".mlp.w12." in n for n in names)):
         return None
-    pieces = {_our_name(name): same(name) for name in (*_absent(names), *names)}
+    matches = [match for name in names if (match := _BLOCK_DINO.fullmatch(name))]
+    blocks, parts = ({match[group]: None for match in matches} for group in (1, 3))
+    # Tensors that only some blocks have, and registers, are expected, too: they may be missing.
+    expected = ["register_tokens", *(block + part for block in blocks for part in parts)]
+    absent = [name for name in expected if name not in names]
+    pieces = {_our_name(name): same(name) for name in (*absent, *names)}
     has_registers = "register_tokens" in names
     if has_registers:
         pieces |= folded_positions("cls_token", "pos_embed")
@@ -274,21 +263,12 @@ def recognise_dino(checkpoint: Checkpoint) -> Layout | None:
         "class_token": True,
         "prefix_positions": not has_registers,
         "norm_eps": 1e-6,
-        "position_resize": "timm"
-        if has_registers
-        else "dinov2",  # with registers, the authors resize to a given size, with antialiasing
+        # With registers, the authors resize to a given size, with antialiasing.
+        "position_resize": "timm" if has_registers else "dinov2",
     }
     dropped = {name: "trained to predict masked patches" for name in names if name == "mask_token"}
     dropped |= {name: "DINOv2's projection head" for name in names if name.startswith(("dino_head.", "ibot_head."))}
     return Layout(format="DINOv2", pieces=pieces, fields=fields, preprocess=DINO_PIXELS, dropped=dropped)
-
-
-def _absent(names: Collection[str]) -> list[str]:
-    """Return the names of tensors that are missing in some blocks but not in all, and of missing registers."""
-    matches = [match for name in names if (match := _BLOCK_DINO.fullmatch(name))]
-    blocks, parts = ({match[group]: None for match in matches} for group in (1, 3))
-    expected = ["register_tokens", *(block + part for block in blocks for part in parts)]
-    return [name for name in expected if name not in names]
 
 
 def _our_name(name: str) -> str:

@@ -7,8 +7,9 @@ D_h), so their shapes determine the number of heads.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from vitkit.classifier import Classifier
 from vitkit.model.config import ViTConfig
 from vitkit.system.files import replacing, to_json
-from vitkit.weights.checkpoint import Checkpoint, StoredTensor, noted, tuck_in
+from vitkit.weights.checkpoint import Checkpoint, noted, tuck_in
 from vitkit.weights.formats.export import ours_of, refuse, said, tensors_under
 from vitkit.weights.layout import Layout, Piece, depth_of, numbered, same
 
@@ -57,19 +58,34 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     is_big_vision = stacked or prefix.startswith("params") or ("pos_embedding" in tensors and _POSITIONS not in tensors)
     is_folded = is_big_vision and _POSITIONS not in tensors  # big_vision adds the class token's position to the token
     note = noted(checkpoint)
+    heads = [
+        tensor.shape[-2]
+        for name, tensor in tensors.items()
+        if re.search(r"/(query|key|value)/kernel$", name) and len(tensor.shape) >= 3
+    ]
     fields: dict[str, Any] = {
         **FIELDS,
-        "heads": _heads(tensors),
+        "heads": max(set(heads), key=heads.count) if heads else None,
         "prefix_positions": not is_folded if "cls" in tensors else None,
         **note.get("fields", {}),
     }
-    depth = _stacked_depth(tensors) if stacked else _depth(tensors)
+    if stacked:
+        lengths = [t.shape[0] for name, t in tensors.items() if name.startswith(_BIG_VISION) and t.shape]
+        depth = max(set(lengths), key=lengths.count)
+        depth = numbered(str(depth - 1)) + 1 if depth else 0
+    else:
+        depth = depth_of(m[1] for name in tensors if (m := re.match(r"Transformer/encoderblock_(\d+)/", name)))
     sublayers = _OLD if any("MlpBlock_3" in name for name in tensors) else _NEW
     positions = "pos_embedding" if is_folded else _POSITIONS
-    pieces = _pieces(depth, sublayers, positions, _stages(tensors), stacked=stacked)
+    units = [(numbered(m[1]), numbered(m[2])) for name in tensors if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
+    stages = [max(unit for s, unit in units if s == stage) for stage in sorted({s for s, _ in units})]
+    pieces = _pieces(depth, sublayers, positions, stages, stacked=stacked)
     return Layout(
         format="big_vision npz" if is_big_vision else "Google npz",
-        pieces={ours: _prefixed(piece, prefix) for ours, piece in pieces.items()},
+        pieces={
+            ours: dataclasses.replace(piece, theirs=tuple(prefix + name for name in piece.theirs))
+            for ours, piece in pieces.items()
+        },
         fields=fields,
         preprocess=note.get("preprocess", PIXELS),
         is_preprocess_known="preprocess" in note,
@@ -81,13 +97,8 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 
 def layout_for(config: ViTConfig) -> Layout:
     """Return the reference implementation's layout for this configuration, numbered as in the published files."""
-    stages = config.stem or ()
-    pieces = _pieces(config.layers, _OLD, _POSITIONS, stages, stacked=False)
+    pieces = _pieces(config.layers, _OLD, _POSITIONS, config.stem or (), stacked=False)
     return Layout(format="Google npz", pieces=pieces, fields=FIELDS, preprocess=PIXELS)
-
-
-def _prefixed(piece: Piece, prefix: str) -> Piece:
-    return Piece(tuple(prefix + name for name in piece.theirs), piece.join, piece.split)
 
 
 def _pieces(
@@ -210,7 +221,7 @@ def _stem(stages: Iterable[int]) -> dict[str, Piece]:
 def _slice(piece: Piece, layer: int, depth: int) -> Piece:
     """Return the `Piece` of one block from a file of big_vision, which stacks all blocks along the first axis.
 
-    Such files are only read, not written. The `split` of the piece only serves to compute the expected shapes.
+    Such files are only read; `split` serves to compute the expected shapes.
     """
 
     def split(ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
@@ -218,32 +229,6 @@ def _slice(piece: Piece, layer: int, depth: int) -> Piece:
         return tuple(part if part is None else part.expand(depth, *part.shape) for part in parts)
 
     return Piece(piece.theirs, lambda *stacks: piece.joined(*(stack[layer] for stack in stacks)), split)
-
-
-def _depth(names: Iterable[str]) -> int:
-    return depth_of(match[1] for name in names if (match := re.match(r"Transformer/encoderblock_(\d+)/", name)))
-
-
-def _stacked_depth(tensors: Mapping[str, StoredTensor]) -> int:
-    lengths = [t.shape[0] for name, t in tensors.items() if name.startswith(_BIG_VISION) and t.shape]
-    depth = max(set(lengths), key=lengths.count)
-    return numbered(str(depth - 1)) + 1 if depth else 0
-
-
-def _stages(names: Iterable[str]) -> list[int]:
-    """Return the number of units in each ResNet stage."""
-    units = [(numbered(m[1]), numbered(m[2])) for name in names if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
-    return [max(unit for s, unit in units if s == stage) for stage in sorted({s for s, _ in units})]
-
-
-def _heads(tensors: Mapping[str, StoredTensor]) -> int | None:
-    """Return the most common number of heads in the kernels of query, key and value; None if there are none."""
-    heads = [
-        tensor.shape[-2]
-        for name, tensor in tensors.items()
-        if re.search(r"/(query|key|value)/kernel$", name) and len(tensor.shape) >= 3
-    ]
-    return max(set(heads), key=heads.count) if heads else None
 
 
 _COMMENT = 65535  # bytes that a zip file has room for
@@ -268,19 +253,12 @@ def write(classifier: Classifier, destination: Path) -> None:
             "prefix_positions": (True,) if config.class_token else (True, False),
         },
     )
+    note = said(classifier)
+    if len(to_json({"vitkit": note}).encode()) > _COMMENT:
+        del note["classes"]
+    comment = to_json({"vitkit": note}).encode()  # other programs ignore it
     arrays = {name: tensor.numpy() for name, tensor in tensors_under(classifier, layout_for(config)).items()}
     with replacing(destination) as temporary:
         with temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        tuck_in(temporary, classifier.pictures or b"", _comment(classifier))
-
-
-def _comment(classifier: Classifier) -> bytes:
-    """Encode the note of `said` as the comment of the zip file, which other programs ignore.
-
-    Class names are left out if the comment would otherwise be too long.
-    """
-    note = said(classifier)
-    if len(to_json({"vitkit": note}).encode()) > _COMMENT:
-        del note["classes"]
-    return to_json({"vitkit": note}).encode()
+        tuck_in(temporary, classifier.pictures or b"", comment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,10 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
         return None
     config = checkpoint.config or {}
     layers = f"{matches[0][1]}.{matches[0][2]}" if matches[0][1] else matches[0][2]
-    prefix = _prefix(names, matches[0][1])
+    # It may differ from the prefix in the blocks, because transformers saves ViTMSN's blocks without a prefix.
+    ahead = (kind for kind in _CUSTOMARY if any(name.startswith(f"{kind}.embeddings.") for name in names))
+    prefix = next(ahead, matches[0][1])
+    prefix = f"{prefix}." if prefix else ""
     family = _family(names, config, prefix)
     is_folded = family == "dinov2_with_registers"
     registers = f"{prefix}embeddings.register_tokens"
@@ -74,30 +77,21 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     dropped = {f"{prefix}embeddings.mask_token": "trained to predict masked patches"}
     if family == "vit_mae":
         dropped |= {name: "MAE's decoder" for name in names if name.startswith("decoder.")}
-    if family == "deit":  # DeiT has no representation layer
+    if family == "deit":
         dropped |= {name: "DeiT has no representation layer" for name in names if name.startswith(f"{prefix}pooler.")}
-    if not prefix or "classifier.weight" not in names:
-        return _layout(checkpoint, family, pieces, config, dropped)
-    unread = {name: "the classifier does not read it" for name in names if name.startswith(f"{prefix}pooler.")}
-    return _layout(checkpoint, family, pieces, config, dropped | unread)
-
-
-def _layout(
-    checkpoint: Checkpoint,
-    family: str,
-    pieces: dict[str, Piece],
-    config: Mapping[str, Any],
-    dropped: dict[str, str],
-) -> Layout:
+    if prefix and "classifier.weight" in names:
+        dropped |= {name: "the classifier does not read it" for name in names if name.startswith(f"{prefix}pooler.")}
+    namesake = "; ViTMSN has the same tensors and 1e-6: norm_eps=1e-6 says so" if family == "vit" else ""
+    assumed = {"norm_eps": f"{_eps(family):g}{namesake}", "gelu": "erf"}
     return Layout(
         **stated(checkpoint, family, _CUSTOMARY[family], resizes=family.startswith("dinov2")),
         format=f"Hugging Face {family}",
         pieces=pieces,
         fields=_fields(family, config, checkpoint),
-        assumed={} if checkpoint.config is not None else {"norm_eps": _say_eps(family), "gelu": "erf"},
+        assumed={} if checkpoint.config is not None else assumed,
         classes=labels(config),
         image_size=sides(config.get("image_size")),
-        dropped={name: reason for name, reason in dropped.items() if name in checkpoint.tensors},
+        dropped={name: reason for name, reason in dropped.items() if name in names},
     )
 
 
@@ -128,29 +122,6 @@ def family_of(config: ViTConfig) -> str:
     return "deit" if config.distill_token else "vit"
 
 
-def _prefix(names: Iterable[str], of_blocks: str | None) -> str:
-    """Return the prefix of all names outside the blocks.
-
-    It may differ from the prefix in the blocks, `of_blocks`, because transformers saves ViTMSN's blocks without a
-    prefix.
-    """
-    ahead = (family for family in _CUSTOMARY if any(name.startswith(f"{family}.embeddings.") for name in names))
-    prefix = next(ahead, of_blocks)
-    return f"{prefix}." if prefix else ""
-
-
-def _is_ijepa(tensors: Mapping[str, StoredTensor]) -> bool:
-    """Return whether tensors without prefixes are I-JEPA's.
-
-    I-JEPA has position embeddings for a square grid of patches, and no class token.
-    """
-    positions = tensors.get("embeddings.position_embeddings")
-    if positions is None or len(positions.shape) != 3 or "embeddings.cls_token" in tensors:
-        return False
-    is_plain = not any(".layer_scale1." in name for name in tensors)
-    return is_plain and math.isqrt(positions.shape[1]) ** 2 == positions.shape[1]
-
-
 def _family(names: Mapping[str, StoredTensor], config: Mapping[str, Any], prefix: str) -> str:
     written = config.get("model_type")
     if written is not None:
@@ -161,11 +132,15 @@ def _family(names: Mapping[str, StoredTensor], config: Mapping[str, Any], prefix
         return "vit_mae"
     if prefix:
         return prefix.rstrip(".")
-    if _is_ijepa(names):
+    positions = names.get("embeddings.position_embeddings")
+    has_scale = any(".layer_scale1." in name for name in names)
+    shape = () if positions is None else positions.shape
+    has_grid = len(shape) == 3 and math.isqrt(shape[1]) ** 2 == shape[1]
+    if has_grid and "embeddings.cls_token" not in names and not has_scale:  # positions of a square grid alone
         return "ijepa"
     if any(name.endswith("register_tokens") for name in names):
         return "dinov2_with_registers"
-    if any(".layer_scale1." in name for name in names):
+    if has_scale:
         return "dinov2"
     return "deit" if any(name.endswith("distillation_token") for name in names) else "vit"
 
@@ -195,16 +170,11 @@ def _pieces(prefix: str, layers: str, depth: int, names: Iterable[str], *, is_fo
     return pieces
 
 
-def _block(ours: str, theirs: str, *, is_dino: bool, is_new: bool, gate: tuple[str, ...]) -> dict[str, Piece]:
+def _block(ours: str, theirs: str, *, is_dino: bool, is_new: bool, gate: Sequence[str]) -> dict[str, Piece]:
     attention = f"{theirs}.attention"
-    q, k, v, out = (
-        f"{attention}.{part}"
-        for part in (
-            ("q_proj", "k_proj", "v_proj", "o_proj")
-            if is_new
-            else ("attention.query", "attention.key", "attention.value", "output.dense")
-        )
-    )
+    old = ("attention.query", "attention.key", "attention.value", "output.dense")
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj") if is_new else old
+    q, k, v, out = (f"{attention}.{part}" for part in parts)
     norm1, norm2 = ("norm1", "norm2") if is_dino else ("layernorm_before", "layernorm_after")
     fc1, fc2 = ("mlp.fc1", "mlp.fc2") if is_dino or is_new else ("intermediate.dense", "output.dense")
     up = (fc1,) if not gate else tuple(f"mlp.{name}" for name in gate[:-1])
@@ -224,11 +194,13 @@ def _block(ours: str, theirs: str, *, is_dino: bool, is_new: bool, gate: tuple[s
 
 
 def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    has_head = any(name.startswith("classifier.") for name in checkpoint.tensors)
+    token = "token+gap" if family.startswith("dinov2") and has_head else "token"
     fields: dict[str, Any] = {
         "norm_eps": config.get("layer_norm_eps", _eps(family)),
         "class_token": family != "ijepa",
         "prefix_positions": family != "dinov2_with_registers",
-        "pool": _pool(family, checkpoint),
+        "pool": "gap" if family == "ijepa" else token,
         **activation(config.get("hidden_act", "gelu")),
         "position_resize": "timm" if family == "dinov2_with_registers" else "huggingface",
     }
@@ -244,22 +216,9 @@ def _fields(family: str, config: Mapping[str, Any], checkpoint: Checkpoint) -> d
     return fields
 
 
-def _pool(family: str, checkpoint: Checkpoint) -> str:
-    """Return the pooling: `gap` for I-JEPA, `token+gap` for Dinov2 with a head, and `token` for all other models."""
-    if family == "ijepa":
-        return "gap"
-    has_head = any(name.startswith("classifier.") for name in checkpoint.tensors)
-    return "token+gap" if family.startswith("dinov2") and has_head else "token"
-
-
 def _eps(family: str) -> float:
     """Return transformers' default for the epsilon of layer norms."""
     return 1e-6 if family.startswith("dinov2") or family == "vit_msn" else 1e-12
-
-
-def _say_eps(family: str) -> str:
-    namesake = "; ViTMSN has the same tensors and 1e-6: norm_eps=1e-6 says so" if family == "vit" else ""
-    return f"{_eps(family):g}{namesake}"
 
 
 # Fields that config.json has, by our names.
@@ -285,6 +244,7 @@ def _files(classifier: Classifier) -> Files:
     family = family_of(config)
     is_dino = family.startswith("dinov2")
     has_head = config.num_classes > 0
+    pools = ("token+gap",) if is_dino and has_head else ("token", "token+gap")
     refuse(
         config,
         "Hugging Face",
@@ -293,7 +253,7 @@ def _files(classifier: Classifier) -> Files:
             "stem": (None,),
             "fc_norm": (False,),
             "layer_scale": (config.layer_scale,) if is_dino and config.layer_scale is not None else (None,),
-            "pool": _pools(family, has_head=has_head),
+            "pool": ("gap",) if family == "ijepa" else pools,
             "representation_size": (None,) if has_head or family != "vit" else (None, config.hidden_size),
             "prefix_positions": (True, False) if family == "ijepa" else (family != "dinov2_with_registers",),
             "distill_token": (family == "deit",),
@@ -309,17 +269,10 @@ def _files(classifier: Classifier) -> Files:
     tensors = tensors_under(classifier, layout_for(config))
     if is_dino:
         prefix = f"{family}." if has_head else ""
-        tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(
-            1, config.hidden_size
-        )  # transformers expects it, but does not use it
+        # transformers expects it, but does not use it
+        tensors[f"{prefix}embeddings.mask_token"] = torch.zeros(1, config.hidden_size)
     described = _config(classifier, family)
     return tensors, {"config.json": described, "preprocessor_config.json": processor(classifier.preprocess)}
-
-
-def _pools(family: str, *, has_head: bool) -> tuple[str, ...]:
-    if family == "ijepa":
-        return ("gap",)
-    return ("token+gap",) if family.startswith("dinov2") and has_head else ("token", "token+gap")
 
 
 _CLASSES = {
@@ -367,8 +320,7 @@ def _config(classifier: Classifier, family: str) -> dict[str, Any]:
 def _mlp_ratio(config: ViTConfig) -> int:
     """Return the MLP ratio that gives this MLP size in transformers.
 
-    For gated MLPs, transformers multiplies the product of hidden size and ratio by 2/3 and rounds it up to a multiple
-    of eight. Raises VitkitError if there is no such ratio.
+    For gated MLPs, transformers takes 2/3 of hidden size times ratio, and rounds it up to a multiple of eight.
     """
     if config.mlp_kind == "mlp":
         if config.mlp_size % config.hidden_size == 0:

@@ -71,7 +71,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
 
 
 def _shared(prefix: str) -> tuple[str, str]:
-    """Return the two names of the table of biases that all layers share: in files, and in models in memory."""
+    """Return the two names of the shared table of biases: in files, and in models in memory."""
     return f"{prefix}encoder.relative_position_bias.{_TABLE}", f"{prefix}shared_position_bias.{_TABLE}"
 
 
@@ -101,14 +101,10 @@ def _fields(names: Mapping[str, StoredTensor], prefix: str, config: Mapping[str,
 
 
 def _size_of_table(names: Mapping[str, StoredTensor]) -> tuple[int, int] | None:
-    """Infer the image size (height, width) in pixels from a table of biases; None if this is not possible.
-
-    The patch grid of the table is assumed to be square.
-    """
+    """Infer the image size (height, width) in pixels from a table of biases of a square patch grid; None if unknown."""
     rows = [tensor.shape[0] for name, tensor in names.items() if name.endswith(_TABLE) and tensor.shape]
-    kernel = next(
-        (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight")), ()
-    )
+    kernels = (tensor.shape for name, tensor in names.items() if name.endswith("patch_embeddings.projection.weight"))
+    kernel = next(kernels, ())
     across = math.isqrt(max(max(rows, key=rows.count) - 3, 0)) if rows else 0
     return ((across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]) if across and len(kernel) == 4 else None
 
@@ -117,9 +113,8 @@ def _pieces(
     prefix: str, layers: str, depth: int, names: Mapping[str, StoredTensor], fields: Mapping[str, Any]
 ) -> dict[str, Piece]:
     embeddings = f"{prefix}embeddings"
-    is_last = (
-        f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names
-    )  # otherwise the norm belongs to the head
+    # Without a norm of the model, as in files for masked patches, it belongs to the head.
+    is_last = f"{prefix}layernorm.weight" in names or "lm_head.weight" not in names
     norm = f"{prefix}layernorm" if is_last else "layernorm"
     pieces = {
         "cls_token": same(f"{embeddings}.cls_token"),
@@ -133,31 +128,24 @@ def _pieces(
         pieces["rel_pos.0.table"] = same(_shared(prefix)[is_new])
     parts = {ours: theirs[is_new] for ours, theirs in _PARTS.items()}
     for layer in range(depth):
-        pieces |= _block(layer, f"{layers}.{layer}", parts)
+        ours, theirs = f"blocks.{layer}", f"{layers}.{layer}"
+        q, k, v = (f"{theirs}.{parts['attention']}.{part}" for part in parts["qkv"])
+        pieces |= {
+            **pair(f"{ours}.norm1", f"{theirs}.layernorm_before"),
+            f"{ours}.attn.qkv.weight": joined(f"{q}.weight", f"{k}.weight", f"{v}.weight"),
+            f"{ours}.attn.qkv.bias": without_keys(f"{q}.bias", f"{v}.bias"),
+            f"{ours}.ls1.gamma": same(f"{theirs}.lambda_1"),
+            **pair(f"{ours}.norm2", f"{theirs}.layernorm_after"),
+            f"{ours}.ls2.gamma": same(f"{theirs}.lambda_2"),
+        }
+        for part in ("attn.proj", "mlp.fc1", "mlp.fc2"):
+            pieces |= pair(f"{ours}.{part}", f"{theirs}.{parts[part]}")
         if fields.get("position_at") == "every_layer":
-            pieces[f"rel_pos.{layer}.table"] = same(f"{layers}.{layer}.{parts['table']}")
+            pieces[f"rel_pos.{layer}.table"] = same(f"{theirs}.{parts['table']}")
     return pieces
 
 
-def _block(layer: int, theirs: str, parts: Mapping[str, Any]) -> dict[str, Piece]:
-    ours = f"blocks.{layer}"
-    q, k, v = (f"{theirs}.{parts['attention']}.{part}" for part in parts["qkv"])
-    return {
-        **pair(f"{ours}.norm1", f"{theirs}.layernorm_before"),
-        f"{ours}.attn.qkv.weight": joined(f"{q}.weight", f"{k}.weight", f"{v}.weight"),
-        f"{ours}.attn.qkv.bias": without_keys(f"{q}.bias", f"{v}.bias"),
-        f"{ours}.ls1.gamma": same(f"{theirs}.lambda_1"),
-        **pair(f"{ours}.norm2", f"{theirs}.layernorm_after"),
-        **{
-            name: piece
-            for part in ("attn.proj", "mlp.fc1", "mlp.fc2")
-            for name, piece in pair(f"{ours}.{part}", f"{theirs}.{parts[part]}").items()
-        },
-        f"{ours}.ls2.gamma": same(f"{theirs}.lambda_2"),
-    }
-
-
-_BLOCK_HUGGINGFACE_DINOV3 = re.compile(r"(?P<ahead>(?:model\.)?layer\.)(?P<layer>\d+)\.attention\.(?:[qkvo]_proj)\.")
+_DINOV3_BLOCK = re.compile(r"(?P<ahead>(?:model\.)?layer\.)(?P<layer>\d+)\.attention\.(?:[qkvo]_proj)\.")
 PIXELS = {"fit": "squash", "interpolation": "bilinear", "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
 _HEADS = {4096: 32, 1280: 20}  # by hidden size, if a head does not have 64 features
 _KERNEL = "embeddings.patch_embeddings.weight"
@@ -174,7 +162,7 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
         VitkitError: the model differs from DINOv3's published ones in a way that vitkit does not support.
     """
     names, config = checkpoint.tensors, checkpoint.config or {}
-    matches = [match for name in names if (match := _BLOCK_HUGGINGFACE_DINOV3.match(name))]
+    matches = [match for name in names if (match := _DINOV3_BLOCK.match(name))]
     if not matches:
         return None
     if _REGISTERS not in names:  # models without registers have this tensor, too
@@ -199,12 +187,11 @@ def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
         "rotary": f"dinov3, of base {BASE:g}, because that is DINOv3's: no tensor tells; if wrong: rotary_base=...",
         "image_size": SIZE_ASSUMED,
     }
+    depth = depth_of(match["layer"] for match in matches)
     return Layout(
         **stated(checkpoint, "dinov3_vit", PIXELS, resizes=True),
         format="Hugging Face dinov3_vit",
-        pieces=_pieces_huggingface_dinov3(
-            matches[0]["ahead"], depth_of(match["layer"] for match in matches), names, is_gated=is_gated
-        ),
+        pieces=_dinov3_pieces(matches[0]["ahead"], depth, names, is_gated=is_gated),
         fields=fields,
         image_size=size,
         assumed={} if checkpoint.config is not None else assumed,
@@ -219,9 +206,7 @@ def _dropped(names: Mapping[str, StoredTensor]) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if name in names}
 
 
-def _pieces_huggingface_dinov3(
-    layers: str, depth: int, names: Mapping[str, StoredTensor], *, is_gated: bool
-) -> dict[str, Piece]:
+def _dinov3_pieces(layers: str, depth: int, names: Mapping[str, StoredTensor], *, is_gated: bool) -> dict[str, Piece]:
     biases = {part for part in "qkv" if any(name.endswith(f".attention.{part}_proj.bias") for name in names)}
     if biases not in (set(), {*"qv"}, {*"qkv"}):
         listed = " and ".join(sorted(biases))
@@ -235,31 +220,22 @@ def _pieces_huggingface_dinov3(
     }
     if _REGISTERS not in _dropped(names):
         pieces["reg_token"] = same(_REGISTERS)
-    for layer in range(depth):
-        pieces |= _block_huggingface_dinov3(f"blocks.{layer}", f"{layers}{layer}", biases, is_gated=is_gated)
-    return pieces
-
-
-def _block_huggingface_dinov3(ours: str, theirs: str, biases: set[str], *, is_gated: bool) -> dict[str, Piece]:
-    q, k, v = (f"{theirs}.attention.{part}_proj" for part in "qkv")
     into = ("gate_proj", "up_proj") if is_gated else ("up_proj",)
-    block = {
-        **pair(f"{ours}.norm1", f"{theirs}.norm1"),
-        f"{ours}.attn.qkv.weight": joined(*(f"{part}.weight" for part in (q, k, v))),
-        **pair(f"{ours}.attn.proj", f"{theirs}.attention.o_proj"),
-        f"{ours}.ls1.gamma": same(f"{theirs}.layer_scale1.lambda1"),
-        **pair(f"{ours}.norm2", f"{theirs}.norm2"),
-        **{
-            f"{ours}.mlp.fc1.{part}": joined(*(f"{theirs}.mlp.{projection}.{part}" for projection in into))
-            for part in _PARTS_HUGGINGFACE_DINOV3
-        },
-        **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.down_proj"),
-        f"{ours}.ls2.gamma": same(f"{theirs}.layer_scale2.lambda1"),
-    }
-    if biases:
-        of_all = joined(f"{q}.bias", f"{k}.bias", f"{v}.bias")
-        block[f"{ours}.attn.qkv.bias"] = of_all if "k" in biases else without_keys(f"{q}.bias", f"{v}.bias")
-    return block
-
-
-_PARTS_HUGGINGFACE_DINOV3 = ("weight", "bias")
+    for layer in range(depth):
+        ours, theirs = f"blocks.{layer}", f"{layers}{layer}"
+        q, k, v = (f"{theirs}.attention.{part}_proj" for part in "qkv")
+        pieces |= {
+            **pair(f"{ours}.norm1", f"{theirs}.norm1"),
+            f"{ours}.attn.qkv.weight": joined(*(f"{part}.weight" for part in (q, k, v))),
+            **pair(f"{ours}.attn.proj", f"{theirs}.attention.o_proj"),
+            f"{ours}.ls1.gamma": same(f"{theirs}.layer_scale1.lambda1"),
+            **pair(f"{ours}.norm2", f"{theirs}.norm2"),
+            **pair(f"{ours}.mlp.fc2", f"{theirs}.mlp.down_proj"),
+            f"{ours}.ls2.gamma": same(f"{theirs}.layer_scale2.lambda1"),
+        }
+        for part in ("weight", "bias"):
+            pieces[f"{ours}.mlp.fc1.{part}"] = joined(*(f"{theirs}.mlp.{projection}.{part}" for projection in into))
+        if biases:
+            of_all = joined(f"{q}.bias", f"{k}.bias", f"{v}.bias")
+            pieces[f"{ours}.attn.qkv.bias"] = of_all if "k" in biases else without_keys(f"{q}.bias", f"{v}.bias")
+    return pieces

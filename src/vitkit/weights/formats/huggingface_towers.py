@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF
@@ -85,20 +84,20 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if has_classifier:
         ahead = f"{prefix}head."
         dropped |= {name: "the classifier reads the mean of the patches" for name in names if name.startswith(ahead)}
-    return _layout(checkpoint, family, pieces, dropped, has_classifier=has_classifier)
-
-
-def _layout(
-    checkpoint: Checkpoint, family: str, pieces: dict[str, Piece], dropped: dict[str, str], *, has_classifier: bool
-) -> Layout:
-    config = _of_images(checkpoint.config)
+    config = None if checkpoint.config is None else checkpoint.config.get("vision_config", checkpoint.config)
+    if config is not None and not isinstance(config, Mapping):
+        raise VitkitError(f"config.json: vision_config must be an object, not {config!r:.80}")
+    if config is not None:
+        is_map = bool(config.get("vision_use_head", True))  # a few SigLIP models do not pool by attention
+    else:
+        is_map = any(re.match(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)", name) for name in names)
     fields: dict[str, Any] = {
         **_DEFAULTS[family],
         "class_token": family == "clip",
         "embed_norm": family == "clip",
         "patch_bias": family == "siglip",
         "qkv_bias": True,
-        "pool": "token" if family == "clip" else "gap" if has_classifier or not _is_map(config, checkpoint) else "map",
+        "pool": "token" if family == "clip" else "gap" if has_classifier or not is_map else "map",
         "position_resize": "huggingface",
         **({} if config is None else _written(config)),
     }
@@ -147,26 +146,6 @@ def _family(checkpoint: Checkpoint, prefix: str) -> str:
     return "clip" if any(name.startswith(clip_names) for name in checkpoint.tensors) else "siglip"
 
 
-def _is_map(config: Mapping[str, Any] | None, checkpoint: Checkpoint) -> bool:
-    """Return whether a SigLIP model pools by attention; a few do not."""
-    if config is not None:
-        return bool(config.get("vision_use_head", True))
-    pattern = re.compile(r"(vision_model\.)?head\.(probe$|attention\.|layernorm\.|mlp\.)")
-    return any(pattern.match(name) for name in checkpoint.tensors)
-
-
-def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the part of config.json about the image encoder; None without a config.json.
-
-    Raises:
-        VitkitError: `vision_config` is not a JSON object.
-    """
-    described = None if config is None else config.get("vision_config", config)
-    if described is not None and not isinstance(described, Mapping):
-        raise VitkitError(f"config.json: vision_config must be an object, not {described!r:.80}")
-    return described
-
-
 def _written(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that config.json states, and transformers' default for `heads` if config.json omits it."""
     fields: dict[str, Any] = {"heads": or_usual(config, "num_attention_heads", _HEADS)}
@@ -212,10 +191,7 @@ def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:
 
 
 def _pool(theirs: str) -> dict[str, Piece]:
-    """Return the `Piece`s of attention pooling.
-
-    Hugging Face stores q, k and v as one tensor. vitkit has one tensor for q, and one for k and v.
-    """
+    """Return the `Piece`s of attention pooling, whose stored q, k and v are one tensor; ours are q, and k with v."""
     pieces = {"attn_pool.latent": same(f"{theirs}.probe")}
     for part in ("weight", "bias"):
         whole = f"{theirs}.attention.in_proj_{part}"
@@ -227,18 +203,6 @@ def _pool(theirs: str) -> dict[str, Piece]:
         **pair("attn_pool.norm", f"{theirs}.layernorm"),
         **pair("attn_pool.mlp.fc1", f"{theirs}.mlp.fc1"),
         **pair("attn_pool.mlp.fc2", f"{theirs}.mlp.fc2"),
-    }
-
-
-def whole_projections(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate the projections of q, k and v in attention pooling, under Hugging Face's names.
-
-    Vitkit has one tensor for q and another for k and v, and Hugging Face one for all three. A `Piece` maps a single
-    tensor of vitkit, so it cannot write the joined one.
-    """
-    return {
-        f"head.attention.in_proj_{part}": torch.cat([tensors[f"attn_pool.q.{part}"], tensors[f"attn_pool.kv.{part}"]])
-        for part in ("weight", "bias")
     }
 
 
@@ -273,17 +237,14 @@ def tower_files(classifier: Classifier) -> Files:
             "activation": (config.activation,),
         },
     )
-    layout = layout_for(config)
-    tensors = tensors_under(classifier, layout)
-    if not is_clip:
-        tensors |= whole_projections(ours_of(classifier).state_dict())
-    described = _config(config, family)
-    return tensors, {"config.json": described, "preprocessor_config.json": processor(classifier.preprocess)}
-
-
-def _config(config: ViTConfig, family: str) -> dict[str, Any]:
-    return {
-        "architectures": ["CLIPVisionModel" if family == "clip" else "SiglipVisionModel"],
+    tensors = tensors_under(classifier, layout_for(config))
+    if not is_clip:  # a `Piece` maps a single tensor of vitkit, so it cannot write q, k and v as one
+        ours = ours_of(classifier).state_dict()
+        for part in ("weight", "bias"):
+            qkv = [ours[f"attn_pool.q.{part}"], ours[f"attn_pool.kv.{part}"]]
+            tensors[f"head.attention.in_proj_{part}"] = torch.cat(qkv)
+    described = {
+        "architectures": ["CLIPVisionModel" if is_clip else "SiglipVisionModel"],
         "model_type": f"{family}_vision_model",
         "dtype": "float32",
         "hidden_size": config.hidden_size,
@@ -296,3 +257,4 @@ def _config(config: ViTConfig, family: str) -> dict[str, Any]:
         "image_size": one(config.image_size),
         "patch_size": one(config.patch_size),
     }
+    return tensors, {"config.json": described, "preprocessor_config.json": processor(classifier.preprocess)}

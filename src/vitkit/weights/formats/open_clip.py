@@ -29,7 +29,6 @@ _BESIDE = {
 _PIXELS = {"fit": "crop", "crop_pct": 1.0, "interpolation": "bicubic", "mean": CLIP_MEAN, "std": CLIP_STD}
 _SIGLIP = {"fit": "squash", "interpolation": "bicubic", "mean": HALF, "std": HALF}
 _FILE = "open_clip_config.json"
-_QUICK = "quick_gelu"
 _SAYS = (
     "erf, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors and "
     "x sigmoid(1.702 x): gelu='quick' says so"
@@ -51,9 +50,18 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     matches = [match for name in names if (match := _BLOCK.match(name)) and match[1]]
     if not matches:
         return None
+    pieces = {
+        "cls_token": with_axes("visual.class_embedding", 2),
+        "pos_embed": with_axes("visual.positional_embedding", 1),
+        **pair("patch_embed.proj", "visual.conv1"),
+        **pair("norm_pre", "visual.ln_pre"),
+        **pair("norm", "visual.ln_post"),
+    }
+    for layer in range(depth_of(match[2] for match in matches)):
+        pieces |= block_pieces(f"blocks.{layer}", f"visual.transformer.resblocks.{layer}")
     return Layout(
         format="OpenCLIP",
-        pieces=_pieces(depth_of(match[2] for match in matches)),
+        pieces=pieces,
         fields={
             "class_token": True,
             "embed_norm": True,
@@ -64,7 +72,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             "position_resize": "timm",
             **_fields(checkpoint.config),
         },
-        assumed={} if _config(checkpoint) else {"gelu": _SAYS},
+        assumed={} if _model(checkpoint.config) else {"gelu": _SAYS},
         preprocess=described_pixels(checkpoint.config) or _PIXELS,
         is_preprocess_known=described_pixels(checkpoint.config) is not None,
         image_size=_size(checkpoint.config),
@@ -80,10 +88,14 @@ def _of_timm(checkpoint: Checkpoint) -> Layout | None:
     layout = timm.recognise(dataclasses.replace(checkpoint, tensors=tensors, config=config, wrappers=()))
     if layout is None:
         return None
+    pieces = {
+        ours: dataclasses.replace(piece, theirs=tuple(_TRUNK + name for name in piece.theirs))
+        for ours, piece in layout.pieces.items()
+    }
     return dataclasses.replace(
         layout,
         format="OpenCLIP",
-        pieces={ours: _under(_TRUNK, piece) for ours, piece in layout.pieces.items()},
+        pieces=pieces,
         preprocess=described_pixels(checkpoint.config) or (_SIGLIP if "_siglip_" in named else layout.preprocess),
         is_preprocess_known=described_pixels(checkpoint.config) is not None,
         image_size=_size(checkpoint.config),
@@ -92,24 +104,19 @@ def _of_timm(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def _under(prefix: str, piece: Piece) -> Piece:
-    return dataclasses.replace(piece, theirs=tuple(prefix + name for name in piece.theirs))
-
-
 def _dropped(checkpoint: Checkpoint) -> dict[str, str]:
     return {name: reason for name in checkpoint.tensors for kind, reason in _BESIDE.items() if re.match(kind, name)}
 
 
-def _config(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return `model_cfg` of open_clip_config.json; empty if there is none."""
-    described = (checkpoint.config or {}).get("model_cfg")
-    return described if isinstance(described, Mapping) else {}
+def _model(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return `model_cfg` of open_clip_config.json; None if there is none."""
+    described = (config or {}).get("model_cfg")
+    return described if isinstance(described, Mapping) else None
 
 
 def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return `vision_cfg` of open_clip_config.json; empty if there is none."""
-    described = (config or {}).get("model_cfg")
-    vision = or_usual(described, "vision_cfg", {}) if isinstance(described, Mapping) else {}
+    vision = or_usual(_model(config) or {}, "vision_cfg", {})
     if not isinstance(vision, Mapping):
         raise VitkitError(f"{_FILE}: vision_cfg must be a table, not {vision!r:.40}")
     return vision
@@ -117,18 +124,17 @@ def _of_images(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 def _fields(config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the fields of the image encoder in open_clip_config.json, with OpenCLIP's defaults for missing ones."""
-    described = (config or {}).get("model_cfg")
-    if not isinstance(described, Mapping):
+    described = _model(config)
+    if described is None:
         return {}
     images = _of_images(config)
     unknown = [name for name in _UNKNOWN if images.get(name)]
     if unknown:
         raise VitkitError(f"{_FILE}: {unknown[0]} {images[unknown[0]]!r} is not supported")
-    fields: dict[str, Any] = {"gelu": "quick" if described.get(_QUICK) else "erf"}
     width, head = (or_usual(images, name, usual) for name, usual in (("width", 768), ("head_width", 64)))
     if not (type(width) is type(head) is int and head > 0 and width > 0 and width % head == 0):
         raise VitkitError(f"{_FILE}: width {width!r:.40} is not divisible by the head width {head!r:.40}")
-    return {**fields, "heads": width // head}
+    return {"gelu": "quick" if described.get("quick_gelu") else "erf", "heads": width // head}
 
 
 _UNKNOWN = ("attentional_pool", "no_ln_pre", "timm_model_name", "global_average_pool", "block_type", "act_kwargs")
@@ -154,19 +160,6 @@ def described_pixels(config: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "mean": of_channels(or_usual(described, "mean", CLIP_MEAN), "mean", _FILE),
         "std": of_channels(or_usual(described, "std", CLIP_STD), "std", _FILE),
     }
-
-
-def _pieces(depth: int) -> dict[str, Piece]:
-    pieces = {
-        "cls_token": with_axes("visual.class_embedding", 2),
-        "pos_embed": with_axes("visual.positional_embedding", 1),
-        **pair("patch_embed.proj", "visual.conv1"),
-        **pair("norm_pre", "visual.ln_pre"),
-        **pair("norm", "visual.ln_post"),
-    }
-    for layer in range(depth):
-        pieces |= block_pieces(f"blocks.{layer}", f"visual.transformer.resblocks.{layer}")
-    return pieces
 
 
 def block_pieces(ours: str, theirs: str) -> dict[str, Piece]:

@@ -60,6 +60,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
     if re.search(r"_reg\d+_", architecture) and "reg_token" not in names:
         raise VitkitError(f"{checkpoint.path} (timm): reg_token is missing")
     described = beside(checkpoint)
+    arguments = (checkpoint.config or {}).get("model_args") or {}
     has_layer_scale = any(name.endswith("ls1.gamma") for name in checkpoint.tensors)
     return Layout(
         format="timm",
@@ -69,7 +70,9 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
             "norm_eps": eps_of(_is_clip(checkpoint) or _is_beit3(checkpoint)),
             **_ending(checkpoint),
             **written(checkpoint),
-            **_written_bare(checkpoint),
+            # Their tensors are absent on purpose, and were not lost.
+            **({"qkv_bias": False} if arguments.get("qkv_bias") is False else {}),
+            **({"prefix_positions": False} if arguments.get("no_embed_class") is True else {}),
             **described.get("fields", {}),
         },
         preprocess=described.get("preprocess", _customary(checkpoint, has_layer_scale=has_layer_scale)),
@@ -110,10 +113,7 @@ def _is_beit3(checkpoint: Checkpoint) -> bool:
 
 
 def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return `{"last_norm": False}` for RADIO's and InternViT's encoders: they have no norm after the last layer.
-
-    The result is empty for other models. Raises VitkitError if registers or the norm seem to be missing.
-    """
+    """Return `{"last_norm": False}` for RADIO's and InternViT's encoders, which have no norm after the last layer."""
     names = checkpoint.tensors
     if any(re.match(r"(norm|fc_norm)\.", name) for name in names) or "cls_token" not in names:
         return {}
@@ -129,8 +129,24 @@ def _ending(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def beside(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the description stored with the tensors: timm's config.json, or the note of vitkit's export."""
-    note = noted(checkpoint)
-    return note if note else _describe(checkpoint.config or {})
+    if note := noted(checkpoint):
+        return note
+    config = checkpoint.config or {}
+    pretrained = config.get("pretrained_cfg")
+    if not isinstance(pretrained, Mapping):
+        return {}
+    described: dict[str, Any] = {}
+    if (pixels := described_pixels(config)) is not None:
+        described["preprocess"] = pixels
+    size = (config.get("model_args") or {}).get("img_size")
+    size = pretrained["input_size"][1:] if size is None and "input_size" in pretrained else size
+    if size is not None:
+        described["image_size"] = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+    names = config.get("label_names") or pretrained.get("label_names")
+    descriptions = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
+    if names:
+        described["classes"] = tuple(descriptions.get(name, name) for name in names)
+    return described
 
 
 def written(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -158,35 +174,6 @@ def written(checkpoint: Checkpoint) -> dict[str, Any]:
     if pool in _POOLS:
         fields["pool"] = _POOLS[pool]
     return fields
-
-
-def _written_bare(checkpoint: Checkpoint) -> dict[str, bool]:
-    """Return `qkv_bias` and `prefix_positions` as False if `model_args` turns them off.
-
-    Their tensors are then absent on purpose, and were not lost.
-    """
-    arguments = (checkpoint.config or {}).get("model_args") or {}
-    lacks_bias, lacks_prefix = arguments.get("qkv_bias") is False, arguments.get("no_embed_class") is True
-    return {**({"qkv_bias": False} if lacks_bias else {}), **({"prefix_positions": False} if lacks_prefix else {})}
-
-
-def _describe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the preprocessing, image size and class names in timm's config.json."""
-    pretrained = config.get("pretrained_cfg")
-    if not isinstance(pretrained, Mapping):
-        return {}
-    described: dict[str, Any] = {}
-    if (pixels := described_pixels(config)) is not None:
-        described["preprocess"] = pixels
-    size = (config.get("model_args") or {}).get("img_size")
-    size = pretrained["input_size"][1:] if size is None and "input_size" in pretrained else size
-    if size is not None:
-        described["image_size"] = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
-    names = config.get("label_names") or pretrained.get("label_names")
-    descriptions = config.get("label_descriptions") or pretrained.get("label_descriptions") or {}
-    if names:
-        described["classes"] = tuple(descriptions.get(name, name) for name in names)
-    return described
 
 
 def described_pixels(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -234,34 +221,26 @@ def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _customary(checkpoint: Checkpoint, *, has_layer_scale: bool) -> dict[str, Any]:
-    """Return the usual image preprocessing of models in this layout, for a checkpoint without a configuration."""
+    """Return the usual preprocessing of models in this layout, for a checkpoint without a configuration."""
     if _is_clip(checkpoint):
         return CLIP
     if has_layer_scale or _is_beit3(checkpoint):  # DeiT III, DINOv2
         return {**_IMAGENET, "crop_pct": 1.0}
     if checkpoint.wrappers:  # DeiT's, MAE's and DINO's authors wrap theirs
         return DEIT
-    return {**AUGREG, "crop_pct": 1.0} if _side(checkpoint) >= 384 else AUGREG
-
-
-def _side(checkpoint: Checkpoint) -> int:
-    """Infer the side of square images in pixels from the position embeddings; 0 if this is not possible."""
-    positions, kernel = (checkpoint.tensors.get(name) for name in ("pos_embed", "patch_embed.proj.weight"))
-    if positions is None or kernel is None or len(positions.shape) != 3 or len(kernel.shape) != 4:
-        return 0
-    return math.isqrt(positions.shape[1]) * kernel.shape[-1]
+    positions, kernel = (
+        checkpoint.tensors[name].shape if name in checkpoint.tensors else ()
+        for name in ("pos_embed", "patch_embed.proj.weight")
+    )
+    side = math.isqrt(positions[1]) * kernel[-1] if len(positions) == 3 and len(kernel) == 4 else 0  # in pixels
+    return {**AUGREG, "crop_pct": 1.0} if side >= 384 else AUGREG
 
 
 def write(classifier: Classifier, destination: Path) -> None:
     """Write a folder, or a single file if the destination has the suffix of a file, such as .safetensors."""
-    if destination.suffix in CHECKPOINT_FORMATS["timm"].suffixes:
-        _write_state(classifier, destination)
-    else:
+    if destination.suffix not in CHECKPOINT_FORMATS["timm"].suffixes:
         write_folder(classifier, destination, _files)
-
-
-def _write_state(classifier: Classifier, destination: Path) -> None:
-    """Write the tensors under timm's names into one file."""
+        return
     tensors, _ = _files(classifier)
     with replacing(destination) as temporary:
         if destination.suffix == ".safetensors":
@@ -301,19 +280,32 @@ def _files(classifier: Classifier) -> Files:
             "distill_head": (config.distill_token and config.num_classes > 0,),
         },
     )
+    preprocess = classifier.preprocess
+    preprocess.check_known()
     described = {
         "architecture": _architecture(config),
         "num_classes": config.num_classes,
         "num_features": config.hidden_size,
         "global_pool": _POOLS_TIMM_FILES[config.pool],
         "model_args": _arguments(config),
-        "pretrained_cfg": _pretrained(classifier),
+        "pretrained_cfg": {
+            "input_size": [config.in_channels, *config.image_size],
+            "num_classes": config.num_classes,
+            "interpolation": preprocess.interpolation,
+            "crop_pct": preprocess.crop_pct if preprocess.fit.endswith("crop") else 1.0,
+            "crop_mode": {"crop": "center", "pad": "border"}.get(preprocess.fit, "squash"),
+            "mean": list(preprocess.mean),
+            "std": list(preprocess.std),
+            "first_conv": "patch_embed.backbone.stem.conv" if config.stem else "patch_embed.proj",
+            "classifier": ["head", "head_dist"] if config.distill_head else "head",
+            "label_names": list(classifier.classes),
+        },
     }
     return tensors_under(classifier, layout_for(config)), {"config.json": described}
 
 
 def _architecture(config: ViTConfig) -> str:
-    """Return the name of a timm model of the same class; `model_args` states how the model differs from it."""
+    """Return the name of a timm model of the same class, from which `model_args` states the differences."""
     if config.stem is not None:
         return _HYBRIDS[config.stem]
     if config.distill_token:
@@ -346,20 +338,3 @@ def _arguments(config: ViTConfig) -> dict[str, Any]:
     if int(config.hidden_size * arguments["mlp_ratio"]) != up:  # timm rounds down
         arguments["mlp_ratio"] = (up + 0.5) / config.hidden_size
     return arguments
-
-
-def _pretrained(classifier: Classifier) -> dict[str, Any]:
-    config, preprocess = ours_of(classifier).config, classifier.preprocess
-    preprocess.check_known()
-    return {
-        "input_size": [config.in_channels, *config.image_size],
-        "num_classes": config.num_classes,
-        "interpolation": preprocess.interpolation,
-        "crop_pct": preprocess.crop_pct if preprocess.fit.endswith("crop") else 1.0,
-        "crop_mode": {"crop": "center", "pad": "border"}.get(preprocess.fit, "squash"),
-        "mean": list(preprocess.mean),
-        "std": list(preprocess.std),
-        "first_conv": "patch_embed.backbone.stem.conv" if config.stem else "patch_embed.proj",
-        "classifier": ["head", "head_dist"] if config.distill_head else "head",
-        "label_names": list(classifier.classes),
-    }

@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from vitkit.data.preprocess import CLIP_MEAN, CLIP_STD, HALF, IMAGENET_MEAN, IMAGENET_STD
 from vitkit.errors import VitkitError
-from vitkit.model.config import ViTConfig
 from vitkit.weights.checkpoint import Checkpoint, StoredTensor
 from vitkit.weights.formats.timm import FIELDS, beside, written
 from vitkit.weights.layout import Layout, Piece, joined, same, without_keys
@@ -43,24 +40,24 @@ _HEADS = {  # by family and hidden size, if a head does not have 64 features or 
 
 
 @dataclass(frozen=True)
-class EvaFamily:
-    """A family of timm's Eva models.
+class Family:
+    """A family of timm's Eva or NaFlexViT models.
 
     Attributes:
         name: the usual name.
         fields: the fields of the configuration that no tensor determines.
         pixels: the preprocessing, as fields of `Preprocess`.
-        assumed: for each field with an assumed value, a message about the value and how to change it.
         needs: tensors that all models of the family have.
-        side: the side of square images in pixels, if nothing else states it.
+        side: the side of square images in pixels, if nothing else states it; 0 if tensors determine it.
+        assumed: for each field with an assumed value, a message about the value and how to change it.
     """
 
     name: str
     fields: Mapping[str, Any]
     pixels: Mapping[str, Any]
-    assumed: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    side: int | None = None
+    side: int = 0
+    assumed: Mapping[str, str] = field(default_factory=dict)
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
@@ -101,7 +98,7 @@ def recognise(checkpoint: Checkpoint) -> Layout | None:
 # --- Which family ---------------------------------------------------------------------------------------------
 
 
-def _family(names: Names, architecture: str) -> EvaFamily | None:
+def _family(names: Names, architecture: str) -> Family | None:
     """Return the family whose distinguishing tensors the checkpoint has; None if there is none."""
     is_scaled = has(names, r"blocks\.\d+\.gamma_[12]$")
     if has(names, r"norm_pre\."):
@@ -112,7 +109,7 @@ def _family(names: Names, architecture: str) -> EvaFamily | None:
     if is_scaled and has(names, r"fc_norm\."):
         is_beit = "cls_token" in names  # without its tables, or `recognise_beit` would have recognised it
         table = ("rel_pos_bias.relative_position_bias_table",)
-        return EvaFamily("BEiT", {}, _HALF, needs=table) if is_beit else _rope_gap()
+        return Family("BEiT", {}, _HALF, table) if is_beit else _rope_gap()
     if is_scaled:
         return _dinov3(names, architecture)
     if has(names, r"blocks\.\d+\.attn\.(q_bias|v_bias|q_proj\.bias|v_proj\.bias)"):
@@ -120,23 +117,23 @@ def _family(names: Names, architecture: str) -> EvaFamily | None:
     return _aimv2(names) if has(names, r"blocks\.\d+\.mlp\.fc1_") else None
 
 
-def _aimv2(names: Names) -> EvaFamily:
+def _aimv2(names: Names) -> Family:
     """Return the family AIMv2 (arXiv 2411.14402). Its heads have 128 features, which no tensor determines."""
     fields = {
         "norm_kind": "rms", "norm_eps": 1e-5, "proj_bias": False, "class_token": False, "pool": "gap",
         "heads": max(_sizes(names)[1] // 128, 1),
     }  # fmt: skip
-    return EvaFamily("AIMv2", fields, _CROP | {"mean": CLIP_MEAN, "std": CLIP_STD}, needs=("patch_embed.norm.weight",))
+    return Family("AIMv2", fields, _CROP | {"mean": CLIP_MEAN, "std": CLIP_STD}, ("patch_embed.norm.weight",))
 
 
-def _eva(names: Names, architecture: str) -> EvaFamily:
+def _eva(names: Names, architecture: str) -> Family:
     needs = ("cls_token", "pos_embed")
     fields = {"pool": "gap" if has(names, r"fc_norm\.") else "token", "class_token": True}
     if _is_gated(names):
         says = "eva, of base 10000 on a grid of 16x16, because that is EVA-02's, at all of its sizes"
         turn = {"rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16)}
         assumed = {"rotary": f"{says}: no tensor tells; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
-        return EvaFamily("EVA-02", {**fields, **turn}, _CLIP, assumed, needs)
+        return Family("EVA-02", {**fields, **turn}, _CLIP, needs, assumed=assumed)
     sizes = _sizes(names)
     is_after = "enormous" in architecture or sizes == (64, 1792)
     assumed = {}
@@ -149,14 +146,18 @@ def _eva(names: Names, architecture: str) -> EvaFamily:
         )
     heads = _HEADS["EVA"].get(sizes[1])
     more = {"norm": "res-post" if is_after else "pre", **({} if heads is None else {"heads": heads})}
-    return EvaFamily("EVA", {**fields, **more}, _CLIP, assumed, needs)
+    return Family("EVA", {**fields, **more}, _CLIP, needs, assumed=assumed)
 
 
-def _perception_encoder(names: Names) -> EvaFamily:
+def _perception_encoder(names: Names) -> Family:
     is_core = has(names, r"attn_pool\.")
+    shape = names["pos_embed"].shape if "pos_embed" in names else ()
+    patches = max(shape[1] - ("cls_token" in names), 0) if len(shape) == 3 else 0
+    side = math.isqrt(patches)
     fields: dict[str, Any] = {
         "rotary": "axial", "rotary_base": 10_000.0, "rotary_offset": int("cls_token" in names),
-        "rotary_grid": _grid_of_table(names), "norm_eps": 1e-5, "pool": "map" if is_core else "gap",
+        "rotary_grid": (side, side) if 0 < side * side == patches else None, "norm_eps": 1e-5,
+        "pool": "map" if is_core else "gap",
         "last_norm": is_core, "class_token": "cls_token" in names,
     }  # fmt: skip
     heads = _HEADS["Perception Encoder"].get(_sizes(names)[1])
@@ -170,10 +171,10 @@ def _perception_encoder(names: Names) -> EvaFamily:
     if is_core:
         fields["pool_heads"] = 8
         assumed["pool_heads"] = "8, as all of Perception Encoder's have; pool_heads=... says otherwise"
-    return EvaFamily("Perception Encoder", fields, _HALF, assumed, ("pos_embed",))
+    return Family("Perception Encoder", fields, _HALF, ("pos_embed",), assumed=assumed)
 
 
-def _rope_vit(names: Names) -> EvaFamily:
+def _rope_vit(names: Names) -> Family:
     is_mixed, is_placed = "rope.freqs" in names, "pos_embed" in names
     base = 10.0 if is_mixed else 100.0
     fields = {
@@ -185,20 +186,20 @@ def _rope_vit(names: Names) -> EvaFamily:
         "rotary": f"{says}, because that is RoPE-ViT's; if wrong: rotary_base=...",
         "position": f"{fields['position']}, as pos_embed is {'there' if is_placed else 'not there'}: RoPE-ViT has both",
     }
-    return EvaFamily("RoPE-ViT", fields, {**_IMAGENET, "crop_pct": 0.9}, assumed, ("cls_token",), side=224)
+    return Family("RoPE-ViT", fields, {**_IMAGENET, "crop_pct": 0.9}, ("cls_token",), 224, assumed)
 
 
-def _rope_gap() -> EvaFamily:
+def _rope_gap() -> Family:
     fields = {
         "rotary": "eva", "rotary_base": 10_000.0, "rotary_grid": (16, 16), "position": "none",
         "pool": "gap", "class_token": False,
     }  # fmt: skip
     says = "eva, of base 10000 on a grid of 16x16, because that is timm's vit_*_rope_reg*_gap_256: no tensor tells"
     assumed = {"rotary": f"{says}; if wrong: rotary=..., rotary_base=..., rotary_grid=..."}
-    return EvaFamily("rotary ViT", fields, {**_HALF, "crop_pct": 0.95}, assumed, ("reg_token",), side=256)
+    return Family("rotary ViT", fields, {**_HALF, "crop_pct": 0.95}, ("reg_token",), 256, assumed)
 
 
-def _dinov3(names: Names, architecture: str) -> EvaFamily:
+def _dinov3(names: Names, architecture: str) -> Family:
     pool = "token" if "lingbot" in architecture else "gap"
     fields = {
         "rotary": "dinov3", "rotary_base": 100.0, "position": "none", "norm_eps": 1e-5,
@@ -213,15 +214,14 @@ def _dinov3(names: Names, architecture: str) -> EvaFamily:
     }
     if architecture:
         del assumed["pool"]
-    return EvaFamily("DINOv3", fields, _IMAGENET, assumed, ("cls_token", "reg_token"), side=256)
+    return Family("DINOv3", fields, _IMAGENET, ("cls_token", "reg_token"), 256, assumed)
 
 
 # --- What the tensors say -------------------------------------------------------------------------------------
 
 
 def has(names: Names, pattern: str) -> bool:
-    matches = re.compile(pattern).match
-    return any(matches(name) for name in names)
+    return any(map(re.compile(pattern).match, names))
 
 
 def _is_gated(names: Names) -> bool:
@@ -243,14 +243,6 @@ def _sizes(names: Names) -> tuple[int, int]:
     return len(layers), max(sizes, key=sizes.count, default=0)
 
 
-def _grid_of_table(names: Names) -> tuple[int, int] | None:
-    """Return the square patch grid of the position embeddings; None if there are none or the grid is not square."""
-    shape = names["pos_embed"].shape if "pos_embed" in names else ()
-    patches = shape[1] - ("cls_token" in names) if len(shape) == 3 else 0
-    side = math.isqrt(max(patches, 0))
-    return (side, side) if side and side * side == patches else None
-
-
 # --- Tensors under our names ----------------------------------------------------------------------------------
 
 
@@ -266,7 +258,7 @@ def pieces_of(names: Names) -> dict[str, Piece]:
         i
         for parts in forms.values()
         for i, (_, piece) in enumerate(parts)
-        if any(alias in names for alias in piece.theirs)
+        if any(name in names for name in piece.theirs)
     }
     for parts in forms.values():
         for ours, piece in (parts[i] for i in sorted(used)):
@@ -299,29 +291,9 @@ def _parts(block: str) -> list[tuple[str, Piece]]:
 _AHEAD = "embeds."
 _CHANNELS = 3
 _TABLE, _AXES = f"{_AHEAD}pos_embed", (f"{_AHEAD}pos_embed_y", f"{_AHEAD}pos_embed_x")
-_PIXELS = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 1.0, "mean": HALF, "std": HALF}
 _ALIKE = ". Of images that are not square, naflexvit_base_patch16_par_gap cuts its positions out of a square's instead"
 # The C-RADIOv3 models whose positions are resized with aligned corners, as (registers, hidden size).
 _ALIGNED = {"naflexvit_base_patch16_radio_v3": (7, 768), "naflexvit_huge_patch16_radio_v3": (7, 1280)}
-
-
-@dataclass(frozen=True)
-class NaFlexFamily:
-    """A family of timm's NaFlexViT models.
-
-    Attributes:
-        name: the usual name.
-        fields: the fields of the configuration that no tensor determines.
-        needs: tensors that all models of the family have.
-        side: the side of square images in pixels, as in timm.
-        pixels: the preprocessing, as fields of `Preprocess`.
-    """
-
-    name: str
-    fields: Mapping[str, Any]
-    needs: tuple[str, ...]
-    side: int
-    pixels: Mapping[str, Any]
 
 
 def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
@@ -338,11 +310,11 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
     for name in (f"{_AHEAD}proj.weight", *family.needs):
         if name not in names:
             raise VitkitError(f"{checkpoint.path} (timm, {family.name}): {name} is missing")
+    patch = _patch(checkpoint)
     described = beside(checkpoint)
     fields = {**written(checkpoint), **described.get("fields", {})}
-    fields |= {
-        name: family.fields[name] for name in ("gelu",) if name in family.fields
-    }  # timm's config.json does not state it
+    if "gelu" in family.fields:  # timm's config.json does not state it
+        fields["gelu"] = family.fields["gelu"]
     size = described.get("image_size", (family.side, family.side))
     resize = family.fields["position_resize"]
     assumed = {
@@ -353,47 +325,48 @@ def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
     }
     return Layout(
         format=f"timm ({family.name})",
-        pieces=_pieces(names, checkpoint),
+        pieces=_pieces(names, patch),
         fields={**FIELDS, **family.fields, **fields},
         preprocess=described.get("preprocess", family.pixels),
         is_preprocess_known="preprocess" in described,
         classes=described.get("classes"),
-        image_size=_trained_size(names, checkpoint),
+        image_size=_trained_size(names, patch),
         pixel_size=size,
         assumed={name: text for name, text in assumed.items() if name not in fields},
     )
 
 
-def _family_naflex(names: Mapping[str, StoredTensor], architecture: str) -> NaFlexFamily:
+def _family_naflex(names: Names, architecture: str) -> Family:
     """Return the family of a NaFlexViT, which the last layers of the model determine."""
     plain = {"class_token": False, "prefix_positions": False}
     if any(name.startswith("attn_pool.") for name in names):
         fields = plain | {"pool": "map", "gelu": "tanh", "position_resize": "siglip2"}
-        return NaFlexFamily("SigLIP 2 NaFlex", fields, ("norm.weight",), 384, _PIXELS)
+        return Family("SigLIP 2 NaFlex", fields, _HALF, ("norm.weight",), 384)
     if any(name.startswith(("norm.", "fc_norm.")) for name in names):
         is_by_axis = any(name in names for name in _AXES)
         fields = plain | {"pool": "gap", "position_resize": "linear" if is_by_axis else "timm"}
-        return NaFlexFamily("NaFlexViT", fields, ("fc_norm.weight", f"{_AHEAD}reg_token"), 384, _PIXELS)
-    needs = (f"{_AHEAD}cls_token", f"{_AHEAD}reg_token", _TABLE)
-    fields = {"pool": "token", "class_token": True, "prefix_positions": False, "last_norm": False}
-    return NaFlexFamily(
-        "C-RADIO", fields | _radio(names, architecture), needs, 512, _PIXELS | {"mean": CLIP_MEAN, "std": CLIP_STD}
-    )
-
-
-def _radio(names: Mapping[str, StoredTensor], architecture: str) -> dict[str, Any]:
+        return Family("NaFlexViT", fields, _HALF, ("fc_norm.weight", f"{_AHEAD}reg_token"), 384)
     shape = names[f"{_AHEAD}reg_token"].shape if f"{_AHEAD}reg_token" in names else ()
     registers, size = shape[-2:] if len(shape) == 3 else (0, 0)
     is_aligned = architecture in _ALIGNED if architecture else (registers, size) in _ALIGNED.values()
-    return {"position_resize": "linear_aligned" if is_aligned else "linear"}
+    fields = {
+        "pool": "token", "class_token": True, "prefix_positions": False, "last_norm": False,
+        "position_resize": "linear_aligned" if is_aligned else "linear",
+    }  # fmt: skip
+    needs = (f"{_AHEAD}cls_token", f"{_AHEAD}reg_token", _TABLE)
+    return Family("C-RADIO", fields, _HALF | {"mean": CLIP_MEAN, "std": CLIP_STD}, needs, 512)
 
 
 # --- Tensors under our names ----------------------------------------------------------------------------------
 
 
-def _pieces(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> dict[str, Piece]:
+def _pieces(names: Names, patch: int) -> dict[str, Piece]:
     pieces = {name.removeprefix(_AHEAD): same(name) for name in names if name not in _AXES}
-    pieces["patch_embed.proj.weight"] = _kernel(f"{_AHEAD}proj.weight", _patch(names, checkpoint))
+    pieces["patch_embed.proj.weight"] = Piece(
+        (f"{_AHEAD}proj.weight",),
+        lambda rows: rows.unflatten(1, (patch, patch, _CHANNELS)).permute(0, 3, 1, 2),
+        lambda ours, _config: (ours.permute(0, 2, 3, 1).flatten(1),),
+    )
     pieces["patch_embed.proj.bias"] = same(f"{_AHEAD}proj.bias")
     del pieces["proj.weight"]
     pieces.pop("proj.bias", None)
@@ -407,15 +380,9 @@ def _pieces(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> dict[s
     return pieces
 
 
-def _kernel(name: str, side: int) -> Piece:
-    def split(ours: Tensor, _config: ViTConfig) -> tuple[Tensor]:
-        return (ours.permute(0, 2, 3, 1).flatten(1),)
-
-    return Piece((name,), lambda rows: rows.unflatten(1, (side, side, _CHANNELS)).permute(0, 3, 1, 2), split)
-
-
-def _patch(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> int:
-    shape = names[f"{_AHEAD}proj.weight"].shape
+def _patch(checkpoint: Checkpoint) -> int:
+    """Return the side of the square patches in pixels."""
+    shape = checkpoint.tensors[f"{_AHEAD}proj.weight"].shape
     side = math.isqrt(shape[1] // _CHANNELS) if len(shape) == 2 else 0
     if not side or _CHANNELS * side * side != shape[1]:
         raise VitkitError(
@@ -425,9 +392,8 @@ def _patch(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> int:
     return side
 
 
-def _trained_size(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> tuple[int, int] | None:
+def _trained_size(names: Names, side: int) -> tuple[int, int] | None:
     """Return the image size (height, width) in pixels of the position embeddings' grid; None if it is unknown."""
-    side = _patch(names, checkpoint)
     if _TABLE in names and len(names[_TABLE].shape) == 4:
         return names[_TABLE].shape[1] * side, names[_TABLE].shape[2] * side
     if all(name in names and len(names[name].shape) == 3 for name in _AXES):
@@ -435,7 +401,7 @@ def _trained_size(names: Mapping[str, StoredTensor], checkpoint: Checkpoint) -> 
     return None
 
 
-BEIT_PIXELS = {"fit": "crop", "interpolation": "bicubic", "crop_pct": 0.9, "mean": HALF, "std": HALF}
+BEIT_PIXELS = {**_HALF, "crop_pct": 0.9}
 _TABLE_BEIT = (
     r"(blocks\.(?P<layer>\d+)\.attn\.(rel_pos\.)?|rel_pos_bias\.|shared_rel_pos\.)relative_position_bias_table$"
 )
@@ -461,7 +427,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         raise VitkitError(f"{checkpoint.path} ({name}): cls_token is missing")
     described = beside(checkpoint)
     settings = {**written(checkpoint), **described.get("fields", {})}
-    fields, assumed = (_of_tables if is_table else _of_mlps)(names)
+    fields, assumed = (_of_tables(names), {}) if is_table else _of_mlps(names)
     if is_table and "preprocess" not in described:
         assumed["family"] = (
             "BEiT, whose pixels have mean and std 0.5; BEiTv2 has the same tensors and ImageNet's: if this is one, "
@@ -487,7 +453,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def _of_tables(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
+def _of_tables(names: Names) -> dict[str, Any]:
     is_shared = not has(names, r"blocks\.\d+\.attn\.(rel_pos\.)?relative_position_bias_table$")
     fields = {
         "position": "relative_bias",
@@ -495,7 +461,7 @@ def _of_tables(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
         "class_token": True,
         "pool": "gap" if has(names, r"fc_norm\.") else "token",
     }
-    return fields | _fields_by_names(shape[1] for shape in shapes_like(names, _TABLE_BEIT) if len(shape) == 2), {}
+    return fields | _heads(shape[1] for shape in shapes_like(names, _TABLE_BEIT) if len(shape) == 2)
 
 
 def _of_mlps(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
@@ -513,14 +479,14 @@ def _of_mlps(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
             "res-post, because there is no LayerScale, as in timm's vit_relpos_*_rpn_*; if wrong: norm='pre'"
         )
     fc1, fc2 = (shapes_like(names, _MLP.replace("fc[12]", f"fc{i}").replace("(weight|bias)", "weight")) for i in (1, 2))
-    fields |= _fields_by_names(shape[0] for shape in fc2 if shape)
+    fields |= _heads(shape[0] for shape in fc2 if shape)
     sizes = [shape[0] for shape in fc1 if shape]
     return fields | ({"relative_size": max(sizes, key=sizes.count)} if sizes else {}), assumed
 
 
-def _fields_by_names(heads: Any) -> dict[str, Any]:
-    fields_of_heads = list(heads)
-    return {"heads": max(fields_of_heads, key=fields_of_heads.count)} if fields_of_heads else {}
+def _heads(counts: Iterable[int]) -> dict[str, int]:
+    heads = list(counts)
+    return {"heads": max(heads, key=heads.count)} if heads else {}
 
 
 def _size_of_tables(names: Names) -> tuple[int, int]:
@@ -539,9 +505,8 @@ def _size_of_tables(names: Names) -> tuple[int, int]:
 def _pieces_beit(names: Names) -> dict[str, Piece]:
     """Return the `Piece`s of all tensors, including a position table or MLP that all blocks share."""
     pieces = pieces_of(names)
-    shared = (
-        {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in MLP_PARTS} if has(names, r"shared_.*mlp") else {}
-    )
+    mlp = MLP_PARTS if has(names, r"shared_.*mlp") else ()
+    shared = {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in mlp}
     for prefix in ("rel_pos_bias", "shared_rel_pos"):
         if f"{prefix}.relative_position_bias_table" in names:
             shared["rel_pos.0.table"] = f"{prefix}.relative_position_bias_table"
