@@ -622,9 +622,29 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
         return None
     entry = weights_for(name, use)
     if entry is None:
-        raise VitkitError(_nothing_for(name, use))
+        parsed = _MODEL.fullmatch(name)
+        known = [] if parsed is None else [entry.name for entry in _of_body(parsed["body"])]
+        if not known:
+            raise VitkitError(
+                f"no weights of {name} are published under that name: it can be built, and trained from scratch"
+            )
+        wanted = "classifier of ImageNet-1k" if use == "answers" else "backbone to fine-tune"
+        raise VitkitError(f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}")
+    what = {
+        "imagenet1k": "a classifier of ImageNet-1k",
+        "imagenet21k": "of ImageNet-21k with its 21,843 classes",
+        "none": "features without a classifier",
+    }[entry.classes]
+    if use == "training":
+        what = "which fine-tunes best" if entry.classes == "imagenet21k" else "DeiT's own"
     size = config_for(name).image_size
-    return Meaning(entry, size, _say(name, entry, size, use))
+    resized = "" if entry.preprocess.size == size else f", its positions resized to {size[0]} pixels"
+    body = entry.name.partition(".")[0].rpartition("_")[0]
+    says = (
+        f"{entry.name} ({entry.licence}), {what}{resized}; {name} names no tag: "
+        f"`vitkit models {body} --weights` lists others"
+    )
+    return Meaning(entry, size, says)
 
 
 def weights_for(model: str, use: Use) -> Entry | None:
@@ -663,31 +683,6 @@ def _tag(entry: Entry) -> str:
 
 def _side(entry: Entry) -> int:
     return entry.preprocess.size[0]
-
-
-def _say(name: str, entry: Entry, size: Pair, use: Use) -> str:
-    what = {
-        "imagenet1k": "a classifier of ImageNet-1k",
-        "imagenet21k": "of ImageNet-21k with its 21,843 classes",
-        "none": "features without a classifier",
-    }[entry.classes]
-    if use == "training":
-        what = "which fine-tunes best" if entry.classes == "imagenet21k" else "DeiT's own"
-    resized = "" if entry.preprocess.size == size else f", its positions resized to {size[0]} pixels"
-    body = entry.name.partition(".")[0].rpartition("_")[0]
-    return (
-        f"{entry.name} ({entry.licence}), {what}{resized}; {name} names no tag: "
-        f"`vitkit models {body} --weights` lists others"
-    )
-
-
-def _nothing_for(name: str, use: Use) -> str:
-    parsed = _MODEL.fullmatch(name)
-    known = [] if parsed is None else [entry.name for entry in _of_body(parsed["body"])]
-    if not known:
-        return f"no weights of {name} are published under that name: it can be built, and trained from scratch"
-    wanted = "classifier of ImageNet-1k" if use == "answers" else "backbone to fine-tune"
-    return f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}"
 
 
 def _refuse_unknown_tag(name: str) -> None:

@@ -23,7 +23,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -136,13 +136,10 @@ def noted(checkpoint: Checkpoint) -> dict[str, Any]:
 def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """Remove the prefixes that wrappers put before names (data parallel, torch.compile, a model within a model).
 
-    Returns:
-        The tensors of the model by name; and what was left out, each with the reason: tensors of the training, and
-        other sets of weights, which stand under other prefixes.
-
-    Raises:
-        VitkitError: two names become the same, and neither is that of averaged weights.
+    Also return what was left out, each with the reason: tensors of the training, and other sets of weights, which stand
+    under other prefixes. Names that become the same are an error, unless one is that of averaged weights.
     """
+    ambiguous = "under several prefixes, and it is not clear which one to use: save only one of them"
     sets: dict[str, dict[str, StoredTensor]] = {}
     passed_over: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -152,7 +149,7 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
         if _OF_TRAINING.match(bare):
             passed_over[name] = "it belongs to the training"
         elif bare in sets.setdefault(prefix, {}):
-            raise _ambiguous(bare, path)
+            raise VitkitError(f"{path} contains {bare} {ambiguous}")
         else:
             sets[prefix][bare] = tensor
     merged: dict[str, StoredTensor] = {}
@@ -165,14 +162,8 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
         elif all(_rank(other) < _rank(prefix) for other in taken):
             passed_over[prefix.rstrip(".") or "the set without a prefix"] = f"{taken[0].rstrip('.')} was taken"
         else:
-            raise _ambiguous(min(same), path)
+            raise VitkitError(f"{path} contains {min(same)} {ambiguous}")
     return {name: merged[name] for of_set in sets.values() for name in of_set if name in merged}, passed_over
-
-
-def _ambiguous(name: str, path: Path) -> VitkitError:
-    return VitkitError(
-        f"{path} contains {name} under several prefixes, and it is not clear which one to use: save only one of them"
-    )
 
 
 def _rank(name: str) -> int:
@@ -201,9 +192,8 @@ def tuck_in(path: Path, data: bytes, comment: bytes | None = None) -> None:
             archive.fp.seek(archive.start_dir)
             archive.fp.write(data + _END.pack(len(data), _NAME))
             archive.start_dir = archive.fp.tell()
-        archive.comment = (
-            archive.comment if comment is None else comment
-        )  # setting it makes zipfile write the directory again
+        # Setting the comment makes zipfile write the directory again.
+        archive.comment = archive.comment if comment is None else comment
 
 
 def tucked_in(path: Path) -> bytes | None:
@@ -225,6 +215,14 @@ def _damaged(path: Path, why: object) -> VitkitError:
     return VitkitError(f"{path} is damaged: {why}; restore it or download it again")
 
 
+_NPY_TYPES = {
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float16): torch.float16,
+    np.dtype(np.float64): torch.float64,
+    np.dtype("V2"): torch.bfloat16,  # as in big_vision's files, since numpy has no bfloat16
+}
+
+
 def read_npz(path: Path) -> Checkpoint:
     """Read the headers of an .npz file. An array is decompressed only when it is needed."""
     try:
@@ -233,21 +231,20 @@ def read_npz(path: Path) -> Checkpoint:
         tensors = {member.filename.removesuffix(".npy"): _of_npz(archive, member, path) for member in members}
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
         raise _damaged(path, error) from error
-    return Checkpoint(path=path, tensors=tensors, metadata=_of_comment(archive.comment), pictures=tucked_in(path))
-
-
-def _of_comment(comment: bytes) -> dict[str, str]:
-    """Return the sections that vitkit's export stored in the comment of a zip file, as JSON text by name."""
     try:
-        content = from_json(comment)
+        note = from_json(archive.comment)
     except ValueError:
-        return {}
-    return {name: json.dumps(value) for name, value in content.items()} if isinstance(content, dict) else {}
+        note = None
+    sections = note if isinstance(note, dict) else {}  # what vitkit's export stored, by name
+    metadata = {name: json.dumps(value) for name, value in sections.items()}
+    return Checkpoint(path=path, tensors=tensors, metadata=metadata, pictures=tucked_in(path))
 
 
 def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> StoredTensor:
     with archive.open(member) as stream:
-        shape, fortran, dtype = _npy_header(stream)
+        is_first = np.lib.format.read_magic(stream) == (1, 0)
+        header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(stream)
         begin = stream.tell()
     if dtype.hasobject:
         raise VitkitError(
@@ -258,53 +255,20 @@ def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> St
         raise _damaged(path, f"{member.filename} is not as large as its shape {shape} says")
 
     def read() -> Tensor:
-        array = np.empty(shape[::-1] if fortran else shape, dtype)
-        with archive.open(member) as stream:
-            stream.read(begin)
-            _fill(stream, array.reshape(-1).view(np.uint8).data, path)
-        return _as_tensor(array.T if fortran else array)
-
-    return StoredTensor(shape, _torch_dtype(dtype), read)
-
-
-def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = np.lib.format.read_magic(stream)
-    reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return reader(stream)
-
-
-def _fill(stream: IO[bytes], buffer: memoryview, path: Path) -> None:
-    done = 0
-    while done < len(buffer):
         try:
-            count = stream.readinto(buffer[done:])  # type: ignore[attr-defined]
-        except (zipfile.BadZipFile, EOFError) as error:
+            with archive.open(member) as stream:
+                array: Any = np.lib.format.read_array(stream, allow_pickle=False)
+        except (zipfile.BadZipFile, EOFError, ValueError) as error:
             raise _damaged(path, error) from error
-        if not count:
-            raise _damaged(path, "it ends too early")
-        done += count
+        if dtype == np.dtype("V2"):
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(array)
 
-
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    if dtype == np.dtype("V2"):
-        return torch.bfloat16  # as in big_vision's files, since numpy has no bfloat16
-    kinds = {np.dtype(np.float32): torch.float32, np.dtype(np.float16): torch.float16, np.dtype(float): torch.float64}
-    return kinds.get(dtype, torch.int64)
-
-
-def _as_tensor(array: Any) -> Tensor:
-    if array.dtype == np.dtype("V2"):
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+    return StoredTensor(shape, _NPY_TYPES.get(dtype, torch.int64), read)
 
 
 PICTURES = "vitkit_pictures"  # the key of the record in a safetensors file's metadata
-_SAFE_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+_SAFE_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
@@ -398,11 +362,7 @@ def _of_torch(tensor: Tensor, check: Callable[[], None]) -> StoredTensor:
 
 
 def _check_sums(path: Path) -> None:
-    """Compare the content of a zip file with its checksums, which PyTorch does not do; 0 means that there is none.
-
-    Raises:
-        VitkitError: a part of the file has another checksum.
-    """
+    """Compare the content of a zip file with its checksums, which PyTorch does not do; 0 means that there is none."""
     try:
         with zipfile.ZipFile(path) as archive:
             for member in filter(lambda member: member.CRC, archive.infolist()):
@@ -507,40 +467,26 @@ def _read_folder(folder: Path) -> Checkpoint:
         if twice := tensors.keys() & part.tensors.keys():
             raise _damaged(folder, f"{min(twice)} is in several files")
         tensors |= part.tensors
+    description = folder / ("open_clip_config.json" if files[0].name in _OPEN_CLIP else "config.json")
+    config = _read_json(description)
+    if config is not None and not isinstance(config.get("model_type", ""), str | None):
+        raise _damaged(description, "model_type is not text")
+    processor_config = folder / "processor_config.json"  # whose settings come first, as in transformers
+    processor = (_read_json(processor_config) or {}).get("image_processor")
+    if not isinstance(processor, dict | None):
+        raise _damaged(processor_config, "image_processor is not an object")
+    if processor is None:
+        processor = _read_json(folder / "preprocessor_config.json")
     return Checkpoint(
         path=folder,
         tensors=tensors,
         wrappers=part.wrappers,
-        config=_read_description(folder / _description_of(files)),
-        preprocessor=_read_processor(folder),
+        config=config,
+        preprocessor=processor,
         metadata=part.metadata,
         passed_over=part.passed_over,
         pictures=part.pictures,
     )
-
-
-def _read_processor(folder: Path) -> dict[str, Any] | None:
-    """Return the settings of the image processor. As in transformers, those in processor_config.json come first."""
-    path = folder / "processor_config.json"
-    nested = (_read_json(path) or {}).get("image_processor")
-    if not isinstance(nested, dict | None):
-        raise _damaged(path, "image_processor is not an object")
-    return _read_json(folder / "preprocessor_config.json") if nested is None else nested
-
-
-def _read_description(path: Path) -> dict[str, Any] | None:
-    described = _read_json(path)
-    if described is not None and not isinstance(described.get("model_type", ""), str | None):
-        raise _damaged(path, "model_type is not text")
-    return described
-
-
-def _description_of(files: list[Path]) -> str:
-    """Return the name of the file that describes the model in a folder.
-
-    A folder of OpenCLIP may also contain the model in transformers' layout, whose config.json must not be used.
-    """
-    return "open_clip_config.json" if files[0].name in _OPEN_CLIP else "config.json"
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -572,11 +518,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shards(path: Path, index: dict[str, Any]) -> list[Path]:
-    """Return the files that an index in the same folder names.
-
-    Raises:
-        VitkitError: the index names no file, or a file in another folder.
-    """
+    """Return the files that an index names, which must be in the same folder."""
     try:
         shards = sorted(set(index["weight_map"].values()))
     except (KeyError, AttributeError, TypeError) as error:

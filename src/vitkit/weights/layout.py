@@ -95,7 +95,7 @@ class Layout:
         """
         shapes = {}
         for name, piece in self.pieces.items():
-            shape = _joined_shape(piece, [tensors.get(theirs) for theirs in piece.theirs])
+            shape = joined_shape(piece, [tensors.get(theirs) for theirs in piece.theirs])
             if shape is not None and not set(piece.theirs) & set(self.dropped):
                 shapes[name] = shape
         return shapes
@@ -163,7 +163,7 @@ def _wrong_shapes(piece: Piece, stored: Sequence[StoredTensor], shape: torch.Siz
         for theirs, tensor in zip(piece.theirs, stored, strict=True)
         if not tensor.dtype.is_floating_point
     }
-    if not wrong and _joined_shape(piece, stored) != shape:
+    if not wrong and joined_shape(piece, stored) != shape:
         wrong = {
             theirs: f"expected {tuple(shape)}, not {tensor.shape}"
             for theirs, tensor in zip(piece.theirs, stored, strict=True)
@@ -171,7 +171,7 @@ def _wrong_shapes(piece: Piece, stored: Sequence[StoredTensor], shape: torch.Siz
     return wrong | integers
 
 
-def _joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.Size | None:
+def joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.Size | None:
     """Return the shape of our tensor after joining the stored ones; None if one is missing or the shapes do not fit."""
     if any(tensor is None for tensor in stored):
         return None

@@ -94,9 +94,17 @@ class LoadPlan:
         Raises:
             VitkitError: a value is NaN or infinite; the message names the tensor.
         """
-        tensors = read_all(self.read)
+        tensors, report = read_all(self.read), self.report
         for name, tensor in tensors.items():
-            self._check_finite(name, tensor)
+            low, high = torch.aminmax(tensor) if tensor.numel() else (tensor.sum(), tensor.sum())
+            if low.isfinite() and high.isfinite():  # both are NaN if any value is
+                continue
+            spoiled = int((~tensor.isfinite()).sum())
+            raise VitkitError(
+                f"{report.source}: {report.renamed.get(name, name)} has {spoiled} NaN or infinite values of "
+                f"{tensor.numel()}: the checkpoint is damaged, or was written in a precision that is too narrow for "
+                "it; restore it, or use float32"
+            )
         return tensors, self._report_zeros(tensors)
 
     def build(self) -> Classifier:
@@ -129,7 +137,12 @@ class LoadPlan:
             return report
         head = "head." if isinstance(self.config, ViTConfig) else f"{anatomy_of(self.config).head}."
         weights = [name for name in report.matched if not name.endswith(_MAY_BE_ZEROS) and name in tensors]
-        zeros = [name for name in weights if _has_zeros(name, tensors[name])]
+        zeros = []
+        for name in weights:
+            # A fused tensor of q, k and v counts if one of the three contains only zeros.
+            parts = tensors[name].chunk(3) if name.endswith("attn.qkv.weight") else (tensors[name],)
+            if tensors[name].is_floating_point() and not all(part.any() for part in parts):
+                zeros.append(name)
         if f"{head}weight" in zeros:
             report = dataclasses.replace(report, notes=(*report.notes, UNTRAINED_HEAD))
         lost = [report.renamed.get(name, name) for name in zeros if not name.startswith((head, "head_dist."))]
@@ -138,29 +151,8 @@ class LoadPlan:
         warning = f"only zeros in {listed(lost, 6)}: the checkpoint is damaged, or was not trained"
         return dataclasses.replace(report, warnings=(*report.warnings, f"{warning}; expect wrong predictions"))
 
-    def _check_finite(self, name: str, tensor: Tensor) -> None:
-        """Raise an error if a tensor contains NaN or infinite values."""
-        low, high = torch.aminmax(tensor) if tensor.numel() else (tensor.sum(), tensor.sum())
-        if low.isfinite() and high.isfinite():  # both are NaN if any value is
-            return
-        spoiled = int((~tensor.isfinite()).sum())
-        theirs = self.report.renamed.get(name, name)
-        raise VitkitError(
-            f"{self.report.source}: {theirs} has {spoiled} NaN or infinite values of {tensor.numel()}: the "
-            "checkpoint is damaged, or was written in a precision that is too narrow for it; restore it, or use float32"
-        )
-
 
 _MAY_BE_ZEROS = ("bias", "running_mean", "num_batches_tracked")
-
-
-def _has_zeros(name: str, tensor: Tensor) -> bool:
-    """Return whether a tensor contains only zeros.
-
-    A fused tensor of q, k and v counts if one of the three contains only zeros.
-    """
-    parts = tensor.chunk(3) if name.endswith("attn.qkv.weight") else (tensor,)
-    return tensor.is_floating_point() and not all(part.any() for part in parts)
 
 
 def target_of(source: Config, num_classes: int | None, size: Pair | None, changes: Mapping[str, Any]) -> Config:
@@ -188,10 +180,7 @@ def target_of(source: Config, num_classes: int | None, size: Pair | None, change
 
 
 def _has_logits(source: ViTConfig, changes: Mapping[str, Any]) -> bool | None:
-    """Return whether the caller requests the representation layer; None if the caller states nothing.
-
-    The caller may use `has_logits` or `representation_size`.
-    """
+    """Return whether the caller requests the representation layer by either option; None if by none."""
     has_logits: bool | None = changes.get("has_logits")
     if "representation_size" not in changes:
         return has_logits
@@ -208,13 +197,21 @@ def make_plan(
     name: str, origin: SourceWeights, target: Config, classes: Sequence[str] | None, preprocess: PreprocessLike | None
 ) -> LoadPlan:
     """Adapt the weights of a source to the requested configuration, and report what happens to every tensor."""
-    shapes = shapes_between(origin.config, target)
-    adapted = _adapt(origin, target, shapes)
+    source = origin.config
+    shapes = shapes_between(source, target)
+    if isinstance(source, NetworkConfig):
+        assert isinstance(target, NetworkConfig)
+        adapted = adapt_network(origin.read, source, target, shapes)
+    elif source == target and origin.read.keys() == shapes.keys():
+        adapted = Adapted(dict(origin.read))
+    else:
+        assert isinstance(target, ViTConfig)
+        adapted = adapt(origin.read, source, target, shapes)
     if classes is None:
         classes = tuple(map(str, range(target.num_classes)))
     new = {*adapted.replaced, *origin.unfit}
-    keeps_head = not adapted.replaced and target.num_classes == origin.config.num_classes
-    is_same = keeps_head and all(getattr(target, name, 0) == getattr(origin.config, name, 0) for name in _SIZES)
+    keeps_head = not adapted.replaced and target.num_classes == source.num_classes
+    is_same = keeps_head and all(getattr(target, name, 0) == getattr(source, name, 0) for name in _SIZES)
     notes = origin.notes if is_same or not keeps_head or origin.trust is None else (*origin.notes, _OTHER_SIZE)
     thresholds = origin.thresholds
     if origin.task is not None and keeps_head and target.num_classes:
@@ -252,12 +249,9 @@ def make_plan(
 
 
 def _thresholds(name: str, task: Task, outputs: int) -> tuple[tuple[float, ...] | None, tuple[str, ...]]:
-    """Return the thresholds for the head of a foreign checkpoint, and notes; thresholds are None for a softmax.
+    """Return the thresholds for the head of a foreign checkpoint, None for a softmax, and notes.
 
     A head with one output is that of a sigmoid, because a softmax of one logit is always 1.
-
-    Raises:
-        VitkitError: the outputs of the head are numbers, and not logits of classes.
     """
     if task == "regression":
         raise VitkitError(
@@ -271,11 +265,7 @@ def _thresholds(name: str, task: Task, outputs: int) -> tuple[tuple[float, ...] 
 
 
 def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
-    """Return the plan with the requested preprocessing.
-
-    The report no longer lists requested settings as assumed. If vitkit recorded the preprocessing of the training and
-    the request differs, the report contains a warning.
-    """
+    """Return the plan with the requested preprocessing, and a warning if it is not that of vitkit's own training."""
     settings = settings_of(requested, plan.preprocess)
     preprocess = dataclasses.replace(plan.preprocess, **{"unknown": "", **settings})
     assumed, warnings = dict(plan.report.assumed), plan.report.warnings
@@ -292,17 +282,6 @@ def _with_preprocess(plan: LoadPlan, requested: PreprocessLike) -> LoadPlan:
     report = dataclasses.replace(plan.report, assumed=assumed, warnings=warnings, notes=notes)
     trust = plan.trust if preprocess == plan.preprocess else None  # recorded with the other preprocessing
     return dataclasses.replace(plan, preprocess=preprocess, report=report, trust=trust)
-
-
-def _adapt(origin: SourceWeights, target: Config, shapes: Mapping[str, torch.Size]) -> Adapted:
-    source = origin.config
-    if isinstance(source, NetworkConfig):
-        assert isinstance(target, NetworkConfig)
-        return adapt_network(origin.read, source, target, shapes)
-    assert isinstance(target, ViTConfig)
-    if source == target and origin.read.keys() == shapes.keys():
-        return Adapted(dict(origin.read))
-    return adapt(origin.read, source, target, shapes)
 
 
 def _preprocess(pixels: Mapping[str, Any], config: Config) -> Preprocess:
@@ -477,7 +456,10 @@ class WeightsSource:
         size = None if image_size is None else as_pair(image_size, "image_size")
         changes: dict[str, Any] = {name: overrides.pop(name) for name in _BY_TARGET if name in overrides}
         if self.network is not None:
-            config = _network_config(self.network, size, overrides, is_published=self.path is None)
+            config = config_of(self.network, **overrides)
+            assert isinstance(config, NetworkConfig)
+            published = published_size(config) if size is None and self.path is None else size
+            config = config if published is None else config.replace(image_size=published)
             origin = read_network(config, self.path)
             size = size or config.image_size
         elif self.description is not None:
@@ -489,7 +471,12 @@ class WeightsSource:
             origin = read_foreign(self.checkpoint, self.entry, overrides, allow_partial=allow_partial, **fitted)
         preprocess = "timm" if self.is_timms and preprocess is None else preprocess
         if isinstance(preprocess, str) and preprocess == "timm" and self.entry is not None:
-            preprocess = _pixels_of_timm(self.entry)
+            if self.entry.timm is None:
+                raise VitkitError(
+                    f"timm has no weights named {self.entry.name}, so their preprocessing is unknown: pass it as "
+                    "--preprocess"
+                )
+            preprocess = {name: value for name, value in asdict(self.entry.timm).items() if name != "size"}
         if self.meaning is not None:
             origin = replace(origin, assumed={"weights": self.meaning.says, **origin.assumed})
         if size is None and "patch_size" not in changes:
@@ -508,51 +495,33 @@ def look(source: str | Path, *, use: Use = "answers", network: str | None = None
     Raises:
         VitkitError: the source does not exist or is damaged.
     """
-    if network is None:
-        source, network = _named_file(str(source))
-    name = _network_of(str(source), network)
+    source = str(source)
+    named, _, file = source.partition("@")  # torchvision:resnet18@FILE
+    if network is None and file and not Path(source).exists() and split_network(named):
+        source, network = file, named
+    name = _network_of(source, network)
     if name is not None:
         path = None if network is None else Path(source)
-        return WeightsSource(source=str(source), path=path, network=name)
+        return WeightsSource(source=source, path=path, network=name)
     path, entry, meaning, is_timms = Path(source), None, None, False
     if not path.exists():
-        bare, is_timms = split_timm(str(source))
+        bare, is_timms = split_timm(source)
         meaning = meaning_of(bare, use)
         path, entry = locate(bare if meaning is None else meaning.entry.name)
     if path.name == model_folder.WEIGHTS and model_folder.is_model_folder(path.parent):
         path = path.parent  # the weights file has neither classes nor preprocessing
-    if model_folder.is_model_folder(path):
-        description = model_folder.read_description(path)
-        return WeightsSource(
-            source=str(source),
-            path=path,
-            checkpoint=read_checkpoint(path / model_folder.WEIGHTS, full_names=True),
-            description=description,
-            entry=entry,
-            meaning=meaning,
-            is_timms=is_timms,
-        )
-    if (path / RECIPE).is_file():
+    is_ours = model_folder.is_model_folder(path)
+    if not is_ours and (path / RECIPE).is_file():
         raise VitkitError(f"the run in {path} has not saved a model yet: continue it with {resume_command(path)}")
-    checkpoint = read_checkpoint(path)
     return WeightsSource(
-        source=str(source), path=path, checkpoint=checkpoint, entry=entry, meaning=meaning, is_timms=is_timms
+        source=source,
+        path=path,
+        description=model_folder.read_description(path) if is_ours else None,
+        checkpoint=read_checkpoint(path / model_folder.WEIGHTS if is_ours else path, full_names=is_ours),
+        entry=entry,
+        meaning=meaning,
+        is_timms=is_timms,
     )
-
-
-def _pixels_of_timm(entry: Entry) -> dict[str, Any]:
-    """Return timm's preprocessing for the weights that timm publishes under the same name."""
-    if entry.timm is None:
-        raise VitkitError(
-            f"timm has no weights named {entry.name}, so their preprocessing is unknown: pass it as --preprocess"
-        )
-    return {name: value for name, value in asdict(entry.timm).items() if name != "size"}
-
-
-def _named_file(source: str) -> tuple[str, str | None]:
-    """Split `torchvision:resnet18@FILE` into the file and its network; return any other source unchanged, and None."""
-    name, at, file = source.partition("@")
-    return (file, name) if at and file and not Path(source).exists() and split_network(name) else (source, None)
 
 
 def _network_of(source: str, network: str | None) -> str | None:
@@ -566,14 +535,6 @@ def _network_of(source: str, network: str | None) -> str | None:
     if network is not None and any(map(model_folder.is_model_folder, (path, path.parent))):
         return None  # a model folder names its network itself
     return name
-
-
-def _network_config(name: str, size: Pair | None, overrides: Mapping[str, Any], *, is_published: bool) -> NetworkConfig:
-    """Return the configuration of another library's network, at the size of its published weights by default."""
-    config = config_of(name, **overrides)
-    assert isinstance(config, NetworkConfig)
-    size = size or (published_size(config) if is_published else None)
-    return config if size is None else config.replace(image_size=size)
 
 
 def locate(source: str | Path) -> tuple[Path, Entry | None]:
