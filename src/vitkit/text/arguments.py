@@ -71,8 +71,10 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
         for name, value in bound.arguments.items():
             if name in kinds:
                 bound.arguments[name] = _as_one_of(name, kinds[name], value)
-            if name in ranges:
-                _check_range(name, ranges[name], bound.arguments[name])
+            between, taken = ranges.get(name), bound.arguments[name]
+            if between is not None and taken is not None and not between.low <= taken <= between.high:
+                bound_text = f"least {between.low:g}" if taken < between.low else f"most {between.high:g}"
+                raise VitkitError(f"--{name.replace('_', '-')} must be at {bound_text}, not {taken}")
         with ExitStack() as stack:
             if "progress" in bound.arguments:
                 stack.enter_context(reporting_to(bound.arguments["progress"]))
@@ -99,15 +101,6 @@ def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]
     assert isinstance(inner.slice, ast.Tuple)
     kind, *marks = inner.slice.elts
     return ast.unparse(kind), [eval(ast.unparse(mark), known) for mark in marks]  # noqa: S307  # a module's own text
-
-
-def _check_range(name: str, between: Between, value: Any) -> None:
-    if value is None or between.low <= value <= between.high:
-        return
-    flag = "--" + name.replace("_", "-")
-    if value < between.low:
-        raise VitkitError(f"{flag} must be at least {between.low:g}, not {value}")
-    raise VitkitError(f"{flag} must be at most {between.high:g}, not {value}")
 
 
 def path_text(path: object, what: str) -> str:
@@ -145,26 +138,20 @@ def _kinds(annotation: object, known: dict[str, Any]) -> tuple[str, ...] | None:
     if not isinstance(annotation, str):
         return None
     kinds: list[str] = []
-    for part in re.split(r"\|(?![^\[]*\])", annotation):  # `str | Sequence[int | None]` has two parts
-        part_kinds = _kind(part.strip(), known)
-        if part_kinds is None:
+    known_kinds = ("int", "float", "bool", "str", "Path", "None", "Sequence[str]", "Sequence[int]", *_NAMED)
+    for part in map(str.strip, re.split(r"\|(?![^\[]*\])", annotation)):  # `str | Sequence[int | None]` has two parts
+        origin, inner = get_origin(known.get(part)), get_args(known.get(part))
+        if part in known_kinds:
+            kinds.append(part)
+        elif origin is Literal and all(isinstance(option, str) for option in inner):
+            kinds.append("str")
+        elif part == "tuple[int, int]" or (origin, inner) == (tuple, (int, int)):
+            kinds.append("pair")
+        else:
             return None
-        kinds += part_kinds
     if {"str", "Path"} <= set(kinds):
         kinds = ["path", *(kind for kind in kinds if kind not in ("str", "Path"))]
     return tuple(dict.fromkeys(kinds)) or None
-
-
-def _kind(part: str, known: dict[str, Any]) -> list[str] | None:
-    if part in ("int", "float", "bool", "str", "Path", "None", *_NAMED):
-        return [part]
-    if part in ("Sequence[str]", "Sequence[int]"):
-        return [part]
-    alias = known.get(part)
-    origin, inner = get_origin(alias), get_args(alias)
-    if origin is Literal:
-        return ["str"] if all(isinstance(option, str) for option in inner) else None
-    return ["pair"] if part == "tuple[int, int]" or (origin, inner) == (tuple, (int, int)) else None
 
 
 def _as_one_of(name: str, kinds: Sequence[str], value: object) -> object:
@@ -175,10 +162,6 @@ def _as_one_of(name: str, kinds: Sequence[str], value: object) -> object:
     *others, last = [_PHRASES.get(kind, f"a {kind}") for kind in kinds]
     expected = f"{', '.join(others)} or {last}" if others else last
     raise VitkitError(f"{name} must be {expected}, not {type_of(value)}")
-
-
-def _is_a(kind: str, value: object) -> bool:
-    return isinstance(value, (str, os.PathLike)) if kind == "path" else _fitted("", kind, value)[0]
 
 
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
@@ -205,10 +188,12 @@ def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
     if kind in ("str", "None"):
         return (isinstance(value, str) if kind == "str" else value is None), value
     if kind == "pair" or kind.startswith("Sequence"):
-        inner = "path" if kind == "Sequence[str]" else "int"  # a text in it may be the name of a file
         is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
-        fits = is_list and all(_is_a(inner, item) for item in value)  # type: ignore[attr-defined]
-        return fits and (kind != "pair" or len(value) == 2), value  # type: ignore[arg-type]
+        if not is_list or (kind == "pair" and len(value) != 2):  # type: ignore[arg-type]
+            return False, value
+        if kind == "Sequence[str]":  # a text in it may be the name of a file
+            return all(isinstance(item, (str, os.PathLike)) for item in value), value  # type: ignore[attr-defined]
+        return all(_fitted("", "int", item)[0] for item in value), value  # type: ignore[attr-defined]
     return any(base.__name__ == kind for base in type(value).__mro__), value
 
 
@@ -253,9 +238,7 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
     if value is None and is_optional:
         return None
     kind = next(option for option in get_args(hint) if option is not type(None)) if is_optional else hint
-    if get_origin(kind) is Literal and any(
-        type(value) is type(option) and value == option for option in get_args(kind)
-    ):
+    if get_origin(kind) is Literal and any(type(value) is type(each) and value == each for each in get_args(kind)):
         return value
     if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
         kinds = get_args(kind)
@@ -330,7 +313,7 @@ def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
     for name, hint in hints_of(instance.__class__).items():
         if name not in exclude:
             object.__setattr__(instance, name, as_typed(name, hint, getattr(instance, name)))
-    for name, within in _ranges(instance.__class__).items():
+    for name, within in _ranges(instance.__class__):
         value = getattr(instance, name)
         if value is not None and not within.low <= value <= within.high:
             raise VitkitError(f"{name} must be between {within.low:g} and {within.high:g}, not {value:g}")
@@ -344,11 +327,7 @@ def hints_of(kind: Any) -> dict[str, Any]:
 
 
 @cache
-def _ranges(kind: Any) -> dict[str, Between]:
+def _ranges(kind: Any) -> list[tuple[str, Between]]:
     hints = get_type_hints(kind, include_extras=True)
-    return {
-        name: mark
-        for name, hint in hints.items()
-        for mark in getattr(hint, "__metadata__", ())
-        if isinstance(mark, Between)
-    }
+    marks = ((name, mark) for name, hint in hints.items() for mark in getattr(hint, "__metadata__", ()))
+    return [(name, mark) for name, mark in marks if isinstance(mark, Between)]

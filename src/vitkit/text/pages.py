@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure, FigureBase
-    from matplotlib.ft2font import FT2Font
 
 F = TypeVar("F", bound="FigureBase")
 Fonts = Literal["sans", "latex"]
@@ -111,25 +110,18 @@ def shorten(name: str, most: int = 22) -> str:
     A word with a character that no installed font has becomes a number, and `with_all_letters` logs what it stands for.
     """
     words = name.encode(errors="replace").decode().split()  # the name of a folder may not be UTF-8
-    fonts = _opened() if any(ord(character) > _BEYOND for character in name) else []
-    text = " ".join(word if _is_shown(word, fonts) else _number_of(word) for word in words)
+    fonts = []
+    if any(ord(character) > _BEYOND for character in name):
+        from matplotlib.font_manager import get_font
+
+        fonts = [get_font(file) for file in _installed().values()]
+    for i, word in enumerate(words):
+        beyond = [ord(character) for character in word if ord(character) > _BEYOND] if fonts else []
+        if not all(any(font.get_char_index(code) for font in fonts) for code in beyond):
+            words[i] = f"[{_NUMBERS.setdefault(word, len(_NUMBERS) + 1)}]"
+    text = " ".join(words)
     text = text if len(text) <= most else text[: most - 1] + "…"
     return text.replace("$", r"\$")  # matplotlib reads dollars as mathematics
-
-
-def _number_of(word: str) -> str:
-    return f"[{_NUMBERS.setdefault(word, len(_NUMBERS) + 1)}]"
-
-
-def _is_shown(word: str, fonts: Sequence[FT2Font]) -> bool:
-    beyond = [ord(character) for character in word if ord(character) > _BEYOND] if fonts else []
-    return all(any(font.get_char_index(code) for font in fonts) for code in beyond)
-
-
-def _opened() -> list[FT2Font]:
-    from matplotlib.font_manager import get_font
-
-    return [get_font(file) for file in _installed().values()]
 
 
 def _installed() -> dict[str, str]:
@@ -183,11 +175,8 @@ def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> byt
         VitkitError: `fonts` is not one of the choices.
     """
     metadata: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    data = io.BytesIO()
-    with fonts_of(fonts), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # class names may be in any script
-        with_all_letters(draw()).savefig(data, format=kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
-    content = data.getvalue()
+    with fonts_of(fonts):
+        content = _saved(draw(), kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
     return content.replace(_NAMED.encode(), _SIMILAR.encode()) if kind == ".svg" else content
 
 
@@ -354,8 +343,12 @@ def write_page(path: Path, title: str, body: Sequence[str], live: Live | None = 
         f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{styles}</style>\n'
     )
-    main = f"<main>\n{_with_contents(chr(10).join(body))}\n</main>"
-    write_text(path, head + "\n".join([main, *([] if live is None else _scripts(live))]) + "\n</html>\n")
+    parts = [f"<main>\n{_with_contents(chr(10).join(body))}\n</main>"]
+    if live is not None:
+        if "</script" in live.script.lower():
+            raise ValueError("the script would end its own element")
+        parts += [f"{DATA}{script_data(live.data)}</script>", f'<script type="module">{live.script}</script>']
+    write_text(path, head + "\n".join(parts) + "\n</html>\n")
 
 
 def _with_contents(body: str) -> str:
@@ -394,16 +387,6 @@ def source_hash(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _scripts(live: Live) -> list[str]:
-    """Return the HTML elements with the data and the script of an interactive page."""
-    if "</script" in live.script.lower():
-        raise ValueError("the script would end its own element")
-    return [
-        f"{DATA}{script_data(live.data)}</script>",
-        f'<script type="module">{live.script}</script>',
-    ]
-
-
 def script_data(value: Any) -> str:
     """Return plain JSON values as the text of a script element.
 
@@ -436,22 +419,18 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), words: Coll
     """
 
     def line(cells: Sequence[str], tag: str) -> str:
-        kinds = ["", *["number" if header and header[i] not in words else "" for i in range(1, len(cells))]]
-        if tag == "th":
-            kinds = [
-                f"{kind} long".strip() if _is_long(cell) else kind for kind, cell in zip(kinds, cells, strict=True)
-            ]
-        opened = [f'<{tag} class="{kind}">' if kind else f"<{tag}>" for kind in kinds]
-        return "<tr>" + "".join(f"{first}{cell}</{tag}>" for first, cell in zip(opened, cells, strict=True)) + "</tr>"
+        html = "<tr>"
+        for i, cell in enumerate(cells):
+            kind = "number" if i and header and header[i] not in words else ""
+            if tag == "th":  # a word that is long enough to be broken, such as the name of a model
+                plain = re.sub(r"<[^>]*>", "", cell).split()
+                kind += " long" if any(len(unescape(word)) > _LONG_WORD for word in plain) else ""
+            html += f'<{tag} class="{kind.strip()}">' if kind else f"<{tag}>"
+            html += f"{cell}</{tag}>"
+        return html + "</tr>"
 
     lines = [line(header, "th")] if header else []
     return "<table>" + "\n".join(lines + [line(row, "td") for row in rows]) + "</table>"
-
-
-def _is_long(heading: str) -> bool:
-    """Return whether a heading contains a word that is long enough to be broken, such as the name of a model."""
-    words = re.sub(r"<[^>]*>", "", heading).split()
-    return any(len(unescape(word)) > _LONG_WORD for word in words)
 
 
 def wide(table: str) -> str:
