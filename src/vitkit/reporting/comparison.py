@@ -200,10 +200,9 @@ def _pictures(models: Sequence[Model]) -> list[str]:
 
 
 def _reached(models: Sequence[Model]) -> list[str]:
-    """Compare how fast each model and the best model learn; return a sentence for each model except the best.
+    """State for each model but the best how many epochs it and the best need to reach its highest accuracy.
 
-    The sentence states how many epochs the two models need to reach the highest validation accuracy of the weaker one.
-    Accuracies are means over seeds.
+    Accuracies are those on validation images, as means over seeds.
     """
     means = {}
     for model in models:
@@ -228,10 +227,7 @@ def _reached(models: Sequence[Model]) -> list[str]:
 
 
 def _learning_curves(models: Sequence[Model]) -> Figure:
-    """Plot validation accuracy by epoch, for the runs on the largest fraction of the data.
-
-    Each thin line is a seed, and each thick line is the mean over the seeds.
-    """
+    """Plot validation accuracy by epoch on the largest fraction of the data: thin lines are seeds, thick their mean."""
     figure, axis = _new_axes([model["name"] for model in models])
     for place, model in enumerate(models):
         style = _style(place)
@@ -275,12 +271,7 @@ def by_compute(models: Sequence[Model]) -> Figure:
 
 
 def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
-    """Plot accuracy by the strength of a stress, that is, of a change to the pictures, with 95 % intervals.
-
-    Args:
-        models: the models, in the same order as in the other figures, so that their colours are the same.
-        stress: an entry of `stress` in comparison.json, with the strengths and the results of each model by name.
-    """
+    """Plot accuracy by the strength of a stress, that is, of a change to the pictures, with 95 % intervals."""
     figure, axis = _new_axes([model["name"] for model in models])
     for place, model in enumerate(models):
         measured = stress["models"][model["name"]]
@@ -434,12 +425,10 @@ def pictures_of_experiment(
 
 
 def _dots(figures: _Figures) -> Figure:
-    """Draw the accuracy of each variant with its 95 % interval.
-
-    If the paper reports numbers for the variants, a second panel shows them.
-    """
+    """Draw the accuracy of each variant with its 95 % interval, and in a second panel the paper's numbers, if any."""
     variants = figures["variants"]
-    published = [_number(variant["paper"]) for variant in variants]
+    matches = [re.match(r"\d+(\.\d+)?", variant["paper"] or "") for variant in variants]
+    published = [None if match is None else float(match[0]) for match in matches]
     panels = 2 if any(value is not None for value in published) else 1
     drawn = new_figure(4.6 + 0.8 * (panels - 1), 1.1 + _DOT_ROW * len(variants))
     axes = drawn.subplots(1, panels, squeeze=False, sharey=True, width_ratios=(2, 1)[:panels])[0]
@@ -467,24 +456,15 @@ def _dots(figures: _Figures) -> Figure:
     return drawn
 
 
-def _number(text: str | None) -> float | None:
-    """Return the number with which a text from the paper begins; None if there is no text or no such number."""
-    match = None if text is None else re.match(r"\d+(\.\d+)?", text)
-    return None if match is None else float(match[0])
-
-
 def _as_models(variants: Sequence[_Figures]) -> list[dict[str, Any]]:
     """Convert variants of an experiment to the format that the drawing functions of comparisons read."""
     return [_line(variant["label"], [variant]) for variant in variants]
 
 
 def _line(name: str, variants: Sequence[_Figures]) -> dict[str, Any]:
-    """Convert several variants to one model of a comparison, so that a line connects them in a plot.
-
-    The position of each variant is used in place of a fraction of the data.
-    """
+    """Convert several variants to one model of a comparison, with their positions in place of fractions of the data."""
     parts = [
-        {"fraction": place, "accuracy": variant["accuracy"], "interval": variant["interval"]}
+        {"fraction": place, **{key: variant[key] for key in ("accuracy", "interval")}}
         for place, variant in enumerate(variants)
     ]
     runs = [{**run, "fraction": place} for place, variant in enumerate(variants) for run in variant["runs"]]

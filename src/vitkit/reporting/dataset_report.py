@@ -40,6 +40,16 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         diagnosis: the diagnosis of the data set.
     """
     images = diagnosis.table
+    kinds = {
+        "format": Counter(diagnosis.facts.column("format")),
+        "colours": Counter(diagnosis.facts.column("mode")),
+        "ignored": Counter(images.ignored),
+    }
+    files = []
+    for kind, counts in kinds.items():
+        found = ", ".join(f"{count} {value}" for value, count in counts.most_common())
+        files.append([kind, escape(found or "none")])
+    unreadable = [[escape(file), escape(reason)] for file, reason in diagnosis.unreadable.items()]
     summary = f'<span class="figure">{len(images)}</span> images in {len(images.classes)} classes'
     body = [
         f"<h1>{escape(without_place(images.name))}</h1>",
@@ -48,8 +58,8 @@ def write_checkup(path: Path, diagnosis: Diagnosis) -> None:
         *[finding(str(problem)) for problem in diagnosis.findings],
         *(figure(caption, to_png(draw())) for caption, draw in pictures_of(diagnosis).items()),
         "<h2>Files</h2>",
-        table([[name, escape(_counts(values))] for name, values in _kinds(diagnosis).items()]),
-        *_unreadable(diagnosis.unreadable),
+        table(files),
+        *(["<h2>Unreadable</h2>", table(unreadable)] if unreadable else []),
         *_galleries(images, diagnosis.copies),
     ]
     write_page(path, f"{without_place(images.name)}: check-up", body)
@@ -66,23 +76,6 @@ def pictures_of(diagnosis: Diagnosis) -> dict[str, Callable[[], Figure]]:
     }
 
 
-def _kinds(diagnosis: Diagnosis) -> dict[str, Counter[str]]:
-    return {
-        "format": Counter(diagnosis.facts.column("format")),
-        "colours": Counter(diagnosis.facts.column("mode")),
-        "ignored": Counter(diagnosis.table.ignored),
-    }
-
-
-def _counts(values: Counter[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in values.most_common()) or "none"
-
-
-def _unreadable(reasons: dict[str, str]) -> list[str]:
-    rows = [[escape(path), escape(reason)] for path, reason in reasons.items()]
-    return ["<h2>Unreadable</h2>", table(rows)] if rows else []
-
-
 def _galleries(images: ImageTable, copies: Sequence[Copies]) -> list[str]:
     conflicts = [group for group in copies if group.is_conflict]
     leaks = [group for group in copies if group.is_leak and not group.is_conflict]
@@ -95,15 +88,13 @@ def _galleries(images: ImageTable, copies: Sequence[Copies]) -> list[str]:
     ):
         if groups:
             more = f" (the first {_SHOWN} of {len(groups)})" if len(groups) > _SHOWN else ""
-            pieces += [f"<h2>{title}{more}</h2>", *(_row(images, group) for group in groups[:_SHOWN])]
+            pieces.append(f"<h2>{title}{more}</h2>")
+        for group in groups[:_SHOWN]:
+            cells = [_cell(images, i) for i in group.images[:_IN_A_ROW]]
+            others_of_group = len(group.images) - _IN_A_ROW
+            rest = f"<p>and {others_of_group} more</p>" if others_of_group > 0 else ""
+            pieces.append(f'<p class="soft">{group.kind}</p><div class="row">{"".join(cells)}</div>{rest}')
     return pieces
-
-
-def _row(images: ImageTable, group: Copies) -> str:
-    cells = [_cell(images, i) for i in group.images[:_IN_A_ROW]]
-    more = len(group.images) - _IN_A_ROW
-    rest = f"<p>and {more} more</p>" if more > 0 else ""
-    return f'<p class="soft">{group.kind}</p><div class="row">{"".join(cells)}</div>{rest}'
 
 
 def _cell(images: ImageTable, index: int) -> str:
@@ -187,6 +178,7 @@ def write_drift(
         f"If these photographs came about like the validation and test images, a value of at most {level:g} in the "
         f"column <em>adjusted p</em> would occur in at most {100 * level:g}% of such comparisons."
     )
+    pictures = thumbnails((Path(file) for file, _ in unfamiliar), _THUMBNAIL)
     body = [
         "<h1>Are these the photographs that the model was made for?</h1>",
         f'<p class="figure">{"No" if differs else "No difference was found"}</p>',
@@ -199,7 +191,7 @@ def write_drift(
         *_shares(shares),
         "<h2>Photographs that differ most</h2>",
         f"<p>{_ORDER}</p>",
-        _photographs(unfamiliar),
+        gallery([(picture, "", lines) for picture, (_, lines) in zip(pictures, unfamiliar, strict=True)]),
     ]
     write_page(path, "Are these the photographs that the model was made for?", body)
 
@@ -219,23 +211,13 @@ def table_of_tests(tests: Sequence[Mapping[str, Any]]) -> str:
 def _shares(shares: Mapping[str, tuple[float, float]]) -> list[str]:
     """Return the HTML table of the classes, sorted by decreasing change of their shares."""
     ordered = sorted(shares.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_CLASSES]
-    rows = [
-        [f"{escape(name)}<br>{_bars(name, before, now)}", f"{before:.1%}", f"{now:.1%}"]
-        for name, (before, now) in ordered
-    ]
+    rows = []
+    for name, (before, now) in ordered:
+        bars = "<br>".join(  # whose lengths are the shares
+            f'<meter min="0" max="1" value="{share:.4f}" aria-label="{escape(name)}, {when}"></meter>'
+            for share, when in ((before, "before"), (now, "now"))
+        )
+        rows.append([f"{escape(name)}<br>{bars}", f"{before:.1%}", f"{now:.1%}"])
     more = len(shares) - len(rows)
     rest = [f"<p>and {more} more classes, whose shares differ less</p>"] if more else []
     return [table(rows, ["class", "before", "now"]), *rest]
-
-
-def _bars(name: str, before: float, now: float) -> str:
-    """Return the HTML of two bars whose lengths are the shares of a class before and now."""
-    return "<br>".join(
-        f'<meter min="0" max="1" value="{share:.4f}" aria-label="{escape(name)}, {when}"></meter>'
-        for share, when in ((before, "before"), (now, "now"))
-    )
-
-
-def _photographs(unfamiliar: Sequence[tuple[str, Sequence[str]]]) -> str:
-    pictures = thumbnails((Path(path) for path, _ in unfamiliar), _THUMBNAIL)
-    return gallery([(picture, "", lines) for picture, (_, lines) in zip(pictures, unfamiliar, strict=True)])

@@ -160,13 +160,12 @@ _PHOTOGRAPHS = ("What the model sees in training",)  # captions of pictures that
 
 
 def _task(evaluation: Evaluation) -> str:
-    """Return the title of the page, which names the classes, such as `daisy, rose or tulip?`."""
+    """Return the title of the page, such as `daisy, rose or tulip?`."""
     classes = evaluation.classes
-    several = isinstance(evaluation, MultiEvaluation)
+    join = "and" if isinstance(evaluation, MultiEvaluation) else "or"
     if len(classes) > _NAMED:
-        more = len(classes) - _NAMED
-        return f"{', '.join(classes[:_NAMED])} {'and' if several else 'or'} {more} more classes?"
-    return f"{', '.join(classes[:-1])} {'and' if several else 'or'} {classes[-1]}?" if len(classes) > 1 else classes[0]
+        return f"{', '.join(classes[:_NAMED])} {join} {len(classes) - _NAMED} more classes?"
+    return f"{', '.join(classes[:-1])} {join} {classes[-1]}?" if len(classes) > 1 else classes[0]
 
 
 def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Callable[[], Figure]]:
@@ -204,17 +203,13 @@ def _data(
 ) -> dict[str, Any]:
     """Return the data of the interactive views."""
     shown = photographs.listed
-    has_files = photographs.root is not None
-    kind = (
-        "all"
-        if isinstance(evaluation, MultiEvaluation) or bool((evaluation.predicted == evaluation.labels).all())
-        else "wrong"
-    )
+    is_multi = isinstance(evaluation, MultiEvaluation)
+    kind = "all" if is_multi or (evaluation.predicted == evaluation.labels).all() else "wrong"
     data = {
         "images": report_data.images_data(evaluation, shown),
         "photographs": photographs.addresses(),
         "classes": report_data.class_table(evaluation, numbers),
-        "gallery": {"kind": kind} if has_files else None,
+        "gallery": {"kind": kind} if photographs.root is not None else None,
         "doubts": report_data.doubts_data(doubts, evaluation.classes, photographs.addresses_of_doubts()),
     }
     if isinstance(evaluation, MultiEvaluation):
@@ -307,12 +302,6 @@ def write_predictions(path: Path, evaluation: Evaluation) -> None:
 _HEADLINES = ("accuracy", "balanced_accuracy")
 
 
-def _class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
-    """Return an HTML table of the first `most` classes with their precision, recall and so on."""
-    heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
-    return _of_classes(rows, most, heads, ("precision", "recall", "f1", "support", "roc_auc", "average_precision"))
-
-
 def multi_class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
     """Return an HTML table of the first `most` classes of a multi-label evaluation, with thresholds and metrics."""
     heads = ["class", "threshold", "precision", "recall", "F1", "average precision", "images"]
@@ -327,10 +316,7 @@ def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequenc
 
 
 def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a section that compares the results for the class frequencies in training and for equal frequencies.
-
-    It is empty if the evaluation has no such results.
-    """
+    """Compare the results for the class frequencies in training with those for equal frequencies, if measured."""
     points = numbers.get("operating_points")
     if points is None:
         return []
@@ -348,17 +334,20 @@ def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def _promises(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a section with the measured coverage of prediction sets, and the accuracy of confident predictions.
-
-    It is empty if neither was measured.
-    """
+    """Return the measured coverage of prediction sets, and accuracy of confident predictions; empty if not measured."""
     entry = numbers.get("promises")
     if entry is None:
         return []
     kept = [row for row in entry["coverage"] if "refused" not in row]
     sure = [row for row in entry["accuracy"] if "refused" not in row]
     refused = [row["refused"] for row in (*entry["coverage"], *entry["accuracy"]) if "refused" in row]
-    body = ["<h2>Sets and sure predictions</h2>", f"<p>{_promised(entry['validation'])}</p>"]
+    validation = entry["validation"]
+    chosen = f", which were also used to choose: {', '.join(validation['chosen_on_them'])}"
+    words = (
+        f"What vitkit predict --coverage and --accuracy promise by {validation['images']} {_kind(validation)}"
+        f"{chosen if validation['chosen_on_them'] else ''}, measured on the images of this page."
+    )
+    body = ["<h2>Sets and sure predictions</h2>", f"<p>{escape(words)}</p>"]
     if kept:
         rows = [
             [
@@ -374,32 +363,24 @@ def _promises(numbers: Mapping[str, Any]) -> list[str]:
         if len(names) > _LEAST_COVERED:
             names = sorted(names, key=lambda name: (per_class[name]["measured"], name))[:_LEAST_COVERED]
             body.append(f"<p>The {_LEAST_COVERED} classes of {len(per_class):,} that are covered least often:</p>")
-        of_class = [
-            [escape(name), *(cell for row in kept for cell in _of_class_set(row["per_class"][name]))] for name in names
-        ]
+        of_class = []
+        for name in names:
+            sets = [row["per_class"][name] for row in kept]
+            cells = [cell for each in sets for cell in (f"{each['measured']:.3f}", f"{each['mean_size']:.2f}")]
+            of_class.append([escape(name), *cells])
         heads = [f"{what} ({row['requested']:g})" for row in kept for what in ("covered", "classes in a set")]
         body.append(wide(table(of_class, ["class", *heads])))
     if sure:
-        rows = [
-            [f"{row['requested']:g}", f"{row['above_confidence']:.4f}", f"{row['answered']} of {row['images']}"]
-            + (
-                ["none", ""]
-                if row["measured"] is None
-                else [f"{row['measured']:.3f}", interval_text(row["interval_95"])]
-            )
-            for row in sure
-        ]
+        rows = []
+        for row in sure:
+            measured = ["none", ""]
+            if row["measured"] is not None:
+                measured = [f"{row['measured']:.3f}", interval_text(row["interval_95"])]
+            answered = f"{row['answered']} of {row['images']}"
+            rows.append([f"{row['requested']:g}", f"{row['above_confidence']:.4f}", answered, *measured])
         heads = ["--accuracy", "above confidence", "answered", "measured accuracy", "95 % interval"]
         body.append(wide(table(rows, heads)))
     return [*body, *(f"<p>{escape(reason)}</p>" for reason in refused)]
-
-
-def _promised(validation: Mapping[str, Any]) -> str:
-    chosen = f", which were also used to choose: {', '.join(validation['chosen_on_them'])}"
-    return escape(
-        f"What vitkit predict --coverage and --accuracy promise by {validation['images']} {_kind(validation)}"
-        f"{chosen if validation['chosen_on_them'] else ''}, measured on the images of this page."
-    )
 
 
 def _kind(entry: Mapping[str, Any]) -> str:
@@ -407,15 +388,8 @@ def _kind(entry: Mapping[str, Any]) -> str:
     return CROSS_VALIDATED if entry.get("folds") else VALIDATION
 
 
-def _of_class_set(row: Mapping[str, Any]) -> list[str]:
-    return [f"{row['measured']:.3f}", f"{row['mean_size']:.2f}"]
-
-
 def _unknown(numbers: Mapping[str, Any]) -> list[str]:
-    """Return a section on how well the model notices images that belong to none of its classes.
-
-    It is empty if the model has no score for unknown images.
-    """
+    """Return the section on how well the model notices images of none of its classes; empty if it has no score."""
     entry = numbers.get("unknown")
     if entry is None:
         return []
@@ -430,16 +404,16 @@ def _unknown(numbers: Mapping[str, Any]) -> list[str]:
             f"Where {entry['accepted']:.0%} of known images pass as known, so do these images, which belong to none of "
             "the classes:"
         )
-        rows = [
-            [
-                escape(row["kind"]),
-                f"{row['share']:.0%}",
-                interval_text(row["bounds"]),
-                _verdict(row),
-                _of_what(row, _kind(entry)),
-            ]
-            for row in entry["limits"]
-        ]
+        rows = []
+        for row in entry["limits"]:
+            low, high = row["bounds"]
+            some = "mostly missed" if low >= _MISSED else "some are missed"
+            rows.append(
+                [
+                    *(escape(row["kind"]), f"{row['share']:.0%}", interval_text(row["bounds"])),
+                    *("mostly noticed" if high <= _NOTICED else some, _of_what(row, _kind(entry))),
+                ]
+            )
         words = ["noticed or missed", "measured on"]
         heads = ["images", "pass as known", "95 % interval", *words]
         body += [f"<p>{caught}</p>", wide(table(rows, heads, words))]
@@ -458,13 +432,6 @@ def _unknown(numbers: Mapping[str, Any]) -> list[str]:
 
 
 _MISSED, _NOTICED = 0.5, 0.2  # limits of the fraction that passes as known
-
-
-def _verdict(limit: Mapping[str, Any]) -> str:
-    low, high = limit["bounds"]
-    if high <= _NOTICED:
-        return "mostly noticed"
-    return "mostly missed" if low >= _MISSED else "some are missed"
 
 
 def _of_what(limit: Mapping[str, Any], kind: str) -> str:
@@ -501,21 +468,18 @@ def headline(numbers: Mapping[str, Any]) -> str:
     if quoted.value is None:
         return f'<p><span class="figure">No figure</span> {escape(quoted.words)}</p>'
     interval = [] if quoted.interval is None else [f"95 %: {interval_text([100 * end for end in quoted.interval], 1)}"]
-    detail = "; ".join([*interval, _beside_headline(numbers)])
+    if numbers.get("task") != "multi":
+        beside = f"balanced {100 * numbers['balanced_accuracy']:.1f} %, log loss {numbers['loss']:.3f}"
+    else:
+        others = [metric for metric in METRICS["multi"].values() if metric.name not in _HEADLINES]
+        beside = ", ".join(f"{escape(metric.title)} {decimals(numbers[metric.name])}" for metric in others)
+        if "cross_fitted" in numbers:
+            beside += f"; macro F1 with cross-fitted thresholds {decimals(numbers['cross_fitted']['macro_f1'])}"
+    detail = "; ".join([*interval, beside])
     return (
         f'<p><span class="figure">{100 * quoted.value:.1f} %</span> {quoted.figure} on {escape(quoted.described)} '
         f'<span class="soft">({detail})</span></p>'
     )
-
-
-def _beside_headline(numbers: Mapping[str, Any]) -> str:
-    if numbers.get("task") != "multi":
-        return f"balanced {100 * numbers['balanced_accuracy']:.1f} %, log loss {numbers['loss']:.3f}"
-    others = [metric for metric in METRICS["multi"].values() if metric.name not in ("accuracy", "balanced_accuracy")]
-    listed = ", ".join(f"{escape(metric.title)} {decimals(numbers[metric.name])}" for metric in others)
-    if "cross_fitted" not in numbers:
-        return listed
-    return f"{listed}; macro F1 with cross-fitted thresholds {decimals(numbers['cross_fitted']['macro_f1'])}"
 
 
 def _caveat(evaluation: Evaluation) -> list[str]:
@@ -531,14 +495,17 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
     """Return the section with a table of all classes; for multi-label models, also the section of thresholds."""
     more = len(evaluation.classes) - _CLASSES
     left = [f"<p>The first {_CLASSES:,} classes; {more:,} more are in the page's data.</p>"] if more > 0 else []
-    if isinstance(evaluation, MultiEvaluation):
-        shown = [wide(multi_class_table(numbers["per_class"], _CLASSES))]
-        slider = [
-            "<h2>Thresholds</h2>",
-            _view("class_thresholds", "<p>The thresholds are in the table of classes.</p>"),
-        ]
-        return ["<h2>Each class</h2>", _view("classes", *shown, *left), *slider]
-    return ["<h2>Each class</h2>", _view("classes", wide(_class_table(numbers["per_class"], _CLASSES)), *left)]
+    if not isinstance(evaluation, MultiEvaluation):
+        heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
+        keys = ("precision", "recall", "f1", "support", "roc_auc", "average_precision")
+        shown = _of_classes(numbers["per_class"], _CLASSES, heads, keys)
+        return ["<h2>Each class</h2>", _view("classes", wide(shown), *left)]
+    return [
+        "<h2>Each class</h2>",
+        _view("classes", wide(multi_class_table(numbers["per_class"], _CLASSES)), *left),
+        "<h2>Thresholds</h2>",
+        _view("class_thresholds", "<p>The thresholds are in the table of classes.</p>"),
+    ]
 
 
 def _confusion(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes | None) -> list[str]:
@@ -562,13 +529,20 @@ def confidence(evaluation: Evaluation, numbers: Mapping[str, Any], drawn: bytes 
     """Return the section on how well confidences match accuracy; empty for multi-label models."""
     if isinstance(evaluation, MultiEvaluation):
         return []
+    data = threshold_data(evaluation)
+    n, steps, rows = data["images"], len(data["answered"]) - 1, []
+    for at in (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99):
+        answered, right = (data[name][round(at * steps)] for name in ("answered", "right"))
+        part = f"{100 * right / answered:.1f} %" if answered else "-"
+        rows.append([f"{100 * at:.0f} %", f"{100 * answered / n:.1f} %", part, str(answered - right)])
+    heads = ["minimum confidence", "images kept", "of those right", "mistakes left"]
     picture = [] if drawn is None else [image("Confidence and accuracy", drawn, "png", DRAWN)]
     return [
         "<h2>Confidence</h2>",
         *_rise(evaluation, numbers),
         _view("reliability", *picture),
         "<h3>Rejecting uncertain predictions</h3>",
-        _view("threshold", _threshold_table(evaluation)),
+        _view("threshold", wide(table(rows, heads))),
     ]
 
 
@@ -592,16 +566,6 @@ def _rise(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
     return [f"<p>{escape(text)}</p>"]
 
 
-def _threshold_table(evaluation: Evaluation) -> str:
-    data = threshold_data(evaluation)
-    n, steps, rows = data["images"], len(data["answered"]) - 1, []
-    for at in (0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.99):
-        answered, right = (data[name][round(at * steps)] for name in ("answered", "right"))
-        part = f"{100 * right / answered:.1f} %" if answered else "-"
-        rows.append([f"{100 * at:.0f} %", f"{100 * answered / n:.1f} %", part, str(answered - right)])
-    return wide(table(rows, ["minimum confidence", "images kept", "of those right", "mistakes left"]))
-
-
 def _gallery_of(evaluation: Evaluation, photographs: ReportPhotographs, folder: Path) -> list[str]:
     """Return the section of photographs with their predictions. Without a script, it shows the worst mistakes."""
     n, here, listed = len(evaluation.paths), len(photographs.of_images), len(photographs.listed)
@@ -613,41 +577,29 @@ def _gallery_of(evaluation: Evaluation, photographs: ReportPhotographs, folder: 
         for i in photographs.first
         if i in photographs.of_images
     ]
-    if isinstance(evaluation, MultiEvaluation):
-        head = ""
-    else:
+    head = ""
+    if not isinstance(evaluation, MultiEvaluation):
         head = "<h3>The most confident mistakes</h3>" if cells else "<p>The model made no mistakes.</p>"
-    return ["<h2>Photographs</h2>", words, *_to_studio(folder), _view("gallery", head, gallery(cells))]
-
-
-def _to_studio(folder: Path) -> list[str]:
-    """Return a sentence that links to the place in the studio where labels of a run are corrected."""
-    if not (folder / RECIPE).is_file():
-        return []
-    place = f"http://127.0.0.1:{STUDIO_PORT}/#results/{quote(folder.name, safe='')}"
-    link = f'<a href="{escape(place)}">the enlarged photograph of its results</a>'
-    start = "Start <code>vitkit studio</code> with the folder of this run"
-    return [f"<p>Is one of your labels wrong? {start}, and correct it in {link}.</p>"]
+    studio = []
+    if (folder / RECIPE).is_file():
+        place = f"http://127.0.0.1:{STUDIO_PORT}/#results/{quote(folder.name, safe='')}"
+        link = f'<a href="{escape(place)}">the enlarged photograph of its results</a>'
+        start = "Start <code>vitkit studio</code> with the folder of this run"
+        studio = [f"<p>Is one of your labels wrong? {start}, and correct it in {link}.</p>"]
+    return ["<h2>Photographs</h2>", words, *studio, _view("gallery", head, gallery(cells))]
 
 
 def _lines(evaluation: Evaluation, i: int) -> tuple[str, ...]:
-    names = evaluation.classes
     if isinstance(evaluation, MultiEvaluation):
         both = (evaluation.labels[i], evaluation.predicted[i])
-        sets = (
-            ", ".join(name for name, has in zip(names, names_of_image, strict=True) if has) for names_of_image in both
-        )
-        true, said = (names_of_image or "none" for names_of_image in sets)
-        return f"your label: {true}", *_since(evaluation, i), f"predicted: {said}", evaluation.paths[i]
-    sure = 100 * evaluation.probabilities[i].max()
-    said = f"predicted: {names[evaluation.predicted[i]]} {sure:.1f} %"
-    return f"your label: {names[evaluation.labels[i]]}", *_since(evaluation, i), said, evaluation.paths[i]
-
-
-def _since(evaluation: Evaluation, i: int) -> list[str]:
-    """Return a caption line with the current label of an image that has another label than in earlier runs."""
-    now = evaluation.since.get(evaluation.paths[i])
-    return [] if now is None else [f"now: {now}"]
+        sets = (", ".join(name for name, has in zip(evaluation.classes, each, strict=True) if has) for each in both)
+        true, said = (names or "none" for names in sets)
+    else:
+        true, said = evaluation.classes[evaluation.labels[i]], evaluation.classes[evaluation.predicted[i]]
+        said += f" {100 * evaluation.probabilities[i].max():.1f} %"
+    now = evaluation.since.get(evaluation.paths[i])  # if the label has changed since earlier runs
+    since = [] if now is None else [f"now: {now}"]
+    return f"your label: {true}", *since, f"predicted: {said}", evaluation.paths[i]
 
 
 def _explained(mistakes: Sequence[Explained], photographs: ReportPhotographs) -> list[str]:
@@ -671,18 +623,16 @@ def _doubted(doubts: Sequence[LabelError], photographs: ReportPhotographs) -> li
     if not doubts:
         return []
     chance = by_chance(len(doubts), sum(error.chance for error in doubts))
-    pairs = enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False))
-    cells = [(shown, f'data-doubt="{place}"', _doubt(error)) for place, (error, shown) in pairs]
+    cells = []
+    for place, (error, shown) in enumerate(zip(doubts[:FIRST], photographs.of_doubts, strict=False)):
+        lines = (f"your label: {error.label}", f"looks like: {error.suggested} (by {error.score:.2f})", error.path)
+        cells.append((shown, f'data-doubt="{place}"', lines))
     words = (
         f"{len(doubts)} labels contradict models that were trained on the other images; the most doubtful come first. "
         f"{chance[0].upper()}{chance[1:]}, and their images are only difficult, so look at an image before you change "
         "its label. label_errors.csv in the run's folder lists all of them."
     )
     return ["<h2>Labels to look at</h2>", f"<p>{words}</p>", _view("doubts", gallery(cells))]
-
-
-def _doubt(error: LabelError) -> tuple[str, ...]:
-    return f"your label: {error.label}", f"looks like: {error.suggested} (by {error.score:.2f})", error.path
 
 
 def _points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list[str]:
@@ -698,10 +648,7 @@ def _points(caption: str, laid_out: LaidOut | None, drawn: bytes | None) -> list
 
 
 def _figures(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
-    """Return the section with a table of all metrics and their intervals.
-
-    It is empty for multi-label models, whose metrics are all in the headline.
-    """
+    """Return the section with all metrics and intervals; empty for multi-label models, which have them in the head."""
     if isinstance(evaluation, MultiEvaluation):
         return []
     rows = []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from vitkit.data.preprocess import Preprocess
-from vitkit.data.table import Task, task_of
+from vitkit.data.table import task_of
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import counted_figures, headline_of
 from vitkit.evaluation.registry import read_figures
@@ -55,28 +55,32 @@ def model_card(name: str, model: CardFacts, made_with: str, run: Path | None = N
     """
     file = None if run is None else next((run / name for name in (EVALUATION, FOLDS) if (run / name).is_file()), None)
     figures = {} if file is None else read_figures(file)
+    more = len(model.classes) - _LISTED
+    pixels = model.preprocess
+    height, width = pixels.size
     parts = [
         [f"# {markdown_text(name)}", "", f"A classifier of photographs, made with vitkit {markdown_text(made_with)}."],
-        _about_classes(model.classes, task_of(model.thresholds)),
+        [
+            f"## Classes: {len(model.classes)}",
+            "",
+            f"The model knows no other classes. {task_of(model.thresholds).description}".rstrip(),
+            "",
+            *(f"- {markdown_text(each)}" for each in model.classes[:_LISTED]),
+            *([f"- and {more} more"] if more > 0 else []),
+        ],
         _about_training(model.provenance, {} if run is None else _counts(run / SPLIT)),
         _about_figures(figures),
         _about_unknown(figures),
-        _about_use(model.preprocess, name),
+        [
+            "## How to use it",
+            "",
+            f"    vitkit predict {shlex.quote(name)} PHOTOS",
+            f"    vitkit serve {shlex.quote(name)}",
+            "",
+            f"The input has {width} x {height} pixels ({pixels.fit}). The preprocessing is stored with the model.",
+        ],
     ]
     return "\n".join(line for part in parts for line in [*part, ""]).rstrip() + "\n"
-
-
-def _about_classes(classes: Sequence[str], task: Task) -> list[str]:
-    listed = [f"- {markdown_text(name)}" for name in classes[:_LISTED]]
-    more = [f"- and {len(classes) - _LISTED} more"] if len(classes) > _LISTED else []
-    return [
-        f"## Classes: {len(classes)}",
-        "",
-        f"The model knows no other classes. {task.description}".rstrip(),
-        "",
-        *listed,
-        *more,
-    ]
 
 
 def _counts(file: Path) -> dict[str, int]:
@@ -112,7 +116,9 @@ def _about_figures(figures: dict[str, Any]) -> list[str]:
     where = f"photographs of the split {markdown_text(quoted.split)}" if kind is None else f"{kind} photographs"
     lines = ["## How good it is", "", f"On {quoted.images} {where}:", ""]
     if quoted.folds:
-        counted = _of_folds(figures)
+        pairs = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
+        bounds = {name: item["interval_95"] for name, item in pairs.items() if item["interval_95"] is not None}
+        counted = {**{name: item["mean"] for name, item in pairs.items()}, "intervals_95": bounds}
         each = f"each tested once by a model of a cross-validation with {quoted.folds} folds that did not learn from it"
         lines = ["## How good it is", "", f"On {quoted.images} photographs, {each}:", ""]
     if quoted.value is None:
@@ -146,34 +152,12 @@ def _about_unknown(figures: Mapping[str, Any]) -> list[str]:
     lines += [f"The limit that accepts {accepted} of known images also accepts this share of others:", ""]
     for limit in entry["limits"]:
         low, high = (100 * bound for bound in limit["bounds"])
+        another = " for another class" if limit["classes"] else " for another sort" if limit.get("sorts") else ""
         lines.append(
             f"- {markdown_text(limit['kind'])}: {100 * limit['share']:.0f} % "
-            f"(95 % interval{_of_another(limit)} {low:.0f} to {high:.0f} %)"
+            f"(95 % interval{another} {low:.0f} to {high:.0f} %)"
         )
     return lines
-
-
-def _of_another(limit: Mapping[str, Any]) -> str:
-    return " for another class" if limit["classes"] else " for another sort" if limit.get("sorts") else ""
-
-
-def _of_folds(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the content of folds.json to the format of evaluation.json."""
-    pairs = {name: item for name, item in figures.items() if isinstance(item, dict) and "interval_95" in item}
-    bounds = {name: item["interval_95"] for name, item in pairs.items() if item["interval_95"] is not None}
-    return {**{name: item["mean"] for name, item in pairs.items()}, "intervals_95": bounds}
-
-
-def _about_use(pixels: Preprocess, run: str) -> list[str]:
-    height, width = pixels.size
-    return [
-        "## How to use it",
-        "",
-        f"    vitkit predict {shlex.quote(run)} PHOTOS",
-        f"    vitkit serve {shlex.quote(run)}",
-        "",
-        f"The input has {width} x {height} pixels ({pixels.fit}). The preprocessing is stored with the model.",
-    ]
 
 
 def markdown_text(value: Any) -> str:
