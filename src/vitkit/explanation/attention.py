@@ -14,7 +14,7 @@ Shapes: B batch, H heads, N tokens, h x w patch grid.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -184,20 +184,24 @@ def attention_maps(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
     Raises:
         VitkitError: no layer has attention, or the images do not have the model's size and channels.
     """
-    return _maps(*prepare(model, images, ExactAttention))
+    model, x = prepare(model, images, ExactAttention)  # checks the arguments before the first layer is requested
+
+    def maps(x: Tensor) -> Iterator[Tensor]:
+        for layer in range(attending(model.config)[-1] + 1):
+            x = model.layer(layer, x)
+            if layer not in model.config.conv_layers:
+                yield vars(model.blocks[layer].attn).pop("seen")  # so that only the caller keeps it
+
+    return maps(x)
 
 
-def _maps(model: VisionTransformer, x: Tensor) -> Iterator[Tensor]:
-    for layer in range(attending(model.config)[-1] + 1):
-        x = model.layer(layer, x)
-        if layer not in model.config.conv_layers:
-            yield _taken(model.blocks[layer].attn)
-
-
-def _taken(attention: Any) -> Tensor:
-    seen: Tensor = attention.seen
-    attention.seen = None  # so that only the caller keeps it
-    return seen
+def _maps_of_layer(model: nn.Module, images: Tensor, layer: int) -> Tensor:
+    """Return the attention matrices (B, H, N, N) of one layer."""
+    config = plain(model).config
+    for number, attention in zip(attending(config), attention_maps(model, images), strict=False):
+        if number == find_layer(config, layer):
+            return attention
+    raise AssertionError("find_layer returned a layer without attention")
 
 
 def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
@@ -216,11 +220,7 @@ def head_maps(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
         VitkitError: there is no such layer, or it has no attention.
     """
     config = plain(model).config
-    maps = attention_maps(model, images)
-    for number, attention in zip(attending(config), maps, strict=False):
-        if number == find_layer(config, layer):
-            return to_grid(read_rows(attention, config), config)
-    raise AssertionError("find_layer returned a layer without attention")
+    return to_grid(read_rows(_maps_of_layer(model, images, layer), config), config)
 
 
 def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fusion = "mean") -> Tensor:
@@ -237,11 +237,7 @@ def last_attention(model: nn.Module, images: Tensor, layer: int = -1, fusion: Fu
     """
     config = plain(model).config
     check_fusion(config, fusion)
-    maps = attention_maps(model, images)
-    for number, attention in zip(attending(config), maps, strict=False):
-        if number == find_layer(config, layer):
-            return to_grid(read_rows(fuse(attention, fusion), config), config)
-    raise AssertionError("find_layer returned a layer without attention")
+    return to_grid(read_rows(fuse(_maps_of_layer(model, images, layer), fusion), config), config)
 
 
 def read_rows(attention: Tensor, config: ViTConfig) -> Tensor:
@@ -335,7 +331,12 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
 
     product: Tensor | None = None
     for attention in attention_maps(model, images):
-        fused = _without_smallest(fuse(attention, fusion), discard, config.prefix_tokens)
+        fused = fuse(attention, fusion)
+        upon_patches = fused[..., config.prefix_tokens :].flatten(1)  # (B, N * h*w)
+        if number := int(discard * upon_patches.shape[1]):
+            smallest = upon_patches.topk(number, largest=False, sorted=False).indices
+            kept = upon_patches.scatter(1, smallest, 0.0).view_as(fused[..., config.prefix_tokens :])
+            fused = torch.cat([fused[..., : config.prefix_tokens], kept], dim=-1)
         product = roll_out(fused, product)
     assert product is not None
     return product
@@ -355,16 +356,6 @@ def roll_out(fused: Tensor, product: Tensor | None) -> Tensor:
     fused.div_(fused.sum(dim=-1, keepdim=True))
     with torch.autocast(fused.device.type, enabled=False):
         return fused if product is None else fused @ product
-
-
-def _without_smallest(fused: Tensor, discard: float, prefix: int) -> Tensor:
-    upon_patches = fused[..., prefix:].flatten(1)  # (B, N * h*w)
-    number = int(discard * upon_patches.shape[1])
-    if number == 0:
-        return fused
-    smallest = upon_patches.topk(number, largest=False, sorted=False).indices
-    kept = upon_patches.scatter(1, smallest, 0.0).view_as(fused[..., prefix:])
-    return torch.cat([fused[..., :prefix], kept], dim=-1)
 
 
 @torch.no_grad()

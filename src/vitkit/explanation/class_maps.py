@@ -158,10 +158,7 @@ def _enter(model: VisionTransformer, tokens: Tensor, target: Target) -> Tensor:
 @torch.inference_mode(mode=False)
 @torch.enable_grad()
 def _back(model: VisionTransformer, layer: int, x: Tensor, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Return a layer's relevance and the gradient at its input `x`, from the gradient at its output.
-
-    The relevance is None for a convolutional layer.
-    """
+    """Return a layer's relevance (None if it is convolutional) and the gradient at its input `x`, from its output's."""
     x.requires_grad_()
     attention = model.blocks[layer].attn
     if not isinstance(attention, WrittenAttention):
@@ -275,10 +272,10 @@ def occlusion(
     targets = find_targets(model.config, target, logits)
     whole = logits.softmax(dim=-1).gather(1, targets[:, None])  # (B, 1)
     places = square_places(_grid(model.config), square, stride).to(images.device)  # (S, h, w)
-    drops = [
-        before - _probabilities(still, image, places, fill, batch_size)[:, number]
-        for image, number, before in zip(images, targets.tolist(), whole, strict=True)
-    ]
+    drops = []
+    for image, number, before in zip(images, targets.tolist(), whole, strict=True):
+        batches = [still(cover(image[None], batch, model.config, fill)).float() for batch in places.split(batch_size)]
+        drops.append(before - torch.cat(batches).softmax(dim=-1)[:, number])  # (S,)
     covered = [(drop[:, None, None] * places).sum(dim=0) for drop in drops]  # (h, w) each
     return torch.stack(covered) / places.sum(dim=0)
 
@@ -333,11 +330,3 @@ def _grid(config: Config) -> tuple[int, int]:
         return config.grid
     (height, width), (down, across) = config.image_size, _patch(config)
     return -(-height // down), -(-width // across)  # the last squares may reach beyond the image
-
-
-def _probabilities(model: Model, image: Tensor, places: Tensor, fill: float, batch_size: int) -> Tensor:
-    """Return the class probabilities (S, K) of an image (C, height, width) that is covered at each of S places."""
-    batches = [
-        model(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
-    ]
-    return torch.cat(batches).softmax(dim=-1)

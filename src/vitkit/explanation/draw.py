@@ -128,8 +128,11 @@ def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Imag
     coloured = (1 - _STRENGTH) * (original + grey) / 2 + _STRENGTH * 255 * colormaps[_MAP](spread_out)[..., :3]
     faded = (1 - _FADED) * original + _FADED * 255
     picture = Image.fromarray(np.where(seen[..., None], coloured, faded).round().clip(0, 255).astype(np.uint8))
-    if not seen.all():
-        _frame(picture, seen)
+    rows, columns = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
+    if not seen.all() and len(rows) and len(columns):  # frame the region
+        corners = [int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1])]
+        thick = max(1, round(max(picture.size) / 300))
+        ImageDraw.Draw(picture).rectangle(corners, outline="black", width=thick)
     return picture
 
 
@@ -167,15 +170,6 @@ def paper_sheet(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Figure:
             if i < across:
                 axis.set_title(("Input", "Attention")[j], fontsize=9, pad=3)
     return figure
-
-
-def _frame(picture: Image.Image, seen: npt.NDArray[np.bool_]) -> None:
-    rows, columns = np.flatnonzero(seen.any(axis=1)), np.flatnonzero(seen.any(axis=0))
-    if len(rows) == 0 or len(columns) == 0:
-        return
-    thick = max(1, round(max(picture.size) / 300))
-    corners = [int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1])]
-    ImageDraw.Draw(picture).rectangle(corners, outline="black", width=thick)
 
 
 def heatmap(values: FloatArray, title: str, label: str) -> Figure:

@@ -69,9 +69,7 @@ def can_explain(model: Model) -> bool:
 
 
 def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
-    """Return the requested method, or for `all` every method that applies to the model.
-
-    The layer is only checked; None means that no layer was requested.
+    """Return the requested method, or for `all` every method that applies to the model. The layer is only checked.
 
     Raises:
         VitkitError: the method or layer does not exist, or does not apply to this model.
@@ -79,7 +77,16 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
     if method not in method_names():
         raise VitkitError(f"there is no method {method!r}: expected {', '.join(METHODS)}, or all")
     if isinstance(model, Network):
-        return _methods_of_network(method, layer, model)
+        name = model.config.full_name
+        if method != "all" and method not in OF_NETWORKS:
+            raise VitkitError(f"{method} requires a Vision Transformer; for {name} use {' or '.join(OF_NETWORKS)}")
+        if layer is not None:
+            raise VitkitError(f"--layer requires a Vision Transformer, and this is {name}: leave it out")
+        if method == "all":
+            return [each for each in OF_NETWORKS if each != "gradient" or can_explain(model)]
+        if method == "gradient":
+            check_map(model)
+        return [method]
     methods = list(METHODS) if method == "all" else [method]
     if method == "all" and (model.config.pool == "map" or reason_against(model.config, MAPS)):
         methods = ["occlusion"]  # the other methods would refuse this model
@@ -87,20 +94,6 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
         raise VitkitError(f"{method} uses all layers; --layer applies to {', '.join(by_layer())}")
     if layer is not None:
         find_layer(model.config, layer)
-    return methods
-
-
-def _methods_of_network(method: str, layer: int | None, model: Network) -> list[str]:
-    name = model.config.full_name
-    if method != "all" and method not in OF_NETWORKS:
-        raise VitkitError(f"{method} requires a Vision Transformer; for {name} use {' or '.join(OF_NETWORKS)}")
-    if layer is not None:
-        raise VitkitError(f"--layer requires a Vision Transformer, and this is {name}: leave it out")
-    methods = list(OF_NETWORKS) if method == "all" else [method]
-    if "gradient" in methods and not can_explain(model):
-        if method != "all":
-            check_map(model)
-        methods.remove("gradient")
     return methods
 
 
@@ -249,12 +242,12 @@ class Explanation:
         return f"<div><b>{escape(self.title)}</b></div>{shown}"
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return functions that draw figures, by name: one for each method.
-
-        If there are several maps, the first function is `all`, which draws them side by side.
-        """
-        single = {method: partial(self._draw, method) for method in self.methods}
-        return {"all": self._draw_all, **single} if len(self.maps) > 1 else dict(single)
+        """Return functions that draw figures, by name: first `all` if there are several maps, then each method."""
+        figures = {method: partial(self._draw, method) for method in self.methods}
+        if len(self.maps) < 2:
+            return dict(figures)
+        together = partial(draw.side_by_side, self.photograph, self.maps, self.box, self.title)
+        return {"all": together, **figures}
 
     def plot(self, picture: str | None = None, figure: FigureBase | None = None) -> list[Axes]:
         """Draw an overlay with matplotlib, and return its axes.
@@ -332,9 +325,6 @@ class Explanation:
         axis.set_title(shorten(f"{method}: {self.title}", 60), fontsize=9)
         return figure
 
-    def _draw_all(self) -> Figure:
-        return draw.side_by_side(self.photograph, self.maps, self.box, self.title)
-
     def _picture(self) -> bytes:
         if len(self.maps) == 1:
             return draw.picture_to_png(self.overlay(next(iter(self.maps))))
@@ -369,7 +359,7 @@ class Explanation:
         arrays: dict[str, Any] = {
             **self.maps,
             "box": np.array(self.box),
-            "target": np.array(_clean(self.target)),
+            "target": np.array(self.target.encode(errors="replace").decode()),
             "probability": np.array(self.probability),
         }
         if self.heads is not None:
@@ -398,21 +388,17 @@ class Explanation:
             pictures.append(image(f"{method}, by patch", draw.to_png(draw.heatmap(values, method, "value")), "png"))
             body.append(f'<div class="pictures">{"".join(f"<div>{picture}</div>" for picture in pictures)}</div>')
         if self.heads is not None:
-            body += self._heads_on_page(self.heads)
+            body += [f'<h2 id="{HEADS}">{HEADS}</h2>', f"<p>{escape(self._tells(HEADS))}</p>"]
+            if self.rollouts is not None:
+                about = "Layer by layer: the attention of its heads, averaged, and rollout from the first layer to it."
+                body += [f"<p>{about}</p>", image("film through the layers", self._film("WEBP"), "webp")]
+                body.append(image("all layers", draw.to_jpeg(self._layers_sheet()), "jpeg"))
+            for layer, picture in self._head_sheets().items():
+                shown = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
+                is_open = " open" if len(self.layers) == 1 else ""
+                body.append(f"<details{is_open}><summary>The heads of layer {layer}</summary>{shown}</details>")
+            body += ["<p>All heads by patch:</p>", image(HEADS, draw.to_png(self._mosaic(self.heads)), "png")]
         write_page(path, self.title, body)
-
-    def _heads_on_page(self, heads: FloatArray) -> list[str]:
-        body = [f'<h2 id="{HEADS}">{HEADS}</h2>', f"<p>{escape(self._tells(HEADS))}</p>"]
-        if self.rollouts is not None:
-            about = "Layer by layer: the attention of its heads, averaged, and rollout from the first layer to it."
-            body += [f"<p>{about}</p>", image("film through the layers", self._film("WEBP"), "webp")]
-            body.append(image("all layers", draw.to_jpeg(self._layers_sheet()), "jpeg"))
-        for layer, picture in self._head_sheets().items():
-            shown = image(f"heads of layer {layer}", draw.to_jpeg(picture), "jpeg")
-            is_open = " open" if len(self.layers) == 1 else ""
-            body.append(f"<details{is_open}><summary>The heads of layer {layer}</summary>{shown}</details>")
-        body += ["<p>All heads by patch:</p>", image(HEADS, draw.to_png(self._mosaic(heads)), "png")]
-        return body
 
     def _tells(self, method: str) -> str:
         return methods_for(is_network=self.is_network)[method].tells
@@ -461,30 +447,27 @@ def explain_classes(
     layer: int | None = None,
 ) -> list[Explanation]:
     """Explain several classes of one image. The image is read and classified once; see `Classifier.explain`."""
-    with evaluating(classifier.model):
-        return _explain_classes(classifier, source, targets, method, layer)
-
-
-def _explain_classes(
-    classifier: Explainable,
-    source: str | Place | bytes | InMemory,
-    targets: Sequence[str | int],
-    method: str,
-    layer: int | None,
-) -> list[Explanation]:
     model = classifier.model
     if not classifier.classes:
         raise VitkitError("the model has no head, so there is no class to explain: train a head, or use --anatomy")
-    methods = _methods(classifier, method, layer)
+    methods = choose_methods(method, layer, model)
+    if classifier.task == "multi":
+        known = methods_for(is_network=isinstance(model, Network))
+        if method != "all" and known[method].of_rivals:
+            raise VitkitError(
+                f"{method} compares a class with its rivals, and a multi-label model has none: use gradient"
+            )
+        methods = [name for name in methods if not known[name].of_rivals]
     path, photograph, pixels, box = read_photograph(classifier.preprocess, source)
-    images = pixels[None].to(next(model.parameters()).device)  # (1, C, height, width)
-    probabilities = classifier.probabilities(images)[0].cpu().numpy()
-    if not np.isfinite(probabilities).all():
-        raise UnansweredError(NOT_FINITE)
-    chosen = [find_class(classifier.classes, target, probabilities) for target in targets]
+    with evaluating(model):
+        images = pixels[None].to(next(model.parameters()).device)  # (1, C, height, width)
+        probabilities = classifier.probabilities(images)[0].cpu().numpy()
+        if not np.isfinite(probabilities).all():
+            raise UnansweredError(NOT_FINITE)
+        chosen = [find_class(classifier.classes, target, probabilities) for target in targets]
+        maps = {name: _maps(model, images, name, chosen, layer) for name in methods if name != HEADS}  # (T, h, w) each
+        heads, layers, rollouts = _heads(model, images, layer) if HEADS in methods else (None, (), None)
     ranking = tuple((classifier.classes[i], float(probabilities[i])) for i in np.argsort(-probabilities, kind="stable"))
-    maps = {name: _maps(model, images, name, chosen, layer) for name in methods if name != HEADS}  # (T, h, w) each
-    heads, layers, rollouts = _heads(model, images, layer) if HEADS in methods else (None, (), None)
     return [
         Explanation(
             path=path,
@@ -501,20 +484,6 @@ def _explain_classes(
         )
         for i, number in enumerate(chosen)
     ]
-
-
-def _methods(classifier: Explainable, method: str, layer: int | None) -> list[str]:
-    """Return the requested methods.
-
-    For a multi-label model, `all` does not include methods that compare rival classes.
-    """
-    methods = choose_methods(method, layer, classifier.model)
-    if classifier.task != "multi":
-        return methods
-    known = methods_for(is_network=isinstance(classifier.model, Network))
-    if method != "all" and known[method].of_rivals:
-        raise VitkitError(f"{method} compares a class with its rivals, and a multi-label model has none: use gradient")
-    return [name for name in methods if not known[name].of_rivals]
 
 
 def _maps(model: Model, images: Tensor, method: str, targets: list[int], layer: int | None) -> FloatArray:
@@ -573,10 +542,6 @@ def _write(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
 
 
-def _clean(text: str) -> str:
-    return text.encode(errors="replace").decode()
-
-
 def worst_mistakes_page(
     classifier: Explainable, rows: Iterable[tuple[str, str, str]], out: str | Path, method: str = "gradient"
 ) -> int:
@@ -605,7 +570,11 @@ def worst_mistakes_page(
             body.append(f"<p>{escape(without_place(path))}: {escape(figures)}</p>")
             continue
         shown += 1
-        body.append(f'<div class="row">{"".join(_figure(*figure) for figure in figures)}</div>')
+        cells = [
+            f'<figure class="large">{image(caption, data, "jpeg")}<figcaption>{escape(caption)}</figcaption></figure>'
+            for caption, data in figures
+        ]
+        body.append(f'<div class="row">{"".join(cells)}</div>')
     write_page(Path(out), "Mistakes, explained", body)
     return shown
 
@@ -631,8 +600,3 @@ def explain_mistake(
         f"evidence for {true} ({for_true.probability:.3f})": for_true.overlay(method, ON_PAGE),
     }
     return [(caption, draw.thumbnail(picture, 480)) for caption, picture in pictures.items()]
-
-
-def _figure(caption: str, picture: bytes) -> str:
-    shown = image(caption, picture, "jpeg")
-    return f'<figure class="large">{shown}<figcaption>{escape(caption)}</figcaption></figure>'
