@@ -26,7 +26,7 @@ from vitkit.text.cells import listed
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats import huggingface_towers, open_clip
 from vitkit.weights.formats.huggingface_described import activation
-from vitkit.weights.layout import Piece, depth_of, pair, same
+from vitkit.weights.layout import Piece, depth_of, joined_shape, pair, same
 
 _HF_EMBEDDING = "text_model.embeddings.token_embedding.weight"
 _OPEN_EMBEDDINGS = ("token_embedding.weight", "text.token_embedding.weight")
@@ -173,13 +173,7 @@ def _tower(checkpoint: Checkpoint, layout: _TextLayout, gelu: str) -> TextTower:
 
 
 def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
-    parts = [checkpoint.tensors.get(name) for name in piece.theirs]
-    if any(part is None for part in parts):
-        return None
-    try:
-        return piece.joined(*(torch.empty(part.shape, device="meta") for part in parts if part is not None)).shape
-    except (RuntimeError, IndexError):
-        return None
+    return joined_shape(piece, [checkpoint.tensors.get(name) for name in piece.theirs])
 
 
 def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
@@ -241,37 +235,29 @@ def _hugging_face(checkpoint: Checkpoint) -> _TextLayout:
     }
     for layer in range(depth):
         pieces |= huggingface_towers.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
-    written: dict[str, Any] = (
-        {"is_causal": False, "pool": "last", "norm_eps": 1e-6} if is_siglip else {"is_causal": True, "pool": "largest"}
-    ) | {"projection_bias": is_siglip}
+    written: dict[str, Any] = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
+    written |= {"projection_bias": is_siglip, **({"norm_eps": 1e-6} if is_siglip else {})}
     if checkpoint.config is not None:
         config = checkpoint.config.get("text_config") or {}
         if not isinstance(config, Mapping):
             raise VitkitError(f"config.json: text_config must be an object, not {config!r:.40}")
-        written |= _of_config_json(config, is_siglip=is_siglip)
+        act = activation(config.get("hidden_act", "gelu_pytorch_tanh" if is_siglip else "quick_gelu"))
+        if "gelu" not in act:
+            raise VitkitError(f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported")
+        written |= {
+            "heads": config.get("num_attention_heads", 12 if is_siglip else 8),  # transformers' defaults
+            **act,
+            "norm_eps": config.get("layer_norm_eps", 1e-6 if is_siglip else 1e-5),
+        }
+        end = config.get("eos_token_id", 49407)
+        if not is_siglip and end != 2:  # old transformers wrote 2 by mistake, which means the largest id
+            if type(end) is not int:
+                raise VitkitError(f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}")
+            written |= {"pool": "end", "end": end}
     pattern = r"text_(model|projection)\.(?!embeddings\.position_ids$)"
     projection = None if is_siglip else "visual_projection.weight"
     clean: Clean = "lower" if is_siglip else "none"
     return _TextLayout(pieces, written, projection, is_transposed=False, pattern=pattern, clean=clean)
-
-
-def _of_config_json(config: Mapping[str, Any], *, is_siglip: bool) -> dict[str, Any]:
-    """Return the fields of TextConfig from `text_config` of config.json, with transformers' defaults."""
-    usual = "gelu_pytorch_tanh" if is_siglip else "quick_gelu"
-    act = activation(config.get("hidden_act", usual))
-    if "gelu" not in act:
-        raise VitkitError(f"config.json: hidden_act {config['hidden_act']!r} of a text encoder is not supported")
-    written = {
-        "heads": config.get("num_attention_heads", 12 if is_siglip else 8),
-        **act,
-        "norm_eps": config.get("layer_norm_eps", 1e-6 if is_siglip else 1e-5),
-    }
-    end = config.get("eos_token_id", 49407)
-    if not is_siglip and end != 2:  # old transformers wrote 2 by mistake, which means the largest id
-        if type(end) is not int:
-            raise VitkitError(f"config.json: text_config eos_token_id must be a whole number, not {end!r:.40}")
-        written |= {"pool": "end", "end": end}
-    return written
 
 
 def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
@@ -301,10 +287,7 @@ def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
 
 
 def _of_open_clip_config(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[dict[str, Any], Clean]:
-    """Return the fields of TextConfig and the normalisation of texts from open_clip_config.json.
-
-    OpenCLIP's defaults replace missing entries.
-    """
+    """Return the fields of TextConfig and the normalisation of texts from open_clip_config.json, or the defaults."""
     model = (checkpoint.config or {}).get("model_cfg")
     if not isinstance(model, Mapping):
         usual = {"is_causal": not is_siglip, "pool": "last" if is_siglip else "largest"}
@@ -346,17 +329,14 @@ class TextTower(nn.Module):
         mask = _causal if self.config.is_causal else None
         for block in self.blocks:
             x = block(x, None, mask)
-        read = self._reads(tokens)  # (B,)
+        if self.config.pool == "largest":
+            read = tokens.argmax(dim=1)  # the position of the token whose output represents the text, (B,)
+        elif self.config.pool == "end":
+            read = torch.eq(tokens, self.config.end or 0).int().argmax(dim=1)
+        else:
+            read = tokens.new_full((len(tokens),), 0 if self.config.pool == "first" else L - 1)
         x = self.norm(x[torch.arange(len(x), device=x.device), read])  # (B, D)
         return self.head(x)  # (B, P)
-
-    def _reads(self, tokens: Tensor) -> Tensor:
-        """Return, for each text, the position of the token whose output represents the text, (B,)."""
-        if self.config.pool == "largest":
-            return tokens.argmax(dim=1)
-        if self.config.pool == "end":
-            return torch.eq(tokens, self.config.end or 0).int().argmax(dim=1)
-        return tokens.new_full((len(tokens),), 0 if self.config.pool == "first" else tokens.shape[1] - 1)
 
 
 def _causal(q: Tensor, k: Tensor, _scale: float) -> tuple[Tensor, Tensor, Tensor | None]:

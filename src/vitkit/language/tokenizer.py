@@ -46,14 +46,16 @@ class Tokenizer:
     is_padded_left: bool = False
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self._fit(self._ids(text)) for text in texts]
+        return [self._ids(text) for text in texts]
 
     def _ids(self, text: str) -> list[int]:
-        _check_text(text)
+        if len(text) > MOST_CHARACTERS:
+            raise VitkitError(
+                f"a text of {len(text):,} characters is too long ({text[:40]!r} ...): at most {MOST_CHARACTERS:,} are "
+                "allowed"
+            )
         with _panics_as_errors():
-            return self.encode(text)
-
-    def _fit(self, ids: list[int]) -> list[int]:
+            ids = self.encode(text)
         if len(ids) > self.context:
             ids = [*ids[: self.context - 1], self.end] if ids[-1] == self.end is not None else ids[: self.context]
         filling = [self.padding] * (self.context - len(ids))
@@ -74,22 +76,18 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
     settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     try:
         with _panics_as_errors():
-            return _read(folder, settings, context, clean)
+            if (folder / "spiece.model").is_file():
+                return _from_pieces(folder / "spiece.model", context)
+            if (folder / "tokenizer.json").is_file():
+                return _from_json(folder / "tokenizer.json", settings, context, clean)
+            if (folder / _OPEN_CLIP_CONFIG).is_file():
+                return _from_open_clip(folder, read_json(folder / _OPEN_CLIP_CONFIG), context)
     except ImportError as error:
         raise VitkitError(f"reading words needs the library {error.name}: pip install 'vitkit[text]'") from error
     except VitkitError:
         raise
     except Exception as error:  # the libraries raise many types
         raise VitkitError(f"{folder}: its tokenizer is damaged: {first_line(error)}; download it again") from error
-
-
-def _read(folder: Path, settings: dict[str, Any], context: int, clean: Clean) -> Tokenizer:
-    if (folder / "spiece.model").is_file():
-        return _from_pieces(folder / "spiece.model", context)
-    if (folder / "tokenizer.json").is_file():
-        return _from_json(folder / "tokenizer.json", settings, context, clean)
-    if (folder / _OPEN_CLIP_CONFIG).is_file():
-        return _from_open_clip(folder, read_json(folder / _OPEN_CLIP_CONFIG), context)
     raise VitkitError(
         f"{folder} has no tokenizer: expected tokenizer.json or spiece.model beside the weights, as published"
     )
@@ -141,11 +139,7 @@ def _from_json(path: Path, settings: dict[str, Any], context: int, clean: Clean)
 
 
 def _check_whole(path: Path, tokenizer: Any, settings: dict[str, Any]) -> None:
-    """Check that a tokenizer.json produces tokens as in the training of the text encoder.
-
-    Raises:
-        VitkitError: the start or end token is not added to texts, or texts are not split into words as CLIP does.
-    """
+    """Check that a tokenizer.json adds the start and end token, and splits texts into words, as in the training."""
     is_clip = tokenizer.token_to_id(_BEGIN) is not None and tokenizer.token_to_id(_END) is not None
     begin = _BEGIN if is_clip else None
     end = _END if is_clip else _named(settings.get("eos_token"), "<eos>")
@@ -203,11 +197,7 @@ _CLEANED: dict[Clean, Callable[[str], str]] = {"none": str, "lower": str.lower, 
 
 
 def _from_open_clip(folder: Path, config: Mapping[str, Any], context: int) -> Tokenizer:
-    """Return OpenCLIP's own tokenizer, which is part of the package open_clip, as a configuration describes it.
-
-    Raises:
-        VitkitError: the configuration names another tokenizer or an unsupported setting, or open_clip is not installed.
-    """
+    """Return OpenCLIP's own tokenizer, which is part of the package open_clip, as a configuration describes it."""
     model = config.get("model_cfg")
     described = model.get("text_cfg") if isinstance(model, Mapping) else None
     texts = described if isinstance(described, Mapping) else {}
@@ -231,16 +221,3 @@ def _from_open_clip(folder: Path, config: Mapping[str, Any], context: int) -> To
     library = SimpleTokenizer(clean=kind)
     begin, end = library.sot_token_id, library.eot_token_id
     return Tokenizer(lambda text: [begin, *library.encode(text), end], end, 0, context)
-
-
-def _check_text(text: str) -> None:
-    """Refuse a text that is far longer than any text encoder reads.
-
-    Raises:
-        VitkitError: the text has more than `MOST_CHARACTERS` characters.
-    """
-    if len(text) > MOST_CHARACTERS:
-        raise VitkitError(
-            f"a text of {len(text):,} characters is too long ({text[:40]!r} ...): at most {MOST_CHARACTERS:,} are "
-            "allowed"
-        )
