@@ -346,18 +346,14 @@ def describe(config: Config) -> ModelInfo:
         VitkitError: the configuration belongs to a network of another library, which cannot be built here.
     """
     if isinstance(config, NetworkConfig):
-        return _describe_network(config)
+        with torch.random.fork_rng():
+            network = build(config).eval().to("meta")
+        assert isinstance(network, Network)
+        measured = measure_any(network, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
+        return _info(network, measured, measured, _parts(network, measured))
     model = _build(config)
     executed, full = _measure(config, shortcut=True), _measure(config, shortcut=False)
     return _info(model, full, executed, _stages(model, full))
-
-
-def _describe_network(config: NetworkConfig) -> ModelInfo:
-    with torch.random.fork_rng():
-        model = build(config).eval().to("meta")
-    assert isinstance(model, Network)
-    measured = measure_any(model, torch.empty(1, config.in_channels, *config.image_size, device="meta"))
-    return _info(model, measured, measured, _parts(model, measured))
 
 
 def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[CostStage]) -> ModelInfo:
@@ -375,8 +371,8 @@ def _info(model: Model, full: ForwardCost, executed: ForwardCost, stages: list[C
 
 def _parts(model: Network, measured: ForwardCost) -> list[CostStage]:
     """Return a stage for each direct submodule that is used in the forward pass, named as in the library."""
-    config, parts = model.config, []
-    parts.append(CostStage("image", (*config.image_size, config.in_channels)))
+    config = model.config
+    parts = [CostStage("image", (*config.image_size, config.in_channels))]
     for name, part in model.network.named_children():
         shape, path = measured.shapes.get(f"network.{name}"), f"network.{name}"
         if shape is not None:

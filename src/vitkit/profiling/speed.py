@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -59,30 +60,15 @@ def compare(
     }
     precisions = sorted({each.precision for each in contenders})
     ceilings = {precision: Ceiling(model.config, batch, precision, device) for precision in precisions}
-    works: dict[str, Work] = {each.key: _work(each, first) for each in contenders}
-    works |= {_ceiling_key(precision): ceiling for precision, ceiling in ceilings.items()}
-    times = interleave(works, rounds, stopwatch=stopwatch_for(device))
-
-    def speed(contender: Contender) -> Speed:
-        top, macs = times[_ceiling_key(contender.precision)], ceilings[contender.precision].macs
+    runs = {each.key: torch.inference_mode()(partial(each.run, first)) for each in contenders}
+    tops = {f"the ceiling in {precision}": ceiling for precision, ceiling in ceilings.items()}
+    times = interleave({**runs, **tops}, rounds, stopwatch=stopwatch_for(device))
+    speeds = []
+    for each in contenders:
+        top, macs = times[f"the ceiling in {each.precision}"], ceilings[each.precision].macs
         rate = 2e-9 * macs / top.quartiles.median
-        return Speed(
-            contender.name, contender.precision, batch, times[contender.key], top, rate, drifts.get(contender.key)
-        )
-
-    return [speed(each) for each in contenders]
-
-
-def _ceiling_key(precision: str) -> str:
-    return f"the ceiling in {precision}"
-
-
-def _work(contender: Contender, images: Tensor) -> Work:
-    @torch.inference_mode()
-    def work() -> Tensor:
-        return contender.run(images)
-
-    return work
+        speeds.append(Speed(each.name, each.precision, batch, times[each.key], top, rate, drifts.get(each.key)))
+    return speeds
 
 
 @dataclass(frozen=True)
@@ -251,9 +237,8 @@ def open_backends(model: Model, wanted: Sequence[tuple[str, str]], images: Tenso
         progress(f"preparing {backend} {precision}", done, len(wanted))
         before = resident()
         try:
-            runner = open_runner(
-                model, backend, precision, images=None, device=device
-            )  # eager float32 is the model itself
+            # Without pictures, eager float32 is the model itself.
+            runner = open_runner(model, backend, precision, images=None, device=device)
             runner(images)
         except (VitkitError, ImportError) as error:
             missing[f"{backend} {precision}"] = str(error)
@@ -316,16 +301,13 @@ def interleave(
             progress(f"timing {name}", done, rounds)
             if untimed[name]:
                 work()
-            seconds[name].append(_mean(work, repeats[name], stopwatch))
+
+            def again(work: Work = work, times: int = repeats[name]) -> None:
+                for _ in range(times):
+                    work()
+
+            seconds[name].append(stopwatch(again) / repeats[name])
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
-
-
-def _mean(work: Work, repeats: int, stopwatch: _Stopwatch) -> float:
-    def again() -> None:
-        for _ in range(repeats):
-            work()
-
-    return stopwatch(again) / repeats
 
 
 @dataclass(frozen=True)
@@ -399,11 +381,8 @@ def _ways(product: Product, dtype: torch.dtype, device: torch.device) -> list[Wo
         left, right = torch.rand(B, rows, inner, **make), torch.rand(B, columns, inner, **make)
         out, turned = torch.empty(B, rows, columns, **make), right.mT.contiguous()
         return [lambda: torch.bmm(left, right.mT, out=out), lambda: torch.bmm(left, turned, out=out)]
-    x, weight, y = (
-        torch.rand(rows, inner, **make),
-        torch.rand(columns, inner, **make),
-        torch.empty(rows, columns, **make),
-    )
+    x, weight = torch.rand(rows, inner, **make), torch.rand(columns, inner, **make)
+    y = torch.empty(rows, columns, **make)
     across = weight.t().contiguous()
     ways: list[Work] = [lambda: torch.mm(x, weight.t(), out=y), lambda: torch.mm(x, across, out=y)]
     if device.type == "cpu" and can_pack(dtype):
