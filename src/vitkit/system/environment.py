@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,21 +126,16 @@ def check_precision(precision: str, device: str) -> None:
 
 def processor_precision() -> str:
     """Return `bfloat16` if the processor has instructions to multiply bfloat16 numbers, otherwise `float32`."""
-    capabilities = _capabilities()
-    has_bfloat16 = any(name in capabilities for name in ("amx_bf16", "avx512_bf16"))
-    return "bfloat16" if has_bfloat16 else "float32"
+    capabilities: Collection[str] | None = None
+    with suppress(OSError), _PROCESSOR.open(encoding="utf-8", errors="replace") as lines:  # another system has no file
+        for line in lines:
+            name, _, flags = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                capabilities = flags.split()
+                break
+    if capabilities is None:
+        import torch
 
-
-def _capabilities() -> Collection[str]:
-    try:
-        with _PROCESSOR.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                name, _, flags = line.partition(":")
-                if name.strip() in ("flags", "Features"):
-                    return flags.split()
-    except OSError:
-        pass  # another system
-    import torch
-
-    capabilities: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
-    return [name for name, is_there in capabilities.items() if is_there]
+        known: dict[str, Any] = dict(getattr(torch.cpu, "get_capabilities", dict)())
+        capabilities = [name for name, is_there in known.items() if is_there]
+    return "bfloat16" if {"amx_bf16", "avx512_bf16"} & set(capabilities) else "float32"

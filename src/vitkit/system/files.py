@@ -19,7 +19,7 @@ import socket
 import stat
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from io import StringIO
 from pathlib import Path, PurePath
 from tempfile import TemporaryFile
@@ -132,7 +132,16 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        _replace(temporary, path)
+        # On Windows, retry for a short time while another program has `path` open.
+        end = time.monotonic() + (_REPLACED_WITHIN if environment.IS_WINDOWS else 0.0)
+        while True:
+            try:
+                temporary.replace(path)
+                break
+            except PermissionError:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.02)
     except OSError as error:
         is_full = error.filename is None and error.errno in _FULL
         if error.filename != str(temporary) and not is_full:
@@ -141,19 +150,6 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    """Rename a temporary file to `path`. On Windows, retry for a short time while another program has `path` open."""
-    end = time.monotonic() + (_REPLACED_WITHIN if environment.IS_WINDOWS else 0.0)
-    while True:
-        try:
-            temporary.replace(path)
-            return
-        except PermissionError:
-            if time.monotonic() >= end:
-                raise
-            time.sleep(0.02)
 
 
 @contextmanager
@@ -223,14 +219,20 @@ def exclusive(path: Path, place: Path | None = None, wait: float = 0.0) -> Itera
     try:
         lock.acquire()
     except Timeout as error:
+        name = ""
+        with suppress(OSError, ValueError):
+            name = read_text(_holder_file(place))
         raise VitkitError(
-            f"{path} is being written by {_holder(place)}: wait until it is done, or choose another path"
+            f"{path} is being written by {name or 'another process'}: wait until it is done, or choose another path"
         ) from error
     try:
         with suppress(OSError):  # the work itself will report a full disk
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             _holder_file(place).write_text(f"process {os.getpid()} of {socket.gethostname()} since {since}", "utf-8")
-        _tidy(path)
+        for name, left in unfinished(path.parent):  # of killed processes
+            if name == path.name:
+                with suppress(OSError):
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield
     finally:
         # Before the release: a process that has opened the lock file meanwhile notices the deletion and retries. Only
@@ -329,7 +331,13 @@ def holder(folder: Path) -> int | None:
 def _is_locked(place: Path) -> bool:
     """Return whether a process of this machine has locked the lock file `place`. A missing file is not created."""
     if environment.IS_WINDOWS:
-        return _is_locked_on_windows(place)
+        from filelock import FileLock, Timeout
+
+        try:
+            with FileLock(place, timeout=0) if place.exists() else nullcontext():
+                return False
+        except Timeout:
+            return True
     import fcntl
 
     try:
@@ -345,35 +353,9 @@ def _is_locked(place: Path) -> bool:
     return False
 
 
-def _is_locked_on_windows(place: Path) -> bool:
-    from filelock import FileLock, Timeout
-
-    if not place.exists():
-        return False
-    try:
-        with FileLock(place, timeout=0):
-            return False
-    except Timeout:
-        return True
-
-
 def is_empty(folder: Path) -> bool:
     """Return whether a folder contains nothing except a lock."""
     return all(path.name in (LOCK, LOCK + _HOLDER_SUFFIX) for path in folder.iterdir())
-
-
-def _tidy(path: Path) -> None:
-    """Delete the temporary files that killed processes left for this path. The caller holds the lock."""
-    for name, left in unfinished(path.parent):
-        if name == path.name:
-            with suppress(OSError):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-
-
-def _holder(place: Path) -> str:
-    with suppress(OSError, ValueError):
-        return read_text(_holder_file(place)) or "another process"
-    return "another process"
 
 
 def _holder_file(place: Path) -> Path:
@@ -459,11 +441,7 @@ def _note_of(path: Path) -> Path:
 
 
 def _noted(path: Path) -> tuple[int, bytes] | None:
-    """Read the journal of `append_bytes`: the size of the file before the addition, and the data to add.
-
-    Returns None if there is no journal, or if the line with the size is incomplete. In both cases, the file contains no
-    incomplete data.
-    """
+    """Read the journal of `append_bytes`: the former size of the file, and the data to add; None if incomplete."""
     try:
         size, is_whole, data = read_bytes(_note_of(path)).partition(b"\n")
         return (int(size), data) if is_whole else None
@@ -472,13 +450,7 @@ def _noted(path: Path) -> tuple[int, bytes] | None:
 
 
 def _is_half(content: bytes, size: int, data: bytes) -> bool:
-    """Return whether a file ends with an incomplete copy of the data that were being added.
-
-    Args:
-        content: the content of the file.
-        size: the size of the file before the addition.
-        data: the added data.
-    """
+    """Return whether a file, which had this size before, ends with an incomplete copy of the data."""
     tail = content[size:]
     return 0 < len(tail) < len(data) and data.startswith(tail)
 

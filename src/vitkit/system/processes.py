@@ -27,9 +27,8 @@ from vitkit.errors import Interrupted
 from vitkit.system import environment
 
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
-_TERMINALS = tuple(
-    stream for stream in (0, 1, 2) if os.isatty(stream)
-)  # checked now, because a stream is no longer a terminal after a hang-up
+# Checked now, because a stream is no longer a terminal after a hang-up.
+_TERMINALS = tuple(stream for stream in (0, 1, 2) if os.isatty(stream))
 _COMPILED = {getattr(ExtensionFileLoader, name).__code__ for name in ("create_module", "exec_module")}
 _AGAIN = 0.05  # seconds until a signal that could not be answered is sent again
 _Handler = Callable[[int, FrameType | None], Any]
@@ -80,9 +79,12 @@ class _SignalHandlers:
             signal.signal(number, signal.SIG_DFL if before is signal.default_int_handler else before)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if _is_in_compiled_import(frame):  # compiled libraries would crash or raise another error
-            _send_again(number)
-            return
+        caller = frame
+        while caller is not None:
+            if caller.f_code in _COMPILED:  # an import of a compiled library, which would crash or raise another error
+                _send_again(number)
+                return
+            caller = caller.f_back
         self.received = number
         _let_go(number)
         raise Interrupted(number)
@@ -137,10 +139,7 @@ class Deferral:
 
 
 def _listen(handler: _Handler) -> dict[int, Any]:
-    """Set a handler for all signals that stop programs and are not ignored, and return the previous handlers.
-
-    Outside of the main thread, no handler is set, and the result is empty.
-    """
+    """Set a handler for all signals that stop programs and are not ignored, and return the previous handlers."""
     if threading.current_thread() is not threading.main_thread():  # Python allows handlers only there
         return {}
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -148,14 +147,6 @@ def _listen(handler: _Handler) -> dict[int, Any]:
     for number in answered:
         signal.signal(number, handler)
     return answered
-
-
-def _is_in_compiled_import(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code in _COMPILED:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _send_again(number: int) -> None:
@@ -226,10 +217,7 @@ def _let_go(number: int) -> None:
 
 
 def _leave_to_parent() -> None:
-    """Remove this module's signal handlers in a forked process.
-
-    Ctrl-C is ignored there, because the parent process receives it, too, and decides what happens to the work.
-    """
+    """Remove this module's handlers in a forked process, which leaves Ctrl-C to its parent."""
     for number in _SIGNALS:
         if isinstance(getattr(signal.getsignal(number), "__self__", None), (_SignalHandlers, Deferral)):
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
@@ -255,19 +243,13 @@ def python(module: str, *arguments: str) -> list[str]:
         module: the full name of the module; `vitkit` is the command line.
         arguments: the arguments of the program.
     """
-    return [sys.executable, "-P", "-c", _RUN.format(path=_safe_path(), module=module), *arguments]
-
-
-def _safe_path() -> list[str]:
-    """Return this process's import path without the current folder.
-
-    If vitkit itself is in the current folder, that folder comes last.
-    """
     here = os.path.realpath(os.curdir)
     named = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str) and entry]  # noqa: PTH100
     path = [entry for entry in named if os.path.realpath(entry) != here]
     home = str(Path(__file__).parents[2])
-    return path if os.path.realpath(home) != here else [*path, home]
+    if os.path.realpath(home) == here:  # vitkit itself is in the current folder
+        path.append(home)
+    return [sys.executable, "-P", "-c", _RUN.format(path=path, module=module), *arguments]
 
 
 def is_same(process: int, birth: str) -> bool:
@@ -289,9 +271,8 @@ def birth_of(process: int) -> str:
     """
     if (_PROC / "self" / "stat").is_file():
         with suppress(OSError, IndexError):
-            fields = (
-                (_PROC / str(process) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            )
+            stored = (_PROC / str(process) / "stat").read_text(encoding="utf-8", errors="replace")
+            fields = stored.rpartition(")")[2].split()
             boot = (_PROC / "sys" / "kernel" / "random" / "boot_id").read_text(encoding="ascii").strip()
             return "" if fields[0] in ("Z", "X") else f"{fields[19]} of {boot}"  # proc(5): state, starttime
         return ""

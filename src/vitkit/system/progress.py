@@ -105,8 +105,11 @@ class NotebookBar(AbstractContextManager["NotebookBar"]):
         left = (now - self._began) / done * (total - done) if total and done else None
         amount = f"{done}/{total}" if total else str(done)
         value = f' value="{done}" max="{total}"' if total else ""
-        words = escape(f"{what} {amount}" + ("" if not left or left < 1 else f", {_duration(left)} left"))
-        self._show(f"<progress{value} aria-label='{escape(what)}'></progress> {words}")
+        words = f"{what} {amount}"
+        if left and left >= 1:
+            minutes, seconds = divmod(round(left), 60)
+            words += f", {minutes} min {seconds:02d} s left" if minutes else f", {seconds} s left"
+        self._show(f"<progress{value} aria-label='{escape(what)}'></progress> {escape(words)}")
 
     def _show(self, html: str) -> None:
         content = self._display.HTML(html)
@@ -119,8 +122,3 @@ class NotebookBar(AbstractContextManager["NotebookBar"]):
         """Remove the bar."""
         if self._handle is not None:
             self._show("")
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
