@@ -71,11 +71,9 @@ def exact_matrix(attention: Attention, q: Tensor, k: Tensor, bias: Tensor | None
 
 
 def twin(module: M, attention: type[Attention]) -> M:
-    """Return a copy of a module in evaluation mode. It shares the module's weights, which get no gradients.
+    """Return a copy of a module, compiled or not, in evaluation mode, with `attention` in place of `Attention`.
 
-    Args:
-        module: the module, compiled or not. It is not changed.
-        attention: the class that replaces `Attention`.
+    It shares the module's weights, which get no gradients. The module is not changed.
     """
     module = getattr(module, "_orig_mod", module)
     kind: type[nn.Module] = attention if type(module) is Attention else type(module)
@@ -97,16 +95,9 @@ def _shared(tensor: Tensor | None) -> Tensor | None:
 
 
 def prepare(model: nn.Module, images: Tensor, attention: type[Attention]) -> tuple[VisionTransformer, Tensor]:
-    """Return a copy of the model (`twin`), and the input (B, N, D) of the copy's first layer.
+    """Return a copy of the model with `attention` (`twin`), and the input (B, N, D) of the copy's first layer.
 
-    Args:
-        model: the model, compiled or not.
-        images: (B, C, height, width), preprocessed.
-        attention: the class that replaces `Attention` in the copy.
-
-    Raises:
-        VitkitError: the model is not a Vision Transformer, its kind of attention has no maps, all its layers are
-            convolutional, or the images do not have the model's size and channels.
+    The images (B, C, height, width) are preprocessed. A model without attention maps is refused.
     """
     model = plain(model)
     check(model.config, MAPS)
@@ -127,11 +118,7 @@ def attending(config: ViTConfig) -> list[int]:
 
 
 def find_layer(config: ViTConfig, layer: int) -> int:
-    """Return the index of a layer. Negative numbers count from the end, and -1 is the last layer with attention.
-
-    Raises:
-        VitkitError: the layer does not exist or is convolutional, or the model's attention has no maps.
-    """
+    """Return the index of a layer with attention; -1 is the last of them, and other negative numbers count from the end."""
     check(config, MAPS)
     number = attending(config)[-1] if layer == -1 else config.number_of(layer)
     if number in config.conv_layers:
@@ -343,14 +330,9 @@ def rollout_matrix(model: nn.Module, images: Tensor, *, fusion: Fusion = "mean",
 
 
 def roll_out(fused: Tensor, product: Tensor | None) -> Tensor:
-    """Extend rollout by one layer.
+    """Extend rollout through the previous layers (None at the first one) by one layer: (B, N, N) float32.
 
-    Args:
-        fused: attention of the layer with heads combined, (B, N, N). It is modified in place.
-        product: rollout through the previous layers, (B, N, N); None at the first layer.
-
-    Returns:
-        Rollout through this layer, (B, N, N) float32. Each row sums to 1.
+    `fused`, the attention of the layer with heads combined, (B, N, N), is modified in place. Each row sums to 1.
     """
     fused.diagonal(dim1=-2, dim2=-1).add_(1.0)
     fused.div_(fused.sum(dim=-1, keepdim=True))

@@ -214,11 +214,7 @@ def grad_cam(model: nn.Module, images: Tensor, target: Target = None) -> Tensor:
 
 
 def check_map(model: Network) -> None:
-    """Check that a network has a feature map before its head.
-
-    Raises:
-        VitkitError: the network has no feature map, because its last layers use attention or the images are too small.
-    """
+    """Refuse a network without a feature map before its head, for example because the images are too small."""
     if model.anatomy.map is None:
         raise VitkitError(
             f"{model.config.full_name} has no feature map before its head, which the method gradient requires: use the "
@@ -274,7 +270,9 @@ def occlusion(
     places = square_places(_grid(model.config), square, stride).to(images.device)  # (S, h, w)
     drops = []
     for image, number, before in zip(images, targets.tolist(), whole, strict=True):
-        batches = [still(cover(image[None], batch, model.config, fill)).float() for batch in places.split(batch_size)]
+        batches = [
+            still(cover(image[None], batch, model.config, fill)).float() for batch in torch.split(places, batch_size)
+        ]
         drops.append(before - torch.cat(batches).softmax(dim=-1)[:, number])  # (S,)
     covered = [(drop[:, None, None] * places).sum(dim=0) for drop in drops]  # (h, w) each
     return torch.stack(covered) / places.sum(dim=0)

@@ -113,14 +113,9 @@ def _weights(patches: int, low: float, high: float, pixels: int) -> tuple[FloatA
 
 
 def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image:
-    """Draw a map over its photograph. The lowest value of the map is dark, and the highest is bright.
+    """Draw a map (h, w) over its RGB photograph, with the lowest value dark and the highest bright.
 
-    The region of the model's input is framed, and the rest is faded. Negative values are drawn as 0.
-
-    Args:
-        photograph: RGB.
-        values: the map, (h, w).
-        box: the region of the photograph that the model received.
+    Negative values count as 0. The region of the model's input (`box`) is framed, and the rest is faded.
     """
     spread_out, seen = spread(unit(np.maximum(values, 0)), box, photograph.size)
     original = np.asarray(photograph, dtype=np.float32)
@@ -137,12 +132,9 @@ def overlay(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Imag
 
 
 def masked(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image:
-    """Multiply a photograph by a map, as in Figure 6 of the paper. The result is black where the map is 0.
+    """Multiply an RGB photograph by a map (h, w), as in Figure 6 of the paper.
 
-    Args:
-        photograph: RGB.
-        values: the map, (h, w). Negative values count as 0.
-        box: the region of the photograph that the model received. The rest becomes black.
+    The result is black where the map is 0 or negative, and outside the region of the model's input (`box`).
     """
     positive = np.maximum(values, 0)
     mask, seen = spread((positive / max(float(positive.max()), 1e-12)).astype(np.float32), box, photograph.size)
@@ -151,11 +143,7 @@ def masked(photograph: Image.Image, values: FloatArray, box: Box) -> Image.Image
 
 
 def paper_sheet(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Figure:
-    """Draw photographs next to their attended regions, as in Figure 6 of the paper.
-
-    Args:
-        pairs: the photograph and the result of `masked`, for each image.
-    """
+    """Draw photographs next to the results of `masked`, as in Figure 6 of the paper."""
     across = min(3, len(pairs))  # pairs in a row
     rows = -(-len(pairs) // across)
     tallest = max(photograph.height / photograph.width for photograph, _ in pairs)
@@ -173,13 +161,7 @@ def paper_sheet(pairs: Sequence[tuple[Image.Image, Image.Image]]) -> Figure:
 
 
 def heatmap(values: FloatArray, title: str, label: str) -> Figure:
-    """Draw a map as a heat map of patches with a colour scale, without the photograph.
-
-    Args:
-        values: the map, (h, w).
-        title: the title of the figure.
-        label: the label of the colour scale.
-    """
+    """Draw a map (h, w) of patches with a labelled colour scale, without the photograph."""
     figure = new_figure(4.6, 3.9)
     axis = figure.subplots()
     shown = axis.imshow(values, cmap=_MAP, interpolation="nearest")
@@ -191,14 +173,7 @@ def heatmap(values: FloatArray, title: str, label: str) -> Figure:
 
 
 def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: Box, title: str) -> Figure:
-    """Draw the photograph, followed by the overlay of each map on the photograph, at most four pictures in a row.
-
-    Args:
-        photograph: RGB.
-        maps: the maps (h, w) by name.
-        box: the region of the photograph that the model received.
-        title: the title of the figure.
-    """
+    """Draw the photograph, followed by its overlay with each map (h, w), at most four pictures in a row."""
     photograph, box = fit(photograph, box, 640)
     pictures = {"photograph": photograph}
     for name, values in maps.items():
@@ -218,13 +193,7 @@ def side_by_side(photograph: Image.Image, maps: Mapping[str, FloatArray], box: B
 
 
 def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
-    """Draw the maps of all heads in a grid with one row per layer. Each map is scaled to its own range of values.
-
-    Args:
-        maps: (layers, heads, h, w).
-        layers: the number of the layer in each row.
-        title: the title of the figure.
-    """
+    """Draw maps (layers, heads, h, w) in a grid with one row per layer. Each is scaled to its own range of values."""
     depth, heads, h, w = maps.shape
     cells = np.stack([[unit(values) for values in row] for row in maps])
     figure, axis = mosaic(cells, _MAP, cell=0.62)
@@ -236,13 +205,7 @@ def head_sheet(maps: FloatArray, layers: Sequence[int], title: str) -> Figure:
 
 
 def heads_sheet(photograph: Image.Image, maps: FloatArray, box: Box) -> Image.Image:
-    """Draw the photograph, followed by the overlay of each head's map on the photograph.
-
-    Args:
-        photograph: RGB.
-        maps: (heads, h, w).
-        box: the region of the photograph that the model received.
-    """
+    """Draw the photograph, followed by its overlay with each head's map (heads, h, w)."""
     photograph, box = fit(photograph, box, _SIDE)
     cells = [("photograph", photograph)]
     cells += [(f"head {head}", overlay(photograph, values, box)) for head, values in enumerate(maps)]
@@ -255,11 +218,7 @@ def layers_sheet(
 ) -> Image.Image:
     """Draw the maps of each layer on the photograph, all layers on one sheet with six layers in a row.
 
-    Args:
-        photograph: RGB.
-        maps: maps of all layers, (layers, h, w), by name. Each name has rows of its own.
-        box: the region of the photograph that the model received.
-        layers: the number of each layer.
+    Each name of maps (layers, h, w) has rows of its own.
     """
     photograph, box = fit(photograph, box, _SMALL_SIDE)
     rows = []
@@ -275,12 +234,7 @@ def film(
 ) -> bytes:
     """Return an animation of the maps on the photograph, one frame per layer, as the content of a file.
 
-    Args:
-        photograph: RGB.
-        maps: maps of all layers, (layers, h, w), by name. The names are shown next to each other.
-        box: the region of the photograph that the model received.
-        layers: the number of each layer.
-        kind: `GIF` with at most 128 colours, or `WEBP` with all colours.
+    The maps (layers, h, w) are next to each other with their names. A `GIF` has at most 128 colours, a `WEBP` all.
     """
     photograph, box = fit(photograph, box, _FRAME_SIDE)
     frames = []
@@ -298,11 +252,7 @@ def film(
 
 
 def sheet(rows: Sequence[Sequence[tuple[str, Image.Image]]]) -> Image.Image:
-    """Arrange pictures in rows on a white sheet, each below its caption.
-
-    Args:
-        rows: the caption and the picture of each cell. Captions are ASCII and are not shortened.
-    """
+    """Arrange pictures in rows on a white sheet, each below its caption, which is ASCII and not shortened."""
     font, bar = ImageFont.load_default(13), 22
     pictures = [picture for row in rows for _, picture in row]
     wide = max(math.ceil(font.getlength(caption)) for row in rows for caption, _ in row)
@@ -321,14 +271,10 @@ def sheet(rows: Sequence[Sequence[tuple[str, Image.Image]]]) -> Image.Image:
 def mosaic(
     cells: FloatArray, colours: str, cell: float, limits: tuple[float, float] = (0.0, 1.0), beside: float = 0.0
 ) -> tuple[Figure, Axes]:
-    """Draw a grid of pictures with lines between them.
+    """Draw a grid of pictures (rows, columns, h, w) with lines between them.
 
-    Args:
-        cells: (rows, columns, h, w).
-        colours: the name of the colour map.
-        cell: the long side of a picture in inches.
-        limits: the values at the ends of the colour map.
-        beside: additional width of the figure in inches, for example for a colour scale.
+    `cell` is the long side of a picture in inches, and `beside` additional width, for example for a colour scale.
+    `limits` are the values at the ends of the colour map.
     """
     rows, columns, h, w = cells.shape
     sheet = np.full((rows, h + 1, columns, w + 1), np.nan, dtype=np.float32)

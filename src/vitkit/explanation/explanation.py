@@ -115,10 +115,6 @@ def read_photograph(
     Returns:
         The path (None for bytes and for pictures in memory), the photograph, the model's input (C, height, width), and
         the region of the photograph that the input covers.
-
-    Raises:
-        UnreadableImageError: the source is not a picture that can be read.
-        VitkitError: the source is neither a path, nor the content of a file, nor a picture in memory.
     """
     if isinstance(source, (bytes, bytearray)):
         return None, *_read("the picture", preprocess, bytes(source))
@@ -404,12 +400,9 @@ class Explanation:
         return methods_for(is_network=self.is_network)[method].tells
 
     def thumbnails(self, page: str = "", *, has_texts: bool = True) -> str:
-        """Return the photograph and a thumbnail of each method, as HTML.
+        """Return the photograph and a thumbnail of each method, which links to its place on `page` (or here), as HTML.
 
-        Args:
-            page: the address of the page of this explanation, to which the thumbnails link; empty if the thumbnails are
-                on this page.
-            has_texts: whether a sentence below each thumbnail describes the method.
+        With `has_texts`, a sentence below each thumbnail describes the method.
         """
         photograph = draw.fit(self.photograph, self.box, _THUMBNAIL)[0]
         link, cells = f'<a href="{page}">' if page else "<a>", []
@@ -586,9 +579,6 @@ def explain_mistake(
 
     Returns:
         Captions with the contents of JPEG files, or the reason why the photograph cannot be read or explained.
-
-    Raises:
-        VitkitError: the classifier does not know a class, or the method is unknown.
     """
     try:
         for_predicted, for_true = explain_classes(classifier, path, (predicted, true), method)

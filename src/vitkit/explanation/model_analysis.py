@@ -250,11 +250,7 @@ _MOST_QUERIES = 14  # maximum number of rows and columns in a grid of grids, for
 def filters(components: FloatArray) -> Figure:
     """Draw the components of the patch embedding's filters, seven in a row (Figure 7, left).
 
-    Args:
-        components: (number, patch height, patch width, C). Each component is scaled to the range from black to white.
-
-    Raises:
-        VitkitError: C is neither 1 nor 3.
+    Each of the components (number, patch height, patch width, C) is scaled to the range from black to white.
     """
     channels = components.shape[-1]
     if channels not in (1, 3):
@@ -271,11 +267,9 @@ def filters(components: FloatArray) -> Figure:
 
 
 def position_grid(similarity: FloatArray) -> Figure:
-    """Draw the similarities of each position to all positions as a grid of grids (Figure 7, middle).
+    """Draw the similarities (h, w, h, w) of each position to all positions as a grid of grids (Figure 7, middle).
 
-    Args:
-        similarity: (h, w, h, w), from `position_similarity`. In large grids, only every second (third, ...) position is
-            drawn.
+    In large grids, only every second (third, ...) position is drawn.
     """
     h, w = similarity.shape[:2]
     step = -(-max(h, w) // _MOST_QUERIES)
@@ -291,13 +285,9 @@ def position_grid(similarity: FloatArray) -> Figure:
 
 
 def by_head(values: FloatArray, title: str, label: str, reference: float | None = None) -> Figure:
-    """Plot a value for each head by layer (Figure 7, right).
+    """Plot values (L, H) for each head by layer (Figure 7, right); NaN is not drawn.
 
-    Args:
-        values: value of each head in each layer, (L, H). NaN is not drawn.
-        title: the title of the figure.
-        label: the label of the vertical axis.
-        reference: the value of a head that attends to all patches equally. It is drawn as a dotted line.
+    The value of a head that attends to all patches equally (`reference`) is a dotted line.
     """
     figure = new_figure(5.2, 3.8)
     axis = figure.subplots()
@@ -321,11 +311,7 @@ def by_head(values: FloatArray, title: str, label: str, reference: float | None 
 
 
 def layer_grid(similarity: FloatArray) -> Figure:
-    """Draw the similarity of each pair of layers.
-
-    Args:
-        similarity: (L, L), from `layer_similarity`.
-    """
+    """Draw the similarity (L, L) of each pair of layers."""
     figure = new_figure(4.6, 3.8)
     axis = figure.subplots()
     shown = axis.imshow(similarity, cmap=_SIMILARITY, vmin=min(0.0, float(similarity.min())), vmax=1, origin="lower")
@@ -337,11 +323,9 @@ def layer_grid(similarity: FloatArray) -> Figure:
 
 
 def norms(values: FloatArray, prefix_tokens: int) -> Figure:
-    """Draw token norms by layer: median, middle 98 % and maximum of patches, and the mean of the first prefix token.
+    """Draw token norms (L, B, N) by layer, prefix tokens first.
 
-    Args:
-        values: (L, B, N), prefix tokens first.
-        prefix_tokens: the number of prefix tokens.
+    Drawn are the median, the middle 98 % and the maximum of patches, and the mean of the first prefix token.
     """
     layers = np.arange(len(values))
     patches = values[:, :, prefix_tokens:].reshape(len(values), -1)  # (L, B*h*w)

@@ -94,11 +94,7 @@ def read_tokenizer(folder: Path, context: int, clean: Clean) -> Tokenizer:
 
 
 def check_size(path: Path) -> None:
-    """Refuse a file that is far larger than any published tokenizer.
-
-    Raises:
-        VitkitError: the file has more than `_MOST_BYTES` bytes.
-    """
+    """Refuse a file that is far larger than any published tokenizer."""
     if (size := path.stat().st_size) > _MOST_BYTES:
         raise VitkitError(
             f"{path} has {size:,} bytes, but a tokenizer at most {_MOST_BYTES:,}: use the publisher's file"
@@ -109,8 +105,7 @@ def check_size(path: Path) -> None:
 def _panics_as_errors() -> Iterator[None]:
     """Convert panics of the library tokenizers, which do not derive from Exception, to `VitkitError`.
 
-    Raises:
-        VitkitError: the library panicked, for example because a regular expression takes too long.
+    It panics, for example, if a regular expression takes too long.
     """
     try:
         yield

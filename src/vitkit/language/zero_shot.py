@@ -108,15 +108,7 @@ def read_images_and_words(source: str | Path, **overrides: Any) -> ImagesAndWord
 
 
 def build_images_and_words(weights: WeightsSource, plan: LoadPlan) -> ImagesAndWords:
-    """Build the image encoder and the text encoder from opened weights.
-
-    Args:
-        weights: the weights of both encoders.
-        plan: the plan for loading the image encoder without a head.
-
-    Raises:
-        VitkitError: see `read_images_and_words`.
-    """
+    """Build both encoders from opened weights, and from a plan for loading the image encoder without a head."""
     source, path = weights.source, weights.path
     assert path is not None
     images = plan.build()
@@ -152,11 +144,7 @@ class ImagesAndWords:
     tokenizer: Tokenizer
 
     def vectors(self, texts: Sequence[str]) -> Tensor:
-        """Return the normalised vectors of n texts, (n, P).
-
-        Raises:
-            VitkitError: the tokenizer does not belong to the text encoder.
-        """
+        """Return the normalised vectors of n texts, (n, P)."""
         tower, vectors = self.words.tower, []
         with torch.inference_mode():
             for start in range(0, len(texts), _BATCH):
@@ -235,12 +223,7 @@ class ImagesAndWords:
     def head(self, texts: Sequence[str], templates: Sequence[str]) -> dict[str, Tensor]:
         """Return the weight (K, P) and the bias (K,) of a head that classifies image vectors of length 1.
 
-        Args:
-            texts: the names of the K classes.
-            templates: sentences with {} for the name, over which the vectors are averaged.
-
-        Raises:
-            VitkitError: a template is invalid.
+        Each template contains {} for the name of a class, and the vectors are averaged over the templates.
         """
         for template in templates:
             if template.count("{}") != 1:
@@ -280,8 +263,7 @@ def _checked(classes: Sequence[str]) -> tuple[str, ...]:
 def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
     """Describe the text encoder of a model without reading tensor data; None if the model has none.
 
-    Raises:
-        VitkitError: the weights are the image encoder of CLIP or SigLIP without its text encoder.
+    The image encoder of CLIP or SigLIP without its text encoder is refused.
     """
     path, checkpoint = weights.path, weights.checkpoint
     if weights.is_image_encoder or path is None or checkpoint is None or is_model_folder(path.parent):
@@ -294,15 +276,7 @@ def look_for_words(weights: WeightsSource) -> TextEncoderInfo | None:
 
 
 def check_tokenizer(weights: WeightsSource, info: TextEncoderInfo) -> None:
-    """Check that the tokenizer of a text encoder can be read.
-
-    Args:
-        weights: the weights with the text encoder.
-        info: the description of the text encoder, from `look_for_words`.
-
-    Raises:
-        VitkitError: the tokenizer is missing or cannot be read.
-    """
+    """Check that the tokenizer of a text encoder, which `look_for_words` described, can be read."""
     assert weights.path is not None
     read_tokenizer(_folder_of(weights.path), info.context, info.clean)
 

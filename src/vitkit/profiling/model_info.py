@@ -70,13 +70,9 @@ def measure_any(model: nn.Module, images: Tensor) -> ForwardCost:
 
 
 def _pass_flops(model: nn.Module, images: Tensor, measured: ForwardCost, counter: AbstractContextManager[Any]) -> None:
-    """Run a forward pass, and record the modules' output shapes and the tensors that autograd keeps.
+    """Run a forward pass, and record in `measured` the modules' output shapes and the tensors that autograd keeps.
 
-    Args:
-        model: the model.
-        images: the input.
-        measured: receives the results.
-        counter: context manager that counts the matrix products of the forward pass.
+    The context manager `counter` counts the matrix products.
     """
     kept: dict[int, Tensor] = {}
 
@@ -487,10 +483,7 @@ def _layers(stage: _Walker) -> list[list[CostStage]]:
 def _attention_stages(stage: _Walker, layers: Sequence[int], products: int) -> list[CostStage]:
     """Return the stages of eqs. 6-7, one for attention over all tokens and one for each kind of windows.
 
-    Args:
-        stage: the factory of the model's stages.
-        layers: numbers of the layers with attention.
-        products: multiply-accumulates of attention over all tokens, per layer.
+    Attention over all tokens takes `products` multiply-accumulates per layer.
     """
     config, P = stage.model.config, stage.model.config.prefix_tokens
     stages = []

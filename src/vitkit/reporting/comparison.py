@@ -167,10 +167,7 @@ def _picture(caption: str, drawn: Figure, about: str) -> str:
 def pictures_of(models: Sequence[Model]) -> dict[str, Callable[[], Figure]]:
     """Return functions that plot the accuracy by epoch, by amount of data and by computation; the keys are captions.
 
-    Plots for which nothing was measured are omitted.
-
-    Args:
-        models: the entry `models` of comparison.json.
+    Plots for which nothing was measured are omitted. `models` is an entry of comparison.json.
     """
     runs = [run for model in models for run in model["runs"]]
     pictures: dict[str, Callable[[], Figure]] = {}
@@ -280,11 +277,7 @@ def _by_strength(models: Sequence[Model], stress: Mapping[str, Any]) -> Figure:
 
 
 def draw_suite(figures: Mapping[str, Any]) -> Figure:
-    """Plot the accuracy of each model on each data set, with 95 % intervals, side by side.
-
-    Args:
-        figures: the content of suite.json.
-    """
+    """Plot the accuracy of each model on each data set of suite.json, with 95 % intervals, side by side."""
     models, data = figures["models"], figures["data"]
     figure, axis = _new_axes([model["name"] for model in models], width=max(_SIZE[0], 0.7 * len(data) + 1.5))
     for place, model in enumerate(models):
@@ -396,13 +389,10 @@ _DOT_ROW = 0.42  # inches of a variant in a picture of dots
 def pictures_of_experiment(
     kind: str, figures: _Figures, lines: Mapping[str, Sequence[str]]
 ) -> dict[str, Callable[[], Figure]]:
-    """Return functions that plot the result of an experiment, by caption.
+    """Return functions that plot the result of an experiment in lab.json, by caption.
 
-    Args:
-        kind: the kind of plot: dots, curves, computation, few-shot, sizes or none.
-        figures: the content of lab.json.
-        lines: for `computation`, the lines to draw: the labels of the variants that each line connects, by the name of
-            the line.
+    The kinds of plots are dots, curves, computation, few-shot, sizes and none. For `computation`, `lines` has the
+    labels of the variants that each line connects, by the name of the line.
     """
     match kind:
         case "none":
@@ -506,13 +496,9 @@ def _by_size(figures: _Figures, key: str) -> Figure:
 def draw_lines(
     lines: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, ticks: Mapping[str, float]
 ) -> Figure:
-    """Plot numbers from the paper in the style of the other figures.
+    """Plot numbers from the paper, the points (x, percent) of each line by its name, like the other figures.
 
-    Args:
-        lines: the points (x, percent) of each line, by the name of the line.
-        x: the label of the logarithmic x axis.
-        y: the label of the y axis.
-        ticks: positions of the ticks on the x axis, by their labels; empty for numeric labels.
+    The x axis is logarithmic. `ticks` are positions on it by their labels; empty for numeric labels.
     """
     drawn, axis = _new_axes(list(lines))
     for place, (name, points) in enumerate(lines.items()):

@@ -114,12 +114,7 @@ def _cell(images: ImageTable, index: int) -> str:
 def write_suspects(path: Path, title: str, suspects: Sequence[Suspect], files: Sequence[Place], advice: str) -> None:
     """Write the page of suspected label errors.
 
-    Args:
-        path: the HTML file.
-        title: the title of the page.
-        suspects: the suspected labels, the most doubtful first.
-        files: the photograph of each suspect.
-        advice: a sentence that tells the reader what to do with the suspects.
+    The suspects, with their photographs, begin with the most doubtful. `advice` tells the reader what to do with them.
     """
     photographs = [
         (

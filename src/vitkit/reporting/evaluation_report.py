@@ -171,9 +171,7 @@ def _task(evaluation: Evaluation) -> str:
 def pictures_of(evaluation: Evaluation, laid_out: LaidOut | None) -> dict[str, Callable[[], Figure]]:
     """Return functions that plot the figures of an evaluation, by caption; empty for multi-label models.
 
-    Args:
-        evaluation: the evaluation of a classifier.
-        laid_out: some images as points in the plane (`report_data.embed`); None omits the figure of these points.
+    Without points in the plane (`report_data.embed`), their figure is omitted.
     """
     if isinstance(evaluation, MultiEvaluation):
         return {}

@@ -56,12 +56,9 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def curves(rows: Sequence[Mapping[str, float]], best_epoch: int | None, *, is_mixed: bool = False) -> Figure:
-    """Plot loss and accuracy by epoch, and mark the epoch whose weights were kept.
+    """Plot loss and accuracy by epoch from the rows of metrics.csv, and mark the epoch whose weights were kept.
 
-    Args:
-        rows: the rows of metrics.csv.
-        best_epoch: the epoch whose weights were kept, counting from 0; None marks no epoch.
-        is_mixed: whether the training mixed images (mixup or CutMix), see `draw_curve`.
+    `best_epoch` counts from 0; None marks no epoch. For `is_mixed`, see `draw_curve`.
     """
     figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
@@ -78,18 +75,11 @@ def draw_curve(
     *,
     is_mixed: bool = False,
 ) -> None:
-    """Draw the training and validation curve of a measure.
+    """Draw the training and validation curve of a measure from the rows of metrics.csv; see `curves`.
 
     Training values are means over the batches of an epoch, on augmented images and with changing weights. A mixed
-    image has no single correct class. Therefore the training accuracy is not shown if images were mixed, and the legend
-    says so.
-
-    Args:
-        axis: the axes to draw on.
-        rows: the rows of metrics.csv.
-        measure: the measure to draw.
-        best_epoch: the epoch whose weights were kept, counting from 0; None marks no epoch.
-        is_mixed: whether the training mixed images (mixup or CutMix).
+    image (mixup or CutMix) has no single correct class. Therefore the training accuracy is not shown if images were
+    mixed, and the legend says so.
     """
     key = {"loss": "loss", "accuracy": "acc"}[measure]
     for part, label, colour in (
@@ -163,9 +153,7 @@ def draw_confusion(axis: Axes, matrix: npt.NDArray[np.int64], classes: Sequence[
 def reliability(states: Mapping[str, Reliability]) -> Figure:
     """Plot accuracy by confidence (a reliability diagram), with a histogram of the confidences below.
 
-    Args:
-        states: the reliability in several states of the classifier, for example with and without the temperature, by
-            the name of the state. Each state has its own column.
+    Each state of the classifier, for example with and without the temperature, has its own column.
     """
     figure = new_figure(4.2 * len(states) + 0.4, 4.8)
     axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
@@ -410,8 +398,7 @@ def thumbnails(paths: Iterable[Place], side: int = SIDE) -> Iterator[Thumbnail]:
 def gallery(photographs: Sequence[tuple[Thumbnail, str, Sequence[str]]]) -> str:
     """Return the HTML of photographs with captions. If a photograph cannot be read, the reason is shown instead.
 
-    Args:
-        photographs: for each photograph, its thumbnail, attributes for its `img` element, and the lines of its caption.
+    A photograph has a thumbnail, attributes for its `img` element, and the lines of its caption.
     """
     return f'<div class="row">{"".join(_cell(*photograph) for photograph in photographs)}</div>'
 
@@ -451,11 +438,7 @@ class Album:
         return self._folder / relative.with_name(fitting(relative.name, ".png"))
 
     def add(self, row: Row) -> None:
-        """Draw an image with its prediction, and write the picture. Images that cannot be read are skipped.
-
-        Raises:
-            OSError: the picture cannot be written; the message names it.
-        """
+        """Draw an image with its prediction, and write the picture. Images that cannot be read are skipped."""
         if row.name is None or row.confidence is None:
             return
         try:

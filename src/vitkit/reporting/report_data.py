@@ -187,12 +187,9 @@ def embedding_data(laid_out: LaidOut | None, shown: Numbers) -> dict[str, Any] |
 def doubts_data(
     doubts: Sequence[LabelError], classes: Sequence[str], photographs: Mapping[str, str]
 ) -> dict[str, Any] | None:
-    """Return the data of `Doubts` in `images.js`; None if there are no suspected label errors.
+    """Return the data of `Doubts` in `images.js`, the most doubtful first; None if there are no suspected label errors.
 
-    Args:
-        doubts: suspected label errors, the most doubtful first.
-        classes: the class names.
-        photographs: photographs as data URIs, by position in `doubts`.
+    The photographs are data URIs, by position in `doubts`.
     """
     doubts = doubts[:_MOST_DOUBTS]
     if not doubts:
@@ -344,12 +341,7 @@ def embed(
 ) -> LaidOut | None:
     """Compute features of at most 500 images and lay them out as points in the plane.
 
-    Args:
-        classifier: classifier whose features determine the layout.
-        evaluation: evaluation of the images.
-        root: folder or storage that the paths of the evaluation are relative to.
-        progress: called with the number of images done and the total.
-        seed: seed of the choice of images and of t-SNE.
+    `progress` is called with the number of images done and the total. `seed` is that of the choice of images and t-SNE.
 
     Returns:
         Indices of m <= 500 images, (m,), and their points, (m, 2). None if there are too few images, or if images may

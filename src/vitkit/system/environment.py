@@ -115,11 +115,7 @@ def best_precision(device: str = "auto") -> str:
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Refuse `float16` on a processor, where PyTorch computes it more slowly than float32.
-
-    Raises:
-        VitkitError: the precision is `float16`, and the device is a processor.
-    """
+    """Refuse `float16` on a processor, where PyTorch computes it more slowly than float32."""
     if precision == "float16" and device.partition(":")[0] == "cpu":
         raise VitkitError("precision float16 is for GPUs: on a processor, use float32 or bfloat16")
 

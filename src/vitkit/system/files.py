@@ -65,11 +65,7 @@ def place_text(path: Path) -> str:
 
 
 def check_here(path: Path) -> None:
-    """Refuse an address as an output path. Without this check, s3://bucket/run would create a local folder `s3:`.
-
-    Raises:
-        VitkitError: the path is an address.
-    """
+    """Refuse an address as an output path. Without this check, s3://bucket/run would create a local folder `s3:`."""
     if (address := address_of(path)) is not None:
         raise VitkitError(f"{address} is on another machine: choose a path on this one, and copy the result there")
 
@@ -78,9 +74,6 @@ def regular(name: str, flags: int) -> int:
     """Open a regular file and return its descriptor; for use as the `opener` of `open`.
 
     Pipes and devices are refused, since reading them may block forever.
-
-    Raises:
-        OSError: the file is a pipe, a device or a folder, or cannot be opened.
     """
     try:
         descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0), 0o666)
@@ -98,22 +91,13 @@ def regular(name: str, flags: int) -> int:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Read the content of a regular file.
-
-    Raises:
-        OSError: the file is not regular (see `regular`), or cannot be read.
-    """
+    """Read the content of a regular file (see `regular`)."""
     with open(path, "rb", opener=regular) as file:  # a Path takes no opener
         return file.read()
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """Read a regular file as UTF-8 text, with `\\n` as line ends.
-
-    Raises:
-        OSError: the file is not regular (see `regular`), or cannot be read.
-        UnicodeDecodeError: the file is not UTF-8, and `errors` is `strict`.
-    """
+    """Read a regular file (see `regular`) as UTF-8 text, with `\\n` as line ends."""
     with open(path, encoding="utf-8", errors=errors, opener=regular) as file:
         return file.read()
 
@@ -157,9 +141,6 @@ def staged(path: Path) -> Iterator[Path]:
     """Yield a path of the same name in a temporary folder next to `path`, which is removed after the block.
 
     The block moves what it has written there to its place.
-
-    Raises:
-        OSError: the folder cannot be made.
     """
     folder = path.with_name(fitting(f".{path.name}", f".{os.getpid()}.tmp"))
     shutil.rmtree(folder, ignore_errors=True)  # of a process with this number that was killed, as in containers
@@ -402,11 +383,7 @@ def append_bytes(path: Path, data: bytes) -> None:
 
 
 def read_appended(path: Path) -> bytes:
-    """Read a file to which another process may be appending (`append_bytes`), without incomplete data at its end.
-
-    Raises:
-        OSError: the file cannot be read, or is a pipe or a device.
-    """
+    """Read a file to which another process may be appending (`append_bytes`), without incomplete data at its end."""
     while True:
         before = _stamp(path)
         data, adding = read_bytes(path), _noted(path)
@@ -480,10 +457,7 @@ def common_folder(folders: Collection[str]) -> str:
 def path_below(path: str, folder: str) -> str:
     """Return the path of a file relative to a folder above it, without following links.
 
-    Args:
-        path: the file.
-        folder: the folder. If it is "" (see `common_folder`), the result is the whole path, in which the letter of the
-            drive is the first folder.
+    If the folder is "" (see `common_folder`), the result is the whole path, with the letter of the drive as a folder.
     """
     absolute = os.path.abspath(path)  # noqa: PTH100
     if folder:
@@ -552,12 +526,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that contains an object.
-
-    Raises:
-        VitkitError: the file is not JSON or not an object; the message names the file.
-        OSError: the file cannot be read.
-    """
+    """Read a JSON file that contains an object; a `VitkitError` names the file if it does not."""
     try:
         value = from_json(read_text(path))
     except ValueError as error:

@@ -324,10 +324,7 @@ class Worker:
     def ask(self, question: Any) -> Any:
         """Send a question and return the answer. Both can be any objects that can be pickled.
 
-        Raises:
-            EOFError: the worker has ended.
-            OSError: the worker has ended.
-            pickle.PickleError: the worker ended while it sent the answer, or the question cannot be pickled.
+        If the worker has ended, an EOFError, OSError or pickle.PickleError is raised.
         """
         import pickle
 

@@ -13,9 +13,6 @@ def fields_of(message: memoryview) -> Iterator[tuple[int, memoryview | None]]:
     """Yield the number and the value of each field of a message.
 
     The value is a slice of the message if the field stores its length (bytes, text, messages), and None for numbers.
-
-    Raises:
-        VitkitError: the bytes are not a protocol buffer, or are truncated.
     """
     position = 0
     while position < len(message):

@@ -72,11 +72,7 @@ FILES = (  # the files that a run writes into its folder; a new run in the same 
 
 
 def check_run_folder(folder: Path) -> None:
-    """Check that a folder contains a recipe. A run writes its recipe before its first step.
-
-    Raises:
-        VitkitError: the folder does not exist or is not a run folder, or its run was stopped before the first step.
-    """
+    """Check that a folder contains a recipe. A run writes its recipe before its first step."""
     if (folder / RECIPE).is_file():
         return
     if not folder.is_dir():

@@ -88,11 +88,7 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Split the text of an annotation `Annotated[type, *marks]` into the type, as text, and the list of marks.
 
-    Any other annotation is returned unchanged, with an empty list of marks.
-
-    Args:
-        annotation: the annotation of a parameter, as text.
-        known: the namespace in which the marks are evaluated.
+    The marks are evaluated in the namespace `known`. Any other annotation is returned unchanged, without marks.
     """
     if not isinstance(annotation, str) or not annotation.startswith("Annotated["):
         return annotation, []
@@ -104,15 +100,7 @@ def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]
 
 
 def path_text(path: object, what: str) -> str:
-    """Return a path as text.
-
-    Args:
-        path: the path that a caller passed.
-        what: the name of the path in error messages.
-
-    Raises:
-        VitkitError: `path` is not a path, is empty, or contains a null byte.
-    """
+    """Return a path that is not empty as text; `what` names it in error messages."""
     if not isinstance(path, (str, os.PathLike)):
         raise VitkitError(f"{what} must be a path, not {type_of(path)}")
     text = os.fsdecode(path)
@@ -165,12 +153,9 @@ def _as_one_of(name: str, kinds: Sequence[str], value: object) -> object:
 
 
 def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
-    """Return whether a value is of a kind, and the value itself.
+    """Return whether a value is of a kind, and the value itself, with a numpy number or bool as a Python object.
 
-    If a numpy number or bool is of this kind, it is returned as a Python object.
-
-    Raises:
-        VitkitError: the kind is `path`, and the path is empty or contains a null byte.
+    An empty path, or one with a null byte, is refused.
     """
     is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
     if kind == "path":
@@ -257,17 +242,9 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
 
 
 def from_text(name: str, hint: Any, text: str) -> Any:
-    """Convert text, such as the value of a flag, to a field's type.
+    """Convert text, such as the value of a flag, to a field's type (see `as_typed`).
 
     `3,4,9` becomes a tuple. `none` becomes None if the field is optional.
-
-    Args:
-        name: the field's name, for messages.
-        hint: the field's type, as for `as_typed`.
-        text: the text as it was typed.
-
-    Raises:
-        VitkitError: the text cannot be converted to this type.
     """
     kind = hint
     if type(None) in get_args(hint):
@@ -301,14 +278,7 @@ def _expected(kind: Any) -> str:
 def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
     """Convert the fields of a frozen dataclass to their annotated types, and check their `Between` ranges.
 
-    Call this function in `__post_init__`.
-
-    Args:
-        instance: the dataclass instance.
-        exclude: names of fields that are not converted.
-
-    Raises:
-        VitkitError: a value has another type, or is outside its range; the message names the field.
+    Call this function in `__post_init__`. Fields whose names are in `exclude` are not converted.
     """
     for name, hint in hints_of(instance.__class__).items():
         if name not in exclude:

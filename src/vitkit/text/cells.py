@@ -79,9 +79,7 @@ def plural(count: int, one: str, more: str) -> str:
 def by_chance(count: int, expected: float) -> str:
     """Return a phrase on suspects that are not errors, such as `about 21 of these 32 are probably right`.
 
-    Args:
-        count: the number of suspects, such as labels that may be wrong.
-        expected: the expected number of suspects that are right.
+    `count` is the number of suspects, such as labels that may be wrong; `expected` are expected to be right.
     """
     about = f"{expected:.0f}" if expected >= 10 else f"{expected:.1f}"
     return f"about {about} of these {count} {'is' if about == '1.0' else 'are'} probably right"

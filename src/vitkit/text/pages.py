@@ -52,12 +52,7 @@ _figure: ContextVar[Callable[..., Any] | None] = ContextVar("figure", default=No
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = "constrained") -> Figure:
     """Return a figure to draw on: the one that `onto` has set, or otherwise a new figure outside of pyplot.
 
-    A figure outside of pyplot needs no display.
-
-    Args:
-        width: the width of a new figure in inches.
-        height: the height of a new figure in inches.
-        layout: matplotlib's layout engine for a new figure.
+    A new figure has this width and height in inches, and needs no display.
     """
     from matplotlib.figure import Figure
 
@@ -150,11 +145,7 @@ def with_all_letters(figure: F) -> F:
 
 @contextmanager
 def fonts_of(fonts: Fonts) -> Iterator[None]:
-    """Use these fonts for all figures that are drawn in a `with` block.
-
-    Raises:
-        VitkitError: `fonts` is not one of the choices.
-    """
+    """Use these fonts for all figures that are drawn in a `with` block."""
     from matplotlib import rc_context
 
     if fonts not in get_args(Fonts):
@@ -164,15 +155,9 @@ def fonts_of(fonts: Fonts) -> Iterator[None]:
 
 
 def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> bytes:
-    """Draw a picture, and return the content of a PNG, SVG or PDF file. The same picture gives the same bytes.
+    """Draw a picture, and return the content of a .png, .svg or .pdf file. The same picture gives the same bytes.
 
-    Args:
-        draw: the function that draws the picture.
-        kind: .png, .svg or .pdf.
-        fonts: `latex` sets the text in a serif font.
-
-    Raises:
-        VitkitError: `fonts` is not one of the choices.
+    The fonts `latex` set the text in a serif font.
     """
     metadata: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     with fonts_of(fonts):
@@ -202,15 +187,9 @@ def _saved(drawn: Figure, kind: str, **options: Any) -> bytes:
 
 
 def choose_picture(pictures: Mapping[str, Callable[[], Figure]], name: str | None, what: str) -> Callable[[], Figure]:
-    """Return the function that draws a requested picture of a result.
+    """Return the function that draws a picture of a result by its name; None selects the first one.
 
-    Args:
-        pictures: the functions that draw the pictures of the result, by name.
-        name: the name of the picture; None selects the first one.
-        what: the kind of the result, for the message.
-
-    Raises:
-        VitkitError: no picture has this name, or the result has no pictures.
+    `what` names the kind of the result in messages.
     """
     if not pictures:
         raise VitkitError(f"{what} has no picture")
@@ -231,15 +210,9 @@ def plot_picture(
 
 
 def written_as(target: Path, kinds: tuple[str, ...], *, or_folder: bool = False) -> str:
-    """Return the suffix of a file in lower case, after checking that it is supported.
+    """Return the suffix of a file in lower case, after checking that it is one of `kinds`, such as .png.
 
-    Args:
-        target: the file.
-        kinds: the supported suffixes, such as .png.
-        or_folder: whether the error message mentions a folder as an alternative.
-
-    Raises:
-        VitkitError: the file has none of these suffixes.
+    With `or_folder`, the message mentions a folder as an alternative.
     """
     kind = target.suffix.lower()
     if kind not in kinds:
@@ -439,14 +412,9 @@ def wide(table: str) -> str:
 
 
 def figure(caption: str, data: bytes, kind: str = "png", *, is_photograph: bool = False) -> str:
-    """Return HTML with a caption and an embedded picture.
+    """Return HTML with a caption (plain text) and an embedded picture: a file of the kind png, jpeg or svg+xml.
 
-    Args:
-        caption: the caption, as plain text.
-        data: the content of the picture's file.
-        kind: png, jpeg or svg+xml.
-        is_photograph: whether the picture is a photograph. Other pictures, which are drawings on a white background,
-            are inverted on dark pages.
+    Drawings on a white background, unlike photographs, are inverted on dark pages.
     """
     return f"<h2>{escape(caption)}</h2>{image(caption, data, kind, '' if is_photograph else DRAWN)}"
 
@@ -465,13 +433,9 @@ def listing(text: str) -> str:
 
 
 def image(name: str, data: bytes, kind: str, attributes: str = "") -> str:
-    """Return a picture embedded in the page.
+    """Return a picture, a file of the kind png, jpeg or svg+xml, embedded in the page.
 
-    Args:
-        name: the alternative text.
-        data: the content of the picture's file.
-        kind: png, jpeg or svg+xml.
-        attributes: further attributes of the tag, as HTML.
+    `name` is the alternative text, and `attributes` are further attributes of the tag, as HTML.
     """
     more = f" {attributes}" if attributes else ""
     return f'<img alt="{escape(name)}"{more} src="{address(data, kind)}">'

@@ -53,28 +53,15 @@ Cell = str | float | None
 
 
 def check_rows(rows: int) -> None:
-    """Check that a table fits into a sheet.
-
-    Raises:
-        VitkitError: the table has too many rows.
-    """
+    """Check that a table fits into a sheet."""
     if rows >= ROWS:
         raise VitkitError(f"a sheet has at most {ROWS - 1:,} rows below its header, not {rows:,}: write a .csv instead")
 
 
 def write_workbook(file: Path, header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """Write a workbook with one sheet, completely or not at all.
+    """Write a workbook with one sheet, completely or not at all; None is an empty cell.
 
     The header row is bold, remains visible when scrolling, and has filters.
-
-    Args:
-        file: the .xlsx file.
-        header: the names of the columns.
-        rows: the cells of each row; None is an empty cell.
-
-    Raises:
-        VitkitError: there are more rows than a sheet can contain.
-        OSError: the file cannot be written.
     """
     with replacing(file) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in _PARTS.items():

@@ -234,11 +234,7 @@ def _then(read: Read, change: Callable[[Tensor], Tensor]) -> Read:
 def adapt_network(
     read: Mapping[str, Read], source: NetworkConfig, target: NetworkConfig, shapes: Mapping[str, torch.Size]
 ) -> Adapted:
-    """Adapt the tensors of another library's network to another head or image size.
-
-    Raises:
-        VitkitError: the image size changes, and the shape of a tensor depends on it.
-    """
+    """Adapt the tensors of another library's network to another head, or to an image size that no shape depends on."""
     adapted = Adapted(dict(read))
     head = anatomy_of(target).head
     if source.num_classes != target.num_classes:

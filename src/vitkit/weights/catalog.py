@@ -595,11 +595,7 @@ class Meaning:
 
 
 def split_timm(source: str) -> tuple[str, bool]:
-    """Remove the prefix `timm:` from a name; also return whether it had the prefix.
-
-    Raises:
-        VitkitError: the rest is not the name of published weights or of a model.
-    """
+    """Remove the prefix `timm:` from the name of weights or a model; also return whether it had the prefix."""
     if not source.startswith(TIMM) or Path(source).exists():
         return source, False
     name = source.removeprefix(TIMM)

@@ -87,12 +87,9 @@ def readers(
 ) -> dict[str, Callable[[], Tensor]]:
     """Return a function for each tensor that reads its parts from the file and joins them.
 
-    The functions return float32 or integers in new memory, because the file may change later.
-
-    Args:
-        tensors: the tensors of the checkpoint.
-        parts: for each resulting tensor, the names of its parts and the function that joins them (None for a single
-            part). If `parts` is None, each tensor of the checkpoint is read under its name.
+    The functions return float32 or integers in new memory, because the file may change later. `parts` has, for each
+    resulting tensor, the names of its parts and the function that joins them (None for a single part). If it is None,
+    each tensor of the checkpoint is read under its name.
     """
     if parts is None:
         return {name: _reader((tensor,), None) for name, tensor in tensors.items()}
@@ -179,13 +176,7 @@ _NAME = b"vitkit pictures\n"
 
 
 def tuck_in(path: Path, data: bytes, comment: bytes | None = None) -> None:
-    """Embed bytes in a zip file, and replace the comment of the file.
-
-    If `data` is empty, nothing is embedded. If `comment` is None, the old comment is kept.
-
-    Raises:
-        OSError: the disk is full or not writable.
-    """
+    """Embed bytes, if there are any, in a zip file, and replace the comment of the file unless `comment` is None."""
     with zipfile.ZipFile(path, "a") as archive:
         assert archive.fp is not None
         if data:
@@ -379,9 +370,6 @@ def _unwrap(content: Any, path: Path) -> tuple[tuple[str, ...], dict[str, Tensor
     Returns:
         The keys under which they stand, the weights by name, and other sets of weights with the reason why they were
         not taken.
-
-    Raises:
-        VitkitError: there are no named weights, or several sets of them, and it is not clear which one to use.
     """
     wrappers: tuple[str, ...] = ()
     passed_over, beside = dict[str, str](), list[str]()

@@ -182,11 +182,7 @@ def _head(shapes: Mapping[str, Shape], fields: Mapping[str, Any], known: Known) 
 
 
 def _agreed(shapes: Mapping[str, Shape], names: Sequence[str], known: Known) -> int:
-    """Return the most common length of the first axis of these tensors; 0 if none of them exists.
-
-    Raises:
-        VitkitError: there is no majority, so it is unknown which tensor is damaged.
-    """
+    """Return the length of the first axis that most of these tensors have; 0 if none of them exists."""
     sizes = {name: shapes[name][0] for name in names if shapes.get(name)}
     size = _vote(sizes.values())
     if sizes and 2 * list(sizes.values()).count(size) <= len(sizes) and len(sizes) > 1:
@@ -424,12 +420,7 @@ def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str
     """Return assumptions about the architecture of a checkpoint with timm's tensor names and no configuration.
 
     Several architectures have tensors with the same names and shapes, so one of them is assumed. The result maps fields
-    of `ViTConfig` to sentences for the user.
-
-    Args:
-        config: the inferred configuration.
-        names: the names of the file's tensors.
-        settled: the fields that the user has set.
+    of `ViTConfig` that the user has not set (`settled`) to sentences for the user.
     """
     known = (*_TIMM, _CLIP, _UNNORMED, _UNREGISTERED, *((_TUTORIAL,) if "pos_embedding.pos_embedding" in names else ()))
     return {each.field: each.says(config) for each in known if each.field not in settled and each.fits(config)}

@@ -231,22 +231,14 @@ def folded_positions(cls: str, positions: str) -> dict[str, Piece]:
 
 
 def numbered(digits: str) -> int:
-    """Convert the block number in a tensor's name to an integer.
-
-    Raises:
-        VitkitError: the number exceeds the depth of any model, and building so many blocks would take hours.
-    """
+    """Convert the block number in a tensor's name to an integer; one beyond the depth of any model is refused."""
     if len(digits) > len(str(MAX_LAYERS)) or int(digits) >= MAX_LAYERS:
         raise VitkitError(f"a tensor's name has the number {digits:.12}, which exceeds the depth of any model")
     return int(digits)
 
 
 def depth_of(digits: Iterable[str]) -> int:
-    """Return the number of blocks, from the block numbers in the names of tensors.
-
-    Raises:
-        VitkitError: a number is too large, or most of the lower numbers are missing.
-    """
+    """Return the number of blocks, from the block numbers in the names of tensors, most of which must be there."""
     numbers = {numbered(text) for text in digits}
     depth = max(numbers, default=-1) + 1
     if depth > 2 * len(numbers) + _GAP:

@@ -444,11 +444,7 @@ class WeightsSource:
         allow_partial: bool = False,
         **overrides: Any,
     ) -> LoadPlan:
-        """Adapt the weights to a request; the arguments are those of `load`.
-
-        Raises:
-            VitkitError: see `load`.
-        """
+        """Adapt the weights to a request; the arguments and errors are those of `load`."""
         if classes is not None:
             if num_classes not in (None, len(classes)):
                 raise VitkitError(f"{len(classes)} class names, but num_classes is {num_classes}")
@@ -488,13 +484,7 @@ class WeightsSource:
 
 
 def look(source: str | Path, *, use: Use = "answers", network: str | None = None) -> WeightsSource:
-    """Find a source of weights, download it if necessary, and read its names and shapes.
-
-    The arguments are those of `load`.
-
-    Raises:
-        VitkitError: the source does not exist or is damaged.
-    """
+    """Find a source of weights, download it if necessary, and read its names and shapes; for arguments, see `load`."""
     source = str(source)
     named, _, file = source.partition("@")  # torchvision:resnet18@FILE
     if network is None and file and not Path(source).exists() and split_network(named):

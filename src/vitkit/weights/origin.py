@@ -356,12 +356,7 @@ _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$
 def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeights:
     """Read the weights of another library's network, with their preprocessing and class names.
 
-    Args:
-        config: the configuration of the network.
-        source: a file; None for the weights that the library publishes for this network.
-
-    Raises:
-        VitkitError: there are no such weights, they cannot be downloaded, or they do not fit the network.
+    `source` is a file; None stands for the weights that the library publishes for this network.
     """
     path = Path(source) if source is not None else _fetch(config)
     checkpoint = read_checkpoint(path)

@@ -52,12 +52,9 @@ def preprocess_of(named: PreprocessLike, base: Preprocess) -> Preprocess:
 
 
 def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
-    """Return the fields of `Preprocess` that a user states, after checking their values.
+    """Return the fields of `Preprocess` that a user states, as in `preprocess_of`, after checking their values.
 
     The size is not included, because it belongs to the model.
-
-    Raises:
-        VitkitError: as for `preprocess_of`.
     """
     if isinstance(named, Preprocess):
         named = {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}

@@ -67,11 +67,7 @@ def settled(classifier: Classifier) -> dict[str, Tensor]:
 
 
 def ours_of(classifier: Classifier) -> VisionTransformer:
-    """Return the classifier's model if it is a Vision Transformer of vitkit.
-
-    Raises:
-        VitkitError: the model is a network of another library, which already has that library's tensor names.
-    """
+    """Return the classifier's model; a network of another library, which has other tensors, is refused."""
     return vit_of(classifier.model, "a checkpoint of another layout")
 
 

@@ -103,14 +103,8 @@ _PROCESSOR_OF = {
 def stated(checkpoint: Checkpoint, family: str, usual: Mapping[str, Any], *, resizes: bool = False) -> dict[str, Any]:
     """Return fields of `Layout` that the files next to the tensors state: pixels, task, notes.
 
-    Args:
-        checkpoint: the tensors, and the content of the files.
-        family: the `model_type` of the model.
-        usual: the preprocessing without a file that describes it.
-        resizes: whether transformers resizes the positions to the pictures that the image processor makes.
-
-    Raises:
-        VitkitError: a field of the files has a value that is not supported.
+    `family` is the `model_type` of the model, `usual` the preprocessing without a file that describes it, and `resizes`
+    is whether transformers resizes the positions to the pictures that the image processor makes.
     """
     config, processor = checkpoint.config or {}, checkpoint.preprocessor
     images = config.get("vision_config")
@@ -145,11 +139,7 @@ def _unread(
 
 
 def activation(name: Any) -> dict[str, str]:
-    """Return the fields of the configuration that select transformers' `hidden_act`.
-
-    Raises:
-        VitkitError: the activation function is not supported.
-    """
+    """Return the fields of the configuration that select transformers' `hidden_act`."""
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise VitkitError(
             f"config.json: hidden_act {name!r} is not supported; expected one of {', '.join(_ACTIVATIONS)}"
@@ -163,11 +153,7 @@ def hidden_act(config: ViTConfig) -> str:
 
 
 def task_of(config: Mapping[str, Any]) -> Task:
-    """Return what the outputs of the head mean, according to `problem_type`.
-
-    Raises:
-        VitkitError: `problem_type` is unknown.
-    """
+    """Return what the outputs of the head mean, according to `problem_type`."""
     written = or_usual(config, "problem_type", "single_label_classification")
     if written not in _TASKS:
         raise VitkitError(f"config.json: problem_type {written!r:.60} must be one of {', '.join(_TASKS)}")
@@ -175,11 +161,7 @@ def task_of(config: Mapping[str, Any]) -> Task:
 
 
 def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the class names in config.json (`id2label`, else `label2id`), in order; None if there are none.
-
-    Raises:
-        VitkitError: the names are not numbered from 0 without gaps.
-    """
+    """Return the class names in config.json (`id2label`, else `label2id`), in order; None if there are none."""
     written = config.get("id2label")
     try:
         if written is None:
@@ -195,12 +177,7 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...] | None:
 def pixels(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str, Any] | None:
     """Translate the settings of an image processor into fields of `Preprocess`; return None without such settings.
 
-    Args:
-        processor: the content of preprocessor_config.json, or the settings nested in processor_config.json; or None.
-        family: the `model_type` of the model, which determines the image processor if the settings do not name it.
-
-    Raises:
-        VitkitError: the settings describe something that `Preprocess` cannot do.
+    The `model_type` in `family` determines the image processor if the settings do not name it.
     """
     if processor is None:
         return None
@@ -220,11 +197,7 @@ def pixels(processor: Mapping[str, Any] | None, family: str = "vit") -> dict[str
 
 
 def _settings(processor: Mapping[str, Any], family: str) -> dict[str, Any]:
-    """Return the settings with the defaults of the image processor.
-
-    Raises:
-        VitkitError: the image processor is not supported.
-    """
+    """Return the settings with the defaults of the image processor."""
     named = or_usual(processor, "image_processor_type", processor.get("feature_extractor_type"))
     match = None if named is None else re.fullmatch(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?", str(named))
     kind = _PROCESSOR_OF.get(family, "ViT") if named is None else match[1] if match else ""
@@ -249,22 +222,14 @@ def _fit(written: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_channels(written: Any, name: str, file: str) -> tuple[float, ...]:
-    """Return a field's value as a tuple with a number for each channel.
-
-    Raises:
-        VitkitError: the value is not a non-empty list of numbers.
-    """
+    """Return a list of numbers, one for each channel, as a tuple."""
     if not isinstance(written, (list, tuple)) or not written or not all(map(is_number, written)):
         raise VitkitError(f"{file}: {name} must be a list with one number for each channel, not {written!r:.60}")
     return tuple(written)
 
 
 def sides(written: Any, file: str = "config.json") -> tuple[int, int] | None:
-    """Return `image_size` as (height, width); None if it is not stated.
-
-    Raises:
-        VitkitError: `image_size` is not one or two positive whole numbers.
-    """
+    """Return `image_size`, one or two positive whole numbers, as (height, width); None if it is not stated."""
     if written is None:
         return None
     both = written if isinstance(written, (list, tuple)) else (written, written)
@@ -315,11 +280,7 @@ def _size(written: Mapping[str, Any], name: str) -> tuple[tuple[int, int], bool]
 
 
 def processor(preprocess: Preprocess) -> dict[str, Any]:
-    """Translate a `Preprocess` into the content of preprocessor_config.json.
-
-    Raises:
-        VitkitError: transformers' image processor cannot do the same.
-    """
+    """Translate a `Preprocess` into the content of preprocessor_config.json, if transformers can do the same."""
     preprocess.check_known()
     if preprocess.fit == "pad":
         raise VitkitError(

@@ -36,11 +36,7 @@ _PARTS = {  # parts of a block: in files, and in memory
 
 
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if it is BEiT's or Data2VecVision's; None for any other.
-
-    Raises:
-        VitkitError: the model has parts that vitkit's model lacks.
-    """
+    """Return the layout of a checkpoint if it is BEiT's or Data2VecVision's; None for any other."""
     names, config = checkpoint.tensors, checkpoint.config or {}
     matches = [match for name in names if (match := _BLOCK.match(name))]
     prefix = next((match["prefix"] for match in matches if match["prefix"]), "")
@@ -156,11 +152,7 @@ SIZE_ASSUMED = f"{SIDE} pixels: no tensor tells; image_size=... does"
 
 
 def recognise_dinov3(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if it is DINOv3's; None for any other.
-
-    Raises:
-        VitkitError: the model differs from DINOv3's published ones in a way that vitkit does not support.
-    """
+    """Return the layout of a checkpoint if it is DINOv3's; None for any other."""
     names, config = checkpoint.tensors, checkpoint.config or {}
     matches = [match for name in names if (match := _DINOV3_BLOCK.match(name))]
     if not matches:

@@ -207,11 +207,7 @@ def _pool(theirs: str) -> dict[str, Piece]:
 
 
 def tower_files(classifier: Classifier) -> Files:
-    """Return the tensors of the image encoder, and the JSON files that describe them.
-
-    Raises:
-        VitkitError: neither family can express the model, for example because it has a head.
-    """
+    """Return the tensors of the image encoder, which has no head, and the JSON files that describe them."""
     config = ours_of(classifier).config
     family = family_of(config)
     is_clip = family == "clip"

@@ -191,9 +191,6 @@ def pixels_of_pretrained(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     """Return the transform that timm creates from a `pretrained_cfg` as fields of `Preprocess`.
 
     Missing values are the defaults of timm's `resolve_data_config`.
-
-    Raises:
-        VitkitError: mean or std is not a list of numbers.
     """
     mode, share = str(pretrained.get("crop_mode") or "center"), pretrained.get("crop_pct") or 0.875
     fit = {"center": "crop", "squash": "squash" if share == 1 else "squash_crop", "border": "pad"}.get(mode)

@@ -297,11 +297,7 @@ _ALIGNED = {"naflexvit_base_patch16_radio_v3": (7, 768), "naflexvit_huge_patch16
 
 
 def recognise_naflex(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint if it is a NaFlexViT; None for any other.
-
-    Raises:
-        VitkitError: the checkpoint lacks tensors that determine its sizes, or its patches are not square.
-    """
+    """Return the layout of a checkpoint if it is a NaFlexViT; None for any other."""
     names = checkpoint.tensors
     if not any(name.startswith(_AHEAD) for name in names):
         return None
@@ -410,11 +406,7 @@ _SIDE = 224  # of images, if neither a tensor nor a file next to the weights det
 
 
 def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
-    """Return the layout of a checkpoint with relative positions as attention biases (BEiT, ...); None for any other.
-
-    Raises:
-        VitkitError: the checkpoint lacks tensors that determine its sizes.
-    """
+    """Return the layout of a checkpoint with relative positions as attention biases (BEiT, ...); None for any other."""
     names = checkpoint.tensors
     is_table, is_mlp = has(names, _TABLE_BEIT), has(names, _MLP)
     if not (is_table or is_mlp) or not has(names, r"blocks\.\d+\.norm[12]\.") or has(names, r"(layers|stages)\."):
