@@ -118,7 +118,7 @@ def attending(config: ViTConfig) -> list[int]:
 
 
 def find_layer(config: ViTConfig, layer: int) -> int:
-    """Return the index of a layer with attention; -1 is the last of them, and other negative numbers count from the end."""
+    """Return the index of a layer with attention. Negative numbers count from the end; -1 is the last of those."""
     check(config, MAPS)
     number = attending(config)[-1] if layer == -1 else config.number_of(layer)
     if number in config.conv_layers:

@@ -6,8 +6,9 @@ recommend (arXiv 2106.10270). `orig_*` are the files of the first paper. `jx_in2
 together with the representation layer. `tv_*` are torchvision's weights. Repositories on the Hugging Face hub are named
 by id.
 
-The facts are in data files next to this module: published.csv is written by `benchmarks/catalog.py`, which names the
-sources. An empty cell means that no source is known.
+The facts are in data files next to this module. catalog.csv, which is written by hand, has the weights of `CATALOG`.
+published.csv has further facts about these, and all of timm's other weights; `benchmarks/catalog.py` writes it, and
+names the sources. An empty cell means that no source is known.
 
 `meaning_of` chooses the published weights for a model name without a tag, for prediction or for training. `split_timm`
 handles names with the prefix `timm:`.
@@ -19,14 +20,14 @@ import csv
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from vitkit.data.preprocess import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitkit.data.preprocess import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model import config
 from vitkit.model.config import Pair
@@ -87,282 +88,6 @@ class Entry:
     def filename(self) -> str | None:
         """Return the name of the file; None for a hub folder."""
         return self.url.rpartition("/")[2] if self.url else None
-
-
-def google_pixels(size: int) -> Preprocess:
-    """Return the preprocessing of the reference implementation's evaluation: stretch images to size x size pixels."""
-    return Preprocess(size=(size, size), fit="squash", interpolation="bilinear", mean=HALF, std=HALF)
-
-
-def imagenet_pixels(
-    size: int, crop_pct: float = 0.875, interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-) -> Preprocess:
-    """Return ImageNet's usual preprocessing: resize the short side to size / crop_pct, then crop the centre."""
-    return Preprocess(
-        size=(size, size), crop_pct=crop_pct, interpolation=interpolation, mean=IMAGENET_MEAN, std=IMAGENET_STD
-    )
-
-
-def named_by_hash(url: str, **fields: Any) -> Entry:
-    """Make an entry for a file whose name ends with the first eight digits of its SHA-256."""
-    return Entry(url=url, sha256=url.rpartition("-")[2].partition(".")[0], **fields)
-
-
-_STORE = "https://storage.googleapis.com/vit_models"
-
-
-def _google_file(model: str, tag: str, path: str, paper: str, top1: float | None = None) -> Entry:
-    in21k = tag.endswith("in21k")
-    return Entry(
-        name=f"{model}.{tag}",
-        architecture=f"{model}_in21k" if in21k else model,
-        url=f"{_STORE}/{path}.npz",
-        classes="imagenet21k" if in21k else "imagenet1k",
-        preprocess=google_pixels(int(model.rpartition("_")[2])),
-        licence="Apache-2.0",
-        paper=paper,
-        top1=top1,
-    )
-
-
-_ORIG_IN21K = {
-    "vit_base_patch8": "ViT-B_8",
-    "vit_base_patch16": "ViT-B_16",
-    "vit_base_patch32": "ViT-B_32",
-    "vit_large_patch16": "ViT-L_16",
-    "vit_large_patch32": "ViT-L_32",
-    "vit_huge_patch14": "ViT-H_14",
-    "vit_base_r26_s32": "R26+ViT-B_32",
-    "vit_base_r50_s16": "R50+ViT-B_16",
-    "vit_large_r50_s32": "R50+ViT-L_32",
-}
-_ORIG_IN1K = ("vit_base_patch16", "vit_base_patch32", "vit_large_patch16", "vit_large_patch32", "vit_base_r50_s16")
-_ORIG_IN1K_224 = {"vit_base_patch16": 81.2, "vit_large_patch16": 82.7}
-
-
-def orig() -> Iterator[Entry]:
-    paper, fine_tuned = "2010.11929", "imagenet21k+imagenet2012"
-    for model, file in _ORIG_IN21K.items():
-        yield _google_file(f"{model}_224", "orig_in21k", f"imagenet21k/{file}", paper)
-    for model in _ORIG_IN1K:
-        yield _google_file(f"{model}_384", "orig_in21k_ft_in1k", f"{fine_tuned}/{_ORIG_IN21K[model]}", paper)
-    for model, top1 in _ORIG_IN1K_224.items():
-        file = f"{fine_tuned}/{_ORIG_IN21K[model]}-224"
-        yield _google_file(f"{model}_224", "orig_in21k_ft_in1k", file, paper, top1)
-    for patch in (16, 32):
-        yield _google_file(f"vit_base_patch{patch}_224", "sam_in1k", f"sam/ViT-B_{patch}", "2106.01548")
-
-
-# Model, size and settings of the AugReg run, learning rate of its fine-tuning at 384 px, top-1 on ImageNet after it.
-_AUGREG_BEST = (
-    ("vit_tiny_patch16", "Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", 0.03, 78.22),
-    ("vit_small_patch16", "S_16", "aug_light1-wd_0.03-do_0.0-sd_0.0", 0.03, 83.73),
-    ("vit_small_patch32", "S_32", "aug_none-wd_0.1-do_0.0-sd_0.0", 0.01, 79.58),
-    ("vit_base_patch16", "B_16", "aug_medium1-wd_0.1-do_0.0-sd_0.0", 0.03, 85.49),
-    ("vit_base_patch32", "B_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.01, 83.59),
-    ("vit_large_patch16", "L_16", "aug_strong1-wd_0.1-do_0.0-sd_0.0", 0.01, 85.59),
-    ("vit_tiny_r_s16_p8", "R_Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", 0.03, 75.40),
-    ("vit_small_r26_s32", "R26_S_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.01, 83.85),
-    ("vit_large_r50_s32", "R50_L_32", "aug_medium1-wd_0.1-do_0.1-sd_0.1", 0.01, 85.99),
-)
-# The weights that timm chose: model, size and settings of the run, learning rates of the fine-tuning by resolution.
-_AUGREG_TIMM: tuple[tuple[str, str, str, dict[int, float]], ...] = (
-    ("vit_tiny_patch16", "Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
-    ("vit_small_patch16", "S_16", "aug_light1-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
-    ("vit_small_patch32", "S_32", "aug_light1-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
-    ("vit_base_patch8", "B_8", "aug_medium1-wd_0.1-do_0.0-sd_0.0", {224: 0.01}),
-    ("vit_base_patch16", "B_16", "aug_medium1-wd_0.1-do_0.0-sd_0.0", {224: 0.01, 384: 0.01}),
-    ("vit_base_patch32", "B_32", "aug_medium1-wd_0.03-do_0.0-sd_0.0", {224: 0.03}),
-    ("vit_large_patch16", "L_16", "aug_medium1-wd_0.1-do_0.1-sd_0.1", {224: 0.01, 384: 0.01}),
-    ("vit_tiny_r_s16_p8", "R_Ti_16", "aug_none-wd_0.03-do_0.0-sd_0.0", {224: 0.03, 384: 0.03}),
-    ("vit_small_r26_s32", "R26_S_32", "aug_medium2-wd_0.03-do_0.0-sd_0.0", {384: 0.03}),
-    ("vit_large_r50_s32", "R50_L_32", "aug_medium2-wd_0.1-do_0.0-sd_0.0", {384: 0.01}),
-)
-# Models whose fine-tuned weights in timm are from another run than the one above.
-_AUGREG_TIMM_APART = (
-    ("vit_base_patch32", "B_32", "aug_light1-wd_0.1-do_0.0-sd_0.0", 0.03, 384),
-    ("vit_small_r26_s32", "R26_S_32", "aug_light0-wd_0.03-do_0.1-sd_0.1", 0.03, 224),
-    ("vit_large_r50_s32", "R50_L_32", "aug_medium1-wd_0.1-do_0.1-sd_0.1", 0.01, 224),
-)
-
-
-def augreg() -> Iterator[Entry]:
-    def run(size: str, choices: str) -> str:
-        return f"augreg/{size}-i21k-300ep-lr_0.001-{choices}"
-
-    def tuned(file: str, lr: float, resolution: int) -> str:
-        return f"{file}--imagenet2012-steps_20k-lr_{lr}-res_{resolution}"
-
-    paper = "2106.10270"
-    for model, size, choices, lr, top1 in _AUGREG_BEST:
-        file = run(size, choices)
-        yield _google_file(f"{model}_224", "augreg_best_in21k", file, paper)
-        yield _google_file(f"{model}_384", "augreg_best_in21k_ft_in1k", tuned(file, lr, 384), paper, top1)
-    for model, size, choices, rates in _AUGREG_TIMM:
-        file = run(size, choices)
-        yield _google_file(f"{model}_224", "augreg_in21k", file, paper)
-        for resolution, lr in rates.items():
-            yield _google_file(f"{model}_{resolution}", "augreg_in21k_ft_in1k", tuned(file, lr, resolution), paper)
-    for model, size, choices, lr, resolution in _AUGREG_TIMM_APART:
-        file = tuned(run(size, choices), lr, resolution)
-        yield _google_file(f"{model}_{resolution}", "augreg_in21k_ft_in1k", file, paper)
-
-
-# --- Converted, with the representation layer -------------------------------------------------------
-
-_JX_STORE = "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-vitjx"
-_JX = {
-    "vit_base_patch16_224": "e5005f0a",
-    "vit_base_patch32_224": "8db57226",
-    "vit_large_patch16_224": "606da67d",
-    "vit_large_patch32_224": "9046d2e7",
-}
-
-
-def jx() -> Iterator[Entry]:
-    for model, digits in _JX.items():
-        yield named_by_hash(
-            f"{_JX_STORE}/jx_{model}_in21k-{digits}.pth",
-            name=f"{model}.jx_in21k",
-            architecture=f"{model}_in21k",
-            classes="imagenet21k",
-            preprocess=google_pixels(224),
-            licence="Apache-2.0",
-            paper="2010.11929",
-        )
-
-
-# --- On the hub -------------------------------------------------------------------------------------
-
-_HUB_IN1K = {
-    224: ("base-patch16", "large-patch16"),
-    384: ("base-patch16", "base-patch32", "large-patch16", "large-patch32"),
-}
-_HUB_IN21K = ("base-patch16", "base-patch32", "large-patch16", "large-patch32", "huge-patch14")
-
-
-def google_hub() -> Iterator[Entry]:
-    """Yield Google's repositories on the hub; those of ImageNet-21k have a representation layer and no head."""
-    for size, bodies in _HUB_IN1K.items():
-        for body in bodies:
-            yield _google_repository(f"vit-{body}-{size}", size, "imagenet1k")
-    for body in _HUB_IN21K:
-        yield _google_repository(f"vit-{body}-224-in21k", 224, "none")
-
-
-def _google_repository(model: str, size: int, classes: Literal["imagenet1k", "none"]) -> Entry:
-    return Entry(
-        name=f"google/{model}",
-        architecture=model.replace("-", "_"),
-        hub=f"google/{model}",
-        classes=classes,
-        preprocess=google_pixels(size),
-        licence="Apache-2.0",
-        paper="2010.11929",
-    )
-
-
-_DEIT = {
-    "deit_tiny_patch16_224": ("a1311bcf", 72.2),
-    "deit_small_patch16_224": ("cd65a155", 79.9),
-    "deit_base_patch16_224": ("b5f2ef4d", 81.8),
-    "deit_base_patch16_384": ("8de9b5d1", 82.9),
-    "deit_tiny_distilled_patch16_224": ("b40b3cf7", 74.5),
-    "deit_small_distilled_patch16_224": ("649709d9", 81.2),
-    "deit_base_distilled_patch16_224": ("df68dfff", 83.4),
-    "deit_base_distilled_patch16_384": ("d0272ac0", 85.2),
-}
-
-
-def deit() -> Iterator[Entry]:
-    for model, (digits, top1) in _DEIT.items():
-        fields: dict[str, Any] = {
-            "architecture": model,
-            "classes": "imagenet1k",
-            "preprocess": imagenet_pixels(int(model.rpartition("_")[2])),
-            "licence": "Apache-2.0",
-            "paper": "2012.12877",
-            "top1": top1,
-        }
-        url = f"https://dl.fbaipublicfiles.com/deit/{model}-{digits}.pth"
-        yield named_by_hash(url, name=f"{model}.fb_in1k", **fields)
-        repository = f"facebook/{model.replace('_', '-')}"
-        yield Entry(name=repository, hub=repository, **fields)
-
-
-# Model, tag, file, crop_pct, top-1.
-_TORCHVISION = (
-    ("vit_base_patch16_224", "tv_in1k", "vit_b_16-c867db91", 224 / 256, 81.072),
-    ("vit_base_patch32_224", "tv_in1k", "vit_b_32-d86f8d99", 224 / 256, 75.912),
-    ("vit_large_patch16_224", "tv_in1k", "vit_l_16-852ce7e3", 224 / 242, 79.662),
-    ("vit_large_patch32_224", "tv_in1k", "vit_l_32-c7638314", 224 / 256, 76.972),
-    ("vit_base_patch16_384", "tv_swag_ft_in1k", "vit_b_16_swag-9ac1b537", 1.0, 85.304),
-    ("vit_large_patch16_512", "tv_swag_ft_in1k", "vit_l_16_swag-4f3808c9", 1.0, 88.064),
-    ("vit_huge_patch14_518", "tv_swag_ft_in1k", "vit_h_14_swag-80465313", 1.0, 88.552),
-    ("vit_base_patch16_224", "tv_swag_lc_in1k", "vit_b_16_lc_swag-4e70ced5", 1.0, 81.886),
-    ("vit_large_patch16_224", "tv_swag_lc_in1k", "vit_l_16_lc_swag-4d563306", 1.0, 85.146),
-    ("vit_huge_patch14_224", "tv_swag_lc_in1k", "vit_h_14_lc_swag-c1eb923e", 1.0, 85.708),
-)
-
-
-def torchvision() -> Iterator[Entry]:
-    for model, tag, file, crop_pct, top1 in _TORCHVISION:
-        swag = "swag" in tag  # arXiv 2201.08371; the others were trained by torchvision's own recipe
-        yield named_by_hash(
-            f"https://download.pytorch.org/models/{file}.pth",
-            name=f"{model}.{tag}",
-            architecture=model,
-            classes="imagenet1k",
-            preprocess=imagenet_pixels(int(model.rpartition("_")[2]), crop_pct, "bicubic" if swag else "bilinear"),
-            licence="CC-BY-NC-4.0" if swag else "BSD-3-Clause",
-            paper="2201.08371" if swag else "2010.11929",
-            top1=top1,
-        )
-
-
-# --- Self-supervised --------------------------------------------------------------------------------
-
-_META = "https://dl.fbaipublicfiles.com"
-_DINOV2 = ("small", "base", "large", "giant")
-
-
-def dino_and_mae() -> Iterator[Entry]:
-    for size, theirs in (("small", "deitsmall"), ("base", "vitbase")):
-        for patch in (8, 16):
-            model, file = f"vit_{size}_patch{patch}_224", f"dino_{theirs}{patch}_pretrain"
-            yield Entry(
-                name=f"{model}.dino",
-                architecture=model,
-                url=f"{_META}/dino/{file}/{file}.pth",
-                preprocess=imagenet_pixels(224),
-                licence="Apache-2.0",
-                paper="2104.14294",
-            )
-    for model, size in (("vit_base_patch16", "base"), ("vit_large_patch16", "large"), ("vit_huge_patch14", "huge")):
-        yield Entry(
-            name=f"{model}_224.mae",
-            architecture=f"{model}_224",
-            url=f"{_META}/mae/pretrain/mae_pretrain_vit_{size}.pth",
-            preprocess=imagenet_pixels(224),
-            licence="CC-BY-NC-4.0",
-            paper="2111.06377",
-        )
-
-
-def dinov2() -> Iterator[Entry]:
-    for size in _DINOV2:
-        for registers in (False, True):
-            architecture = f"vit_{size}_patch14_{'reg4_' if registers else ''}dinov2"
-            fields: dict[str, Any] = {
-                "architecture": architecture,
-                "licence": "Apache-2.0",
-                "paper": "2309.16588" if registers else "2304.07193",
-            }
-            folder = f"dinov2_vit{size[0]}14"
-            url = f"{_META}/dinov2/{folder}/{folder}{'_reg4' if registers else ''}_pretrain.pth"
-            yield Entry(name=f"{architecture}.lvd142m", url=url, preprocess=imagenet_pixels(518, 1.0), **fields)
-            repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{size}"
-            yield Entry(name=repository, hub=repository, preprocess=imagenet_pixels(224), **fields)
 
 
 FILE = Path(__file__).with_name("published.csv")
@@ -430,23 +155,22 @@ def tagged(name: str) -> Entry | None:
     row = _rows().get(name)
     if row is None or not (row["hub"] or row["url"]):
         return None
+    row = {**row, "architecture": name.partition(".")[0], "classes": _CLASSES.get(row["classes"], "other"), "paper": ""}
+    return _entry({**row, "sha256": ""})
+
+
+def _entry(row: Mapping[str, str]) -> Entry:
+    """Return the entry that a row of one of the files describes."""
+    fields: dict[str, Any] = {name: row[name] for name in ("name", "architecture", "classes", "licence", "paper")}
+    pixels: dict[str, Any] = {name: row[name] for name in ("fit", "interpolation")}
     mean, std = (tuple(map(float, row[column].split())) for column in ("mean", "std"))
+    size = (int(row["height"]), int(row["width"]))
     return Entry(
-        name=name,
-        architecture=name.partition(".")[0],
-        preprocess=Preprocess(
-            size=(int(row["height"]), int(row["width"])),
-            fit=row["fit"],  # type: ignore[arg-type]
-            crop_pct=float(row["crop_pct"]),
-            interpolation=row["interpolation"],  # type: ignore[arg-type]
-            mean=mean,
-            std=std,
-        ),
-        licence=row["licence"],
-        paper="",
+        **fields,
+        preprocess=Preprocess(size=size, crop_pct=float(row["crop_pct"]), mean=mean, std=std, **pixels),
         url=row["url"] or None,
         hub=row["hub"] or None,
-        classes=_CLASSES.get(row["classes"], "other"),
+        sha256=row["sha256"] or None,
         top1=float(row["top1"]) if row["top1"] else None,
     )
 
@@ -455,11 +179,8 @@ def tagged(name: str) -> Entry | None:
 ONLY_TIMMS = re.compile(r"vit_(dwee|dlittle|pwee|dpwee)_\w+")
 HUB = "hf:"  # prefix of a repository on the hub, even if a path on disk has its name
 
-CATALOG: dict[str, Entry] = {
-    entry.name: entry
-    for source in (augreg, orig, jx, google_hub, deit, dino_and_mae, dinov2, torchvision)
-    for entry in source()
-}
+with FILE.with_name("catalog.csv").open(newline="", encoding="utf-8") as _text:
+    CATALOG: dict[str, Entry] = {row["name"]: _entry(row) for row in csv.DictReader(_text)}
 
 
 def find(name: str) -> Entry | None:
