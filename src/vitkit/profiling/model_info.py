@@ -130,125 +130,75 @@ _MACS: dict[Any, Callable[..., int]] = {
 }
 
 
-class _LayerNorm(torch.autograd.Function):
+class _Kernel(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        mean, deviation = (x.new_empty(x.shape[:-1]) for _ in range(2))
-        ctx.save_for_backward(x.contiguous(), mean, deviation, weight)
-        return x.new_empty(x.shape)
-
-
-class _CountedRMSNorm(torch.autograd.Function):
-    """RMSNorm as torch computes it on CPUs: the input and the normalised input are kept for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x.contiguous(), x.new_empty(x.shape[:-1]), x.new_empty(x.shape), weight)
-        return x.new_empty(x.shape)
-
-
-class _GroupNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: int, weight: Tensor) -> Tensor:
-        mean, deviation = (x.new_empty(len(x), groups) for _ in range(2))
-        ctx.save_for_backward(x, mean, deviation, weight)
-        return x.new_empty(x.shape)
-
-
-class _CountedLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return x.new_empty(*x.shape[:-1], len(weight))
-
-
-class _KeepsInput(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.new_empty(x.shape)
-
-
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
-        return x.new_empty(len(x), len(weight), *((side + 2 * p - k) // s + 1 for side, k, s, p in sizes))
-
-
-class _MaxPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int, stride: int) -> Tensor:
-        shape = (*x.shape[:2], *((side - size) // stride + 1 for side in x.shape[2:]))
-        ctx.save_for_backward(x, x.new_empty(shape, dtype=torch.int64))  # the input, and the position of each maximum
-        return x.new_empty(shape)
-
-
-class _KeepsOutput(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        output = x.new_empty(x.shape)
-        ctx.save_for_backward(output)
+    def forward(ctx: Any, shape: Sequence[int], kept: Sequence[Tensor], keeps_output: bool, *inputs: Tensor) -> Tensor:
+        output = inputs[0].new_empty(shape)
+        ctx.save_for_backward(*kept, *([output] if keeps_output else []))
         return output
 
 
-class _CountedProduct(torch.autograd.Function):
-    """An elementwise product that keeps a factor for the backward pass if the other factor needs a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
-        needs_left, needs_right = ctx.needs_input_grad
-        ctx.save_for_backward(*([right] if needs_left else []), *([left] if needs_right else []))
-        return left.new_empty(torch.broadcast_shapes(left.shape, right.shape))  # type: ignore[no-untyped-call]
+def _stand_in(shape: Sequence[int], *inputs: Tensor, kept: Sequence[Tensor] = (), keeps_output: bool = False) -> Tensor:
+    """Return an output of this shape, for whose backward pass these tensors are kept."""
+    return _Kernel.apply(shape, kept, keeps_output, *inputs)
 
 
-class _Variance(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dims: Sequence[int]) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.new_empty(_reduced(x, dims))
+def _convolve(
+    x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence[int], padding: Any = (0, 0), *_: Any
+) -> Tensor:
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+    sides = [(side + 2 * p - k) // s + 1 for side, k, s, p in sizes]
+    return _stand_in((len(x), len(weight), *sides), x, weight, kept=(x, weight))
 
 
-class _KeepsNothing(torch.autograd.Function):
-    @staticmethod
-    def forward(_ctx: Any, shape: Sequence[int], *parts: Tensor) -> Tensor:
-        return parts[0].new_empty(shape)
+def _max_pool(x: Tensor, size: int, stride: int, **_: Any) -> Tensor:
+    shape = (*x.shape[:2], *((side - size) // stride + 1 for side in x.shape[2:]))
+    return _stand_in(shape, x, kept=(x, x.new_empty(shape, dtype=torch.int64)))  # and the position of each maximum
 
 
 def _concatenate(parts: Sequence[Tensor], dim: int) -> Tensor:
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    return _KeepsNothing.apply(shape, *parts)
+    return _stand_in(shape, *parts)
 
 
 def _add(left: Tensor, right: Tensor | float) -> Tensor:
     if not isinstance(right, Tensor):
-        return _KeepsNothing.apply(left.shape, left)
-    return _KeepsNothing.apply(max(left.shape, right.shape, key=len), left, right)  # (B, N, D) + (N, D)
+        return _stand_in(left.shape, left)
+    return _stand_in(max(left.shape, right.shape, key=len), left, right)  # (B, N, D) + (N, D)
 
 
 def _mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     dims = (dim,) if isinstance(dim, int) else dim
-    return _KeepsNothing.apply(_reduced(x, dims) if keepdim else [n for i, n in enumerate(x.shape) if i not in dims], x)
+    return _stand_in(_reduced(x, dims) if keepdim else [n for i, n in enumerate(x.shape) if i not in dims], x)
 
 
 def _scale(left: Tensor, right: Tensor | float) -> Tensor:
-    """Stand for a product or quotient of `left` and `right`, which keep the same tensors for the backward pass.
-
-    If `right` is a number, nothing is kept.
-    """
-    return _CountedProduct.apply(left, right) if isinstance(right, Tensor) else _KeepsNothing.apply(left.shape, left)
+    """Stand for a product or quotient, which keeps a factor if the other one is a tensor that needs a gradient."""
+    if not isinstance(right, Tensor):
+        return _stand_in(left.shape, left)
+    kept = (*([right] if left.requires_grad else []), *([left] if right.requires_grad else []))
+    shape = torch.broadcast_shapes(left.shape, right.shape)  # type: ignore[no-untyped-call]
+    return _stand_in(shape, left, right, kept=kept)
 
 
 def _reduced(x: Tensor, dims: Sequence[int]) -> list[int]:
     return [1 if dim in dims else side for dim, side in enumerate(x.shape)]
 
 
-def _convolve(
-    x: Tensor, weight: Tensor, _bias: Tensor | None, stride: Sequence[int], padding: Any = (0, 0), *_: Any
-) -> Tensor:
-    return _Convolution.apply(x, weight, stride, padding)
+def _layer_norm(x: Tensor, _shape: Any, weight: Tensor, **_: Any) -> Tensor:
+    mean, deviation = (x.new_empty(x.shape[:-1]) for _ in range(2))
+    return _stand_in(x.shape, x, weight, kept=(x.contiguous(), mean, deviation, weight))
+
+
+def _rms_norm(x: Tensor, _shape: Any, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Stand for RMSNorm as torch computes it on CPUs: the input and the normalised input are kept."""
+    return _stand_in(x.shape, x, weight, kept=(x.contiguous(), x.new_empty(x.shape[:-1]), x.new_empty(x.shape), weight))
+
+
+def _group_norm(x: Tensor, groups: int, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+    mean, deviation = (x.new_empty(len(x), groups) for _ in range(2))
+    return _stand_in(x.shape, x, weight, kept=(x, mean, deviation, weight))
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -270,23 +220,23 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None,
 
 # Substitutes for kernels, with the same output shapes and the same tensors kept for the backward pass.
 _STAND_INS: dict[Any, Callable[..., Tensor]] = {
-    F.linear: lambda x, weight, _bias: _CountedLinear.apply(x, weight),
+    F.linear: lambda x, weight, _bias: _stand_in((*x.shape[:-1], len(weight)), x, weight, kept=(x, weight)),
     F.conv2d: _convolve,
-    F.max_pool2d: lambda x, size, stride, **_: _MaxPool.apply(x, size, stride),
-    F.relu: lambda x, **_: _KeepsOutput.apply(x),
-    Tensor.sqrt: _KeepsOutput.apply,
+    F.max_pool2d: _max_pool,
+    F.relu: lambda x, **_: _stand_in(x.shape, x, keeps_output=True),
+    Tensor.sqrt: lambda x: _stand_in(x.shape, x, keeps_output=True),
     Tensor.div: _scale,
     Tensor.mul: _scale,
-    Tensor.sub: lambda left, right: _KeepsNothing.apply(left.shape, left, right),
+    Tensor.sub: lambda left, right: _stand_in(left.shape, left, right),
     Tensor.mean: _mean,
-    Tensor.var: lambda x, dims, **_: _Variance.apply(x, dims),
-    F.layer_norm: lambda x, _shape, weight, **_: _LayerNorm.apply(x, weight),
-    F.rms_norm: lambda x, _shape, weight, *_, **__: _CountedRMSNorm.apply(x, weight),
-    F.group_norm: lambda x, groups, weight, *_, **__: _GroupNorm.apply(x, groups, weight),
+    Tensor.var: lambda x, dims, **_: _stand_in(_reduced(x, dims), x, kept=(x,)),
+    F.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    F.group_norm: _group_norm,
     torch.cat: _concatenate,
     Tensor.add: _add,
-    F.gelu: lambda x, **_: _KeepsInput.apply(x),
-    F.silu: lambda x, **_: _KeepsInput.apply(x),
+    F.gelu: lambda x, **_: _stand_in(x.shape, x, kept=(x,)),
+    F.silu: lambda x, **_: _stand_in(x.shape, x, kept=(x,)),
     F.scaled_dot_product_attention: _attention,
 }
 
