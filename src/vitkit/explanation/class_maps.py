@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from vitkit.errors import VitkitError
 from vitkit.explanation.attention import attending, exact_matrix, find_layer, plain, prepare, readers, to_grid, twin
-from vitkit.model.build import Model
 from vitkit.model.names import Config, NetworkConfig
 from vitkit.model.network import Network
 from vitkit.model.vit import Attention, VisionTransformer
@@ -257,7 +256,8 @@ def occlusion(
     Raises:
         VitkitError: there is no such class, the model has no head, or a number is out of range.
     """
-    model = _plain(model)
+    inner = getattr(model, "_orig_mod", model)  # without the wrapper of torch.compile
+    model = inner if isinstance(inner, Network) else plain(inner)
     _check_head(model.config)
     for name, value in (("square", square), ("stride", stride), ("batch_size", batch_size)):
         if value < 1:
@@ -267,7 +267,9 @@ def occlusion(
     logits = still(images).float()
     targets = find_targets(model.config, target, logits)
     whole = logits.softmax(dim=-1).gather(1, targets[:, None])  # (B, 1)
-    places = square_places(_grid(model.config), square, stride).to(images.device)  # (S, h, w)
+    (height, width), (down, across) = model.config.image_size, _patch(model.config)
+    grid = -(-height // down), -(-width // across)  # the last squares may reach beyond the image
+    places = square_places(grid, square, stride).to(images.device)  # (S, h, w)
     drops = []
     for image, number, before in zip(images, targets.tolist(), whole, strict=True):
         batches = [
@@ -309,22 +311,9 @@ def cover(images: Tensor, patches: Tensor, config: Config, fill: float | Tensor)
     return torch.where(pixels[:, None, :height, :width], fill, images)
 
 
-def _plain(model: nn.Module) -> Model:
-    """Return the model without the wrapper of `torch.compile`."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, Network) else plain(inner)
-
-
 def _patch(config: Config) -> tuple[int, int]:
     """Return the height and width in pixels of a patch, or of a 14th of the image for another library's network."""
     if isinstance(config, NetworkConfig):
         height, width = config.image_size
         return max(round(height / _PARTS), 1), max(round(width / _PARTS), 1)
     return config.patch_size[0] * config.stem_stride, config.patch_size[1] * config.stem_stride
-
-
-def _grid(config: Config) -> tuple[int, int]:
-    if not isinstance(config, NetworkConfig):
-        return config.grid
-    (height, width), (down, across) = config.image_size, _patch(config)
-    return -(-height // down), -(-width // across)  # the last squares may reach beyond the image

@@ -441,10 +441,6 @@ class _Collector(TorchFunctionMode):
         return output
 
 
-def _of_linear(output: Tensor, _x: Tensor, weight: Tensor, *_: Any) -> list[Product]:
-    return [Product(output.numel() // len(weight), weight.shape[1], len(weight))]
-
-
 def _of_convolution(output: Tensor, _x: Tensor, weight: Tensor, *rest: Any) -> list[Product]:
     groups = rest[4] if len(rest) > 4 else 1  # bias, stride, padding, dilation, groups
     pixels = output.numel() // output.shape[1]
@@ -457,14 +453,11 @@ def _of_attention(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Pro
     return [Product(n, D_h, N, B * H), Product(n, N, D_h, B * H)]  # q k^T, and with v
 
 
-def _of_matmul(output: Tensor, left: Tensor, _right: Tensor) -> list[Product]:
-    *batch, rows, columns = output.shape
-    return [Product(rows, left.shape[-1], columns, math.prod(batch))]
-
-
 _PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
-    F.linear: _of_linear,
+    F.linear: lambda output, _x, weight, *_: [Product(output.numel() // len(weight), weight.shape[1], len(weight))],
     F.conv2d: _of_convolution,
     F.scaled_dot_product_attention: _of_attention,
-    Tensor.matmul: _of_matmul,
+    Tensor.matmul: lambda output, left, _right: [
+        Product(output.shape[-2], left.shape[-1], output.shape[-1], math.prod(output.shape[:-2]))
+    ],
 }

@@ -88,21 +88,19 @@ def write_workbook(file: Path, header: Sequence[str], rows: Iterable[Sequence[Ce
 
 
 def _row(cells: Sequence[Cell], number: int, style: int = 0) -> str:
-    written = (_cell(cell, f"{_column(i)}{number}", style) for i, cell in enumerate(cells, 1) if cell is not None)
-    return f'<row r="{number}">{"".join(written)}</row>'
+    def coded(match: re.Match[str]) -> str:
+        """Escape a character as Excel does: `_x0007_`. The text `_x0007_` itself becomes `_x005F_x0007_`."""
+        return f"_x005F{match[0]}" if len(match[0]) > 1 else f"_x{ord(match[0]):04X}_"
 
-
-def _cell(cell: str | float, place: str, style: int) -> str:
-    if not isinstance(cell, str):
-        return f'<c r="{place}" s="{style}"><v>{cell!r}</v></c>'
-    text = escape(_UNSAFE.sub(_coded, cell[:_LONGEST]))
-    return f'<c r="{place}" s="{style}" t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'
-
-
-def _coded(match: re.Match[str]) -> str:
-    """Escape a character as Excel does, such as `_x0007_`. The text `_x0007_` itself becomes `_x005F_x0007_`."""
-    text = match.group()
-    return f"_x005F{text}" if len(text) > 1 else f"_x{ord(text):04X}_"
+    html = ""
+    for i, cell in enumerate(cells, 1):
+        opened = f'<c r="{_column(i)}{number}" s="{style}"'
+        if isinstance(cell, str):
+            text = escape(_UNSAFE.sub(coded, cell[:_LONGEST]))
+            html += f'{opened} t="inlineStr"><is><t xml:space="preserve">{text}</t></is></c>'
+        elif cell is not None:
+            html += f"{opened}><v>{cell!r}</v></c>"
+    return f'<row r="{number}">{html}</row>'
 
 
 def _column(number: int) -> str:

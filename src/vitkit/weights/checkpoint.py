@@ -481,7 +481,18 @@ def _weight_files(folder: Path) -> list[Path]:
     for name in _SHARDS:
         index = _read_json(folder / name)
         if index is not None:
-            files = _shards(folder / name, index)
+            try:
+                shards = sorted(set(index["weight_map"].values()))
+            except (KeyError, AttributeError, TypeError) as error:
+                raise _damaged(folder / name, "it has no weight_map") from error
+            if not shards:
+                raise _damaged(folder / name, "its weight_map names no file")
+            for shard in shards:
+                if not isinstance(shard, str) or re.fullmatch(_BESIDE, shard) is None:
+                    raise VitkitError(
+                        f"{folder / name} names {shard!r:.200}: expected the names of files in the same folder"
+                    )
+            files = [folder / shard for shard in shards]
             missing = [file.name for file in files if not file.is_file()]
             if missing:
                 raise VitkitError(
@@ -503,20 +514,6 @@ def _weight_files(folder: Path) -> list[Path]:
     raise VitkitError(
         f"{folder} contains no weights: expected model.json (vitkit), model.safetensors or pytorch_model.bin"
     )
-
-
-def _shards(path: Path, index: dict[str, Any]) -> list[Path]:
-    """Return the files that an index names, which must be in the same folder."""
-    try:
-        shards = sorted(set(index["weight_map"].values()))
-    except (KeyError, AttributeError, TypeError) as error:
-        raise _damaged(path, "it has no weight_map") from error
-    if not shards:
-        raise _damaged(path, "its weight_map names no file")
-    for shard in shards:
-        if not isinstance(shard, str) or re.fullmatch(_BESIDE, shard) is None:
-            raise VitkitError(f"{path} names {shard!r:.200}: expected the names of files in the same folder")
-    return [path.with_name(shard) for shard in shards]
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

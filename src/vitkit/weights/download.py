@@ -198,7 +198,11 @@ def _receive(url: str, part: PartialFile, what: str) -> None:
     headers = {"Range": f"bytes={offset}-", "If-Range": version.validator} if resuming else {}
     with _open(url, {name: value for name, value in headers.items() if value}, part) as response:
         if response.status == 206:
-            _check_range(response.headers, version, offset, part)
+            now = Version.described(response.headers, None).validator
+            begins = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+            if begins is None or int(begins[1]) != offset or now not in (None, version.validator):
+                part.delete()
+                raise _BrokenOffError("the file on the server changed during the download")
         else:
             offset = 0
             if response.length is None and not response.chunked:
@@ -208,7 +212,13 @@ def _receive(url: str, part: PartialFile, what: str) -> None:
         total = version.length or 0
         progress(what, offset, total)
         with part.path.open("ab") as file:
-            while block := _read_block(response):
+            while True:
+                try:
+                    block = response.read(_BLOCK)
+                except (OSError, http.client.HTTPException) as error:
+                    raise _BrokenOffError(_said(error)) from error
+                if not block:
+                    break
                 file.write(block)
                 offset += len(block)
                 progress(what, offset, total)
@@ -251,22 +261,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             fp.close()
             raise _failure(req.full_url, f"the server sends us to {newurl}, which is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _check_range(headers: Message, version: Version, offset: int, part: PartialFile) -> None:
-    """Check that a partial response continues where the partial file ends, in the same version of the file."""
-    now = Version.described(headers, None).validator
-    begins = re.match(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", ""))
-    if begins is None or int(begins[1]) != offset or now not in (None, version.validator):
-        part.delete()
-        raise _BrokenOffError("the file on the server changed during the download")
-
-
-def _read_block(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read(_BLOCK)
-    except (OSError, http.client.HTTPException) as error:
-        raise _BrokenOffError(_said(error)) from error
 
 
 def _check(url: str, part: PartialFile, sha256: str | None) -> None:

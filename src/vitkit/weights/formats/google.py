@@ -104,6 +104,7 @@ def layout_for(config: ViTConfig) -> Layout:
 def _pieces(
     depth: int, sublayers: tuple[str, str, str], positions: str, stages: Iterable[int], *, stacked: bool
 ) -> dict[str, Piece]:
+    pooling = "MAPHead_0/MultiHeadDotProductAttention_0"
     pieces = {
         "cls_token": same("cls"),
         "pos_embed": same(positions),
@@ -113,7 +114,14 @@ def _pieces(
         **_dense("pre_logits.fc", "pre_logits"),
         **_dense("head", "head"),
         **_stem(stages),
-        **_attention_pool(),
+        # SigLIP's attention pooling (arXiv 2303.15343)
+        "attn_pool.latent": same("MAPHead_0/probe"),
+        **_of_heads("attn_pool.q", [f"{pooling}/query"]),
+        **_of_heads("attn_pool.kv", [f"{pooling}/key", f"{pooling}/value"]),
+        **_out("attn_pool.proj", f"{pooling}/out"),
+        **_norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
+        **_dense("attn_pool.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
+        **_dense("attn_pool.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
     }
     for layer in range(depth):
         if stacked:
@@ -162,20 +170,6 @@ def _out(ours: str, theirs: str) -> dict[str, Piece]:
         lambda tensor, config: (tensor.t().reshape(config.heads, -1, len(tensor)),),
     )
     return {f"{ours}.weight": weight, f"{ours}.bias": same(f"{theirs}/bias")}
-
-
-def _attention_pool() -> dict[str, Piece]:
-    """Return the `Piece`s of SigLIP's attention pooling (arXiv 2303.15343)."""
-    attention, ours = "MAPHead_0/MultiHeadDotProductAttention_0", "attn_pool"
-    return {
-        f"{ours}.latent": same("MAPHead_0/probe"),
-        **_of_heads(f"{ours}.q", [f"{attention}/query"]),
-        **_of_heads(f"{ours}.kv", [f"{attention}/key", f"{attention}/value"]),
-        **_out(f"{ours}.proj", f"{attention}/out"),
-        **_norm(f"{ours}.norm", "MAPHead_0/LayerNorm_0"),
-        **_dense(f"{ours}.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
-        **_dense(f"{ours}.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
-    }
 
 
 def _dense(ours: str, theirs: str) -> dict[str, Piece]:

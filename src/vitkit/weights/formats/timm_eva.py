@@ -419,7 +419,18 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         raise VitkitError(f"{checkpoint.path} ({name}): cls_token is missing")
     described = beside(checkpoint)
     settings = {**written(checkpoint), **described.get("fields", {})}
-    fields, assumed = (_of_tables(names), {}) if is_table else _of_mlps(names)
+    if is_table:
+        is_shared = not has(names, r"blocks\.\d+\.attn\.(rel_pos\.)?relative_position_bias_table$")
+        fields: dict[str, Any] = {
+            "position": "relative_bias",
+            "position_at": "shared" if is_shared else "every_layer",
+            "class_token": True,
+            "pool": "gap" if has(names, r"fc_norm\.") else "token",
+            **_heads(shape[1] for shape in shapes_like(names, _TABLE_BEIT) if len(shape) == 2),
+        }
+        assumed: dict[str, str] = {}
+    else:
+        fields, assumed = _of_mlps(names)
     if is_table and "preprocess" not in described:
         assumed["family"] = (
             "BEiT, whose pixels have mean and std 0.5; BEiTv2 has the same tensors and ImageNet's: if this is one, "
@@ -428,13 +439,23 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     if not architecture and "cls_token" not in names:
         says = "none, because there is no cls_token; timm's vit_relpos_*_cls_* and vit_relpos_*_clsgap_* have one"
         assumed |= {"class_token": f"{says}: if the file has lost it, the answers are wrong"}
+    pieces = pieces_of(names)
+    shared = (
+        {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in MLP_PARTS} if has(names, r"shared_.*mlp") else {}
+    )
+    for prefix in ("rel_pos_bias", "shared_rel_pos"):
+        if f"{prefix}.relative_position_bias_table" in names:
+            shared["rel_pos.0.table"] = f"{prefix}.relative_position_bias_table"
+    for ours, theirs in shared.items():  # of all blocks
+        pieces.pop(theirs, None)
+        pieces[ours] = same(theirs)
     size = _size_of_tables(names) if is_table else described.get("image_size")
     if size is None:
         size = (_SIDE, _SIDE)
         assumed["image_size"] = f"{_SIDE} pixels, as timm has the family: no tensor tells; image_size=... does"
     return Layout(
         format=name,
-        pieces=_pieces_beit(names),
+        pieces=pieces,
         fields={**FIELDS, **fields, **settings},
         preprocess=described.get("preprocess", BEIT_PIXELS),
         is_preprocess_known="preprocess" in described,
@@ -443,17 +464,6 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         assumed={field: text for field, text in assumed.items() if field not in settings},
         dropped={name: "it follows from the grid" for name in names if name.endswith("relative_position_index")},
     )
-
-
-def _of_tables(names: Names) -> dict[str, Any]:
-    is_shared = not has(names, r"blocks\.\d+\.attn\.(rel_pos\.)?relative_position_bias_table$")
-    fields = {
-        "position": "relative_bias",
-        "position_at": "shared" if is_shared else "every_layer",
-        "class_token": True,
-        "pool": "gap" if has(names, r"fc_norm\.") else "token",
-    }
-    return fields | _heads(shape[1] for shape in shapes_like(names, _TABLE_BEIT) if len(shape) == 2)
 
 
 def _of_mlps(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
@@ -492,17 +502,3 @@ def _size_of_tables(names: Names) -> tuple[int, int]:
         )
     kernel = names["patch_embed.proj.weight"].shape
     return (across + 1) // 2 * kernel[-2], (across + 1) // 2 * kernel[-1]
-
-
-def _pieces_beit(names: Names) -> dict[str, Piece]:
-    """Return the `Piece`s of all tensors, including a position table or MLP that all blocks share."""
-    pieces = pieces_of(names)
-    mlp = MLP_PARTS if has(names, r"shared_.*mlp") else ()
-    shared = {f"rel_pos.0.{part}": f"shared_rel_pos.{part}" for part in mlp}
-    for prefix in ("rel_pos_bias", "shared_rel_pos"):
-        if f"{prefix}.relative_position_bias_table" in names:
-            shared["rel_pos.0.table"] = f"{prefix}.relative_position_bias_table"
-    for ours, theirs in shared.items():
-        pieces.pop(theirs, None)
-        pieces[ours] = same(theirs)
-    return pieces
