@@ -278,7 +278,7 @@ def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
         block = open_clip.block_pieces(f"blocks.{layer}", f"{blocks}{layer}")
         pieces |= {ours: piece for ours, piece in block.items() if ".ls" not in ours}
     is_siglip = "logit_bias" in names
-    written, clean = _of_open_clip_config(checkpoint, is_siglip=is_siglip)
+    written, clean = _open_clip_fields(checkpoint, is_siglip=is_siglip)
     written["projection_bias"] = has_bias
     plain, linear = "visual.proj", "visual.head.proj.weight"
     projection = next((name for name in (plain, linear) if name in names), None)
@@ -286,7 +286,7 @@ def _open_clip(checkpoint: Checkpoint) -> _TextLayout:
     return _TextLayout(pieces, written, projection, projection == plain, rf"{re.escape(ahead)}({parts})", clean)
 
 
-def _of_open_clip_config(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[dict[str, Any], Clean]:
+def _open_clip_fields(checkpoint: Checkpoint, *, is_siglip: bool) -> tuple[dict[str, Any], Clean]:
     """Return the fields of TextConfig and the normalisation of texts from open_clip_config.json, or the defaults."""
     model = (checkpoint.config or {}).get("model_cfg")
     if not isinstance(model, Mapping):

@@ -441,13 +441,13 @@ class _Collector(TorchFunctionMode):
         return output
 
 
-def _of_convolution(output: Tensor, _x: Tensor, weight: Tensor, *rest: Any) -> list[Product]:
+def _convolution_products(output: Tensor, _x: Tensor, weight: Tensor, *rest: Any) -> list[Product]:
     groups = rest[4] if len(rest) > 4 else 1  # bias, stride, padding, dilation, groups
     pixels = output.numel() // output.shape[1]
     return [Product(pixels, math.prod(weight.shape[1:]), len(weight) // groups, groups)]
 
 
-def _of_attention(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Product]:
+def _attention_products(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Product]:
     B, H, n, D_h = output.shape
     N = k.shape[-2]
     return [Product(n, D_h, N, B * H), Product(n, N, D_h, B * H)]  # q k^T, and with v
@@ -455,8 +455,8 @@ def _of_attention(output: Tensor, _q: Tensor, k: Tensor, _v: Tensor) -> list[Pro
 
 _PRODUCTS: dict[Any, Callable[..., list[Product]]] = {
     F.linear: lambda output, _x, weight, *_: [Product(output.numel() // len(weight), weight.shape[1], len(weight))],
-    F.conv2d: _of_convolution,
-    F.scaled_dot_product_attention: _of_attention,
+    F.conv2d: _convolution_products,
+    F.scaled_dot_product_attention: _attention_products,
     Tensor.matmul: lambda output, left, _right: [
         Product(output.shape[-2], left.shape[-1], output.shape[-1], math.prod(output.shape[:-2]))
     ],

@@ -67,7 +67,7 @@ def write_comparison(
         _headline(figures),
         *map(finding, figures["findings"]),
         "<h2>Which is better</h2>",
-        f"<p>{escape(_judged(figures))}</p>",
+        f"<p>{escape(_describe_tests(figures))}</p>",
         "<ul>",
         *(f"<li>{escape(sentence(pair['verdict']))}</li>" for pair in figures["pairs"]),
         "</ul>",
@@ -109,7 +109,7 @@ def _headline(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _judged(figures: Mapping[str, Any]) -> str:
+def _describe_tests(figures: Mapping[str, Any]) -> str:
     seeds, images = len(figures["seeds"]), images_in_words(figures["test_images"], figures["split"])
     chosen = f", which were used to choose {', '.join(figures['chosen_on'])}" if figures.get("chosen_on") else ""
     over = f"both the {seeds} seeds and the images" if seeds > 1 else "the images, with one seed"

@@ -303,10 +303,10 @@ _HEADLINES = ("accuracy", "balanced_accuracy")
 def multi_class_table(rows: Mapping[str, Mapping[str, Any]], most: int) -> str:
     """Return an HTML table of the first `most` classes of a multi-label evaluation, with thresholds and metrics."""
     heads = ["class", "threshold", "precision", "recall", "F1", "average precision", "images"]
-    return _of_classes(rows, most, heads, ("threshold", "precision", "recall", "f1", "average_precision", "support"))
+    return _class_table(rows, most, heads, ("threshold", "precision", "recall", "f1", "average_precision", "support"))
 
 
-def _of_classes(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequence[str], keys: Sequence[str]) -> str:
+def _class_table(rows: Mapping[str, Mapping[str, Any]], most: int, heads: Sequence[str], keys: Sequence[str]) -> str:
     def cell(value: float | None) -> str:
         return str(value) if isinstance(value, int) else decimals(value)
 
@@ -409,7 +409,7 @@ def _unknown(numbers: Mapping[str, Any]) -> list[str]:
             rows.append(
                 [
                     *(escape(row["kind"]), f"{row['share']:.0%}", interval_text(row["bounds"])),
-                    *("mostly noticed" if high <= _NOTICED else some, _of_what(row, _kind(entry))),
+                    *("mostly noticed" if high <= _NOTICED else some, _basis(row, _kind(entry))),
                 ]
             )
         words = ["noticed or missed", "measured on"]
@@ -432,7 +432,7 @@ def _unknown(numbers: Mapping[str, Any]) -> list[str]:
 _MISSED, _NOTICED = 0.5, 0.2  # limits of the fraction that passes as known
 
 
-def _of_what(limit: Mapping[str, Any], kind: str) -> str:
+def _basis(limit: Mapping[str, Any], kind: str) -> str:
     if limit["classes"]:
         return (
             f"{limit['images']} images of {limit['classes']} classes, each left out in turn, by the initial weights; "
@@ -496,7 +496,7 @@ def _classes(evaluation: Evaluation, numbers: Mapping[str, Any]) -> list[str]:
     if not isinstance(evaluation, MultiEvaluation):
         heads = ["class", "precision", "recall", "F1", "images", "ROC area", "average precision"]
         keys = ("precision", "recall", "f1", "support", "roc_auc", "average_precision")
-        shown = _of_classes(numbers["per_class"], _CLASSES, heads, keys)
+        shown = _class_table(numbers["per_class"], _CLASSES, heads, keys)
         return ["<h2>Each class</h2>", _view("classes", wide(shown), *left)]
     return [
         "<h2>Each class</h2>",

@@ -40,8 +40,8 @@ _PREFIX = re.compile(
     r"(?:(?:module|backbone|model|net|teacher|student|_forward_module|ema_model|model_ema|ema|averaged_model"
     r"|swa_model)\.)+"
 )
-_WITHIN = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_OF_TRAINING = re.compile(
+_INNER_WRAPPER = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_TRAINING_ONLY = re.compile(
     r"n_averaged$|(?:criterion|criterions|loss|losses|loss_fn|loss_func|loss_function|optimizer|scheduler|metrics?"
     r"|(?:train|val|valid|test)_(?:acc|accuracy|f1|loss|metrics?))\."
 )
@@ -140,10 +140,10 @@ def without_prefixes(tensors: Mapping[str, StoredTensor], path: Path) -> tuple[d
     sets: dict[str, dict[str, StoredTensor]] = {}
     passed_over: dict[str, str] = {}
     for name, tensor in tensors.items():
-        bare = _WITHIN.sub("", name)
+        bare = _INNER_WRAPPER.sub("", name)
         prefix = match[0] if (match := _PREFIX.match(bare)) else ""
         bare = bare.removeprefix(prefix)
-        if _OF_TRAINING.match(bare):
+        if _TRAINING_ONLY.match(bare):
             passed_over[name] = "it belongs to the training"
         elif bare in sets.setdefault(prefix, {}):
             raise VitkitError(f"{path} contains {bare} {ambiguous}")
@@ -219,7 +219,7 @@ def read_npz(path: Path) -> Checkpoint:
     try:
         archive = zipfile.ZipFile(path)
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
-        tensors = {member.filename.removesuffix(".npy"): _of_npz(archive, member, path) for member in members}
+        tensors = {member.filename.removesuffix(".npy"): _npz_tensor(archive, member, path) for member in members}
     except (zipfile.BadZipFile, ValueError, EOFError, OSError, NotImplementedError) as error:
         raise _damaged(path, error) from error
     try:
@@ -231,7 +231,7 @@ def read_npz(path: Path) -> Checkpoint:
     return Checkpoint(path=path, tensors=tensors, metadata=metadata, pictures=tucked_in(path))
 
 
-def _of_npz(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> StoredTensor:
+def _npz_tensor(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> StoredTensor:
     with archive.open(member) as stream:
         is_first = np.lib.format.read_magic(stream) == (1, 0)
         header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
@@ -267,7 +267,7 @@ def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
     try:
         file: Any = safe_open(path, framework="pt")
         names: list[str] = file.keys()
-        tensors = {name: _of_safetensors(file, name) for name in names}
+        tensors = {name: _safetensors_tensor(file, name) for name in names}
         metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
@@ -284,7 +284,7 @@ def read_safetensors(path: Path, *, full_names: bool = False) -> Checkpoint:
     )
 
 
-def _of_safetensors(file: Any, name: str) -> StoredTensor:
+def _safetensors_tensor(file: Any, name: str) -> StoredTensor:
     view = file.get_slice(name)
     dtype = _SAFE_TYPES.get(view.get_dtype(), torch.int64)
     return StoredTensor(tuple(view.get_shape()), dtype, lambda: file.get_tensor(name))
@@ -332,7 +332,9 @@ def read_torch(path: Path) -> Checkpoint:
         raise _damaged(path, next(iter(str(error).splitlines()), type(error).__name__)) from error
     wrappers, state, others = _unwrap(content, path)
     check = functools.cache(lambda: _check_sums(path) if is_zip else None)
-    tensors, passed_over = without_prefixes({name: _of_torch(tensor, check) for name, tensor in state.items()}, path)
+    tensors, passed_over = without_prefixes(
+        {name: _torch_tensor(tensor, check) for name, tensor in state.items()}, path
+    )
     return Checkpoint(
         path=path,
         tensors=tensors,
@@ -342,7 +344,7 @@ def read_torch(path: Path) -> Checkpoint:
     )
 
 
-def _of_torch(tensor: Tensor, check: Callable[[], None]) -> StoredTensor:
+def _torch_tensor(tensor: Tensor, check: Callable[[], None]) -> StoredTensor:
     is_plain = tensor.layout == torch.strided and not tensor.is_meta and tensor.dtype in _SAFE_TYPES.values()
 
     def read() -> Tensor:
@@ -420,7 +422,7 @@ def _preference(name: Any) -> tuple[int, int]:
 
 _OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _SHARDS = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_BESIDE = r"(?!\.\.?$)[^/\\:\0]+"  # the name of a file, not a path on any system
+_FILE_NAME = r"(?!\.\.?$)[^/\\:\0]+"  # the name of a file, not a path on any system
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", *_OPEN_CLIP)
 
 
@@ -488,7 +490,7 @@ def _weight_files(folder: Path) -> list[Path]:
             if not shards:
                 raise _damaged(folder / name, "its weight_map names no file")
             for shard in shards:
-                if not isinstance(shard, str) or re.fullmatch(_BESIDE, shard) is None:
+                if not isinstance(shard, str) or re.fullmatch(_FILE_NAME, shard) is None:
                     raise VitkitError(
                         f"{folder / name} names {shard!r:.200}: expected the names of files in the same folder"
                     )

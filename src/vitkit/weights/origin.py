@@ -348,7 +348,7 @@ def _by_family(checkpoint: Checkpoint, error: VitkitError) -> VitkitError:
 
 # --- Networks of other libraries -------------------------------------------------------------------------------
 
-_ASIDE = ("aux1.", "aux2.", "AuxLogits.")  # the auxiliary classifiers of GoogLeNet and Inception
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # the auxiliary classifiers of GoogLeNet and Inception
 _COUNTERS = "num_batches_tracked"  # missing in files of torch before 0.4.1
 _OLD_DENSENET = re.compile(r"(.*denselayer\d+\.(?:norm|relu|conv))\.([12]\.\w+)$")
 
@@ -369,7 +369,7 @@ def read_network(config: NetworkConfig, source: str | Path | None) -> SourceWeig
     expected = shapes_of(config)
     counters = [name for name in expected if name.endswith(_COUNTERS) and name not in tensors]
     reason = "of a classifier at the side, which training alone looks at"
-    aside = {name: reason for name in tensors if name.startswith(_ASIDE)}
+    aside = {name: reason for name in tensors if name.startswith(_AUXILIARY)}
     misfits = {
         "missing": [name for name in expected if name not in tensors and name not in counters],
         "left over": [name for name in tensors if name not in expected and name not in aside],

@@ -61,9 +61,9 @@ def settings_of(named: PreprocessLike, base: Preprocess) -> dict[str, Any]:
     elif isinstance(named, Path) or (
         isinstance(named, str) and not ("=" in named or named.strip() in pixel_owners()) and os.path.exists(named)  # noqa: PTH110  # False also for text that is no path
     ):
-        named = _in_file(Path(named))
+        named = _read_settings(Path(named))
     elif isinstance(named, str):
-        named = _in_words(named, len(base.mean))
+        named = _parse_settings(named, len(base.mean))
     elif not isinstance(named, Mapping):
         raise VitkitError(f"preprocess must be text, a mapping, a file or a Preprocess, not {type_of(named)}")
     hints = hints_of(Preprocess)
@@ -96,7 +96,7 @@ def leaves_open(settings: Mapping[str, Any]) -> bool:
     return not needed <= settings.keys()
 
 
-def _in_words(text: str, channels: int) -> dict[str, Any]:
+def _parse_settings(text: str, channels: int) -> dict[str, Any]:
     """Parse the name of a publisher, or settings separated by commas."""
     text = text.strip()
     theirs = pixels_of(text)
@@ -141,7 +141,7 @@ def _known(name: str) -> str:
     return name
 
 
-def _in_file(path: Path) -> Mapping[str, Any]:
+def _read_settings(path: Path) -> Mapping[str, Any]:
     """Read the settings in a JSON file, or in the file that describes the model of a folder."""
     files = [file for name in _FILES if (file := path / name).is_file()] if path.is_dir() else [path]
     if not files:
@@ -153,7 +153,7 @@ def _in_file(path: Path) -> Mapping[str, Any]:
             raise VitkitError(f"preprocess: {file} cannot be read as JSON: {error}") from error
         if not isinstance(written, dict):
             raise VitkitError(f"preprocess: {file} must contain a JSON object, not {type_of(written)}")
-        if (settings := _in_description(written)) is not None:
+        if (settings := _described_settings(written)) is not None:
             return settings
     raise VitkitError(
         f"preprocess: {files[-1]} describes a model, but not the preprocessing of its images; expected another file, "
@@ -161,7 +161,7 @@ def _in_file(path: Path) -> Mapping[str, Any]:
     )
 
 
-def _in_description(written: dict[str, Any]) -> Mapping[str, Any] | None:
+def _described_settings(written: dict[str, Any]) -> Mapping[str, Any] | None:
     """Return the settings in a description by vitkit, transformers, timm or OpenCLIP, or in a file of settings only.
 
     Return None if the file describes a model but not its preprocessing.

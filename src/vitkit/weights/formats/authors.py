@@ -23,7 +23,7 @@ from vitkit.weights.formats.huggingface_others import BASE, PIXELS, SIDE, SIZE_A
 from vitkit.weights.layout import Layout, Piece, folded_positions, joined, same, with_axes
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
-_OF_TRAINING = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "lm_head.weight", "lm_head.bias")
+_TRAINING_ONLY = ("mask_token", "local_cls_norm.weight", "local_cls_norm.bias", "lm_head.weight", "lm_head.bias")
 
 
 def recognise(checkpoint: Checkpoint) -> Layout | None:
@@ -49,7 +49,7 @@ def _dinov3(checkpoint: Checkpoint) -> Layout:
     for name in ("storage_tokens", "cls_token", "patch_embed.proj.weight", "rope_embed.periods"):
         if name not in names:
             raise VitkitError(f"{checkpoint.path} (DINOv3): {name} is missing")
-    dropped = {name: "of training alone" for name in _OF_TRAINING if name in names}
+    dropped = {name: "of training alone" for name in _TRAINING_ONLY if name in names}
     dropped["rope_embed.periods"] = "it tells the base"
     base = _base_of(checkpoint)
     features = names["patch_embed.proj.weight"].shape[:1]
@@ -137,7 +137,7 @@ def _eva02(checkpoint: Checkpoint) -> Layout | None:
     names = checkpoint.tensors
     is_parted = eva.has(names, r"blocks\.\d+\.attn\.q_proj\.weight$")
     rules = (*_RENAMED, *(_BIASES if is_parted else ()))
-    dropped = {name: "of training alone" for name in _OF_TRAINING if name in names}
+    dropped = {name: "of training alone" for name in _TRAINING_ONLY if name in names}
     dropped |= {name: "it follows from the grid" for name in names if re.search(r"rope\.freqs_(cos|sin)$", name)}
     renamed = {_replaced(name, rules): tensor for name, tensor in names.items() if name not in dropped}
     layout = eva.recognise(replace(checkpoint, tensors=renamed))
@@ -153,7 +153,7 @@ def _eva02(checkpoint: Checkpoint) -> Layout | None:
 
 # --- Perception Encoder -----------------------------------------------------------------------------------------
 
-_OF_PE = (  # theirs, and timm's
+_PE_NAMES = (  # theirs, and timm's
     ("visual.transformer.resblocks.", "blocks."),
     ("visual.conv1.", "patch_embed.proj."),
     ("visual.class_embedding", "cls_token"),
@@ -186,14 +186,14 @@ def _perception_encoder(checkpoint: Checkpoint) -> Layout | None:
     dropped = {name: "text encoder" for name in names if not name.startswith("visual.")}
     dropped["visual.proj"] = "from the features to the space that images share with texts"
     kept = {name: tensor for name, tensor in names.items() if name not in dropped and not name.startswith(_POOLED)}
-    renamed = {_replaced(name, _OF_PE): tensor for name, tensor in kept.items()}
+    renamed = {_replaced(name, _PE_NAMES): tensor for name, tensor in kept.items()}
     if "pos_embed" in renamed:
         renamed["pos_embed"] = replace(renamed["pos_embed"], shape=(1, *renamed["pos_embed"].shape))
     layout = eva.recognise(replace(checkpoint, tensors=renamed))
     if layout is None:
         return None
-    theirs = {_replaced(name, _OF_PE): name for name in kept}
-    back = [(timms, their) for their, timms in reversed(_OF_PE)]
+    theirs = {_replaced(name, _PE_NAMES): name for name in kept}
+    back = [(timms, their) for their, timms in reversed(_PE_NAMES)]
     pieces = {
         ours: Piece(tuple(theirs.get(name, _replaced(name, back)) for name in piece.theirs), piece.join, piece.split)
         for ours, piece in layout.pieces.items()

@@ -116,8 +116,8 @@ def _pieces(
         **_stem(stages),
         # SigLIP's attention pooling (arXiv 2303.15343)
         "attn_pool.latent": same("MAPHead_0/probe"),
-        **_of_heads("attn_pool.q", [f"{pooling}/query"]),
-        **_of_heads("attn_pool.kv", [f"{pooling}/key", f"{pooling}/value"]),
+        **_heads_joined("attn_pool.q", [f"{pooling}/query"]),
+        **_heads_joined("attn_pool.kv", [f"{pooling}/key", f"{pooling}/value"]),
         **_out("attn_pool.proj", f"{pooling}/out"),
         **_norm("attn_pool.norm", "MAPHead_0/LayerNorm_0"),
         **_dense("attn_pool.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
@@ -136,7 +136,7 @@ def _block(ours: str, theirs: str, sublayers: tuple[str, str, str]) -> dict[str,
     norm2, attention, mlp = (f"{theirs}/{name}" for name in sublayers)
     return {
         **_norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
-        **_of_heads(f"{ours}.attn.qkv", [f"{attention}/{part}" for part in ("query", "key", "value")]),
+        **_heads_joined(f"{ours}.attn.qkv", [f"{attention}/{part}" for part in ("query", "key", "value")]),
         **_out(f"{ours}.attn.proj", f"{attention}/out"),
         **_norm(f"{ours}.norm2", norm2),
         **_dense(f"{ours}.mlp.fc1", f"{mlp}/Dense_0"),
@@ -144,7 +144,7 @@ def _block(ours: str, theirs: str, sublayers: tuple[str, str, str]) -> dict[str,
     }
 
 
-def _of_heads(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
+def _heads_joined(ours: str, theirs: Sequence[str]) -> dict[str, Piece]:
     """Return the `Piece`s of a vitkit layer that is stored as several layers with a head axis, such as q, k and v."""
     number = len(theirs)
     weight = Piece(

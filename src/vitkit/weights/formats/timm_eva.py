@@ -430,7 +430,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
         }
         assumed: dict[str, str] = {}
     else:
-        fields, assumed = _of_mlps(names)
+        fields, assumed = _mlp_fields(names)
     if is_table and "preprocess" not in described:
         assumed["family"] = (
             "BEiT, whose pixels have mean and std 0.5; BEiTv2 has the same tensors and ImageNet's: if this is one, "
@@ -466,7 +466,7 @@ def recognise_beit(checkpoint: Checkpoint) -> Layout | None:
     )
 
 
-def _of_mlps(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
+def _mlp_fields(names: Names) -> tuple[dict[str, Any], dict[str, str]]:
     has_token, is_after = "cls_token" in names, not has(names, r"blocks\.\d+\.ls[12]\.")
     fields: dict[str, Any] = {
         "position": "relative_mlp",
