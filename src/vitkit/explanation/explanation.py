@@ -30,7 +30,7 @@ from vitkit.data.storage import Place, Stored
 from vitkit.errors import NOT_FINITE, UnansweredError, VitkitError
 from vitkit.explanation import draw
 from vitkit.explanation.attention import attending, attention_maps, find_layer, read_rows, roll_out, to_grid
-from vitkit.explanation.class_maps import Target, check_map
+from vitkit.explanation.class_maps import check_map
 from vitkit.explanation.draw import Box, FloatArray
 from vitkit.explanation.methods import HEADS, METHODS, OF_NETWORKS, by_layer, class_specific, method_names, methods_for
 from vitkit.model.build import Model, vit_of
@@ -95,16 +95,6 @@ def choose_methods(method: str, layer: int | None, model: Model) -> list[str]:
     if layer is not None:
         find_layer(model.config, layer)
     return methods
-
-
-def options_of(method: str, target: Target, layer: int | None) -> dict[str, Any]:
-    """Return the keyword arguments of a method: `target` and `layer` if the method accepts them.
-
-    If `layer` is None, it is omitted, so that the method uses its default.
-    """
-    of_class = {"target": target} if METHODS[method].of_class else {}
-    of_layer = {"layer": layer} if METHODS[method].of_layer and layer is not None else {}
-    return of_class | of_layer
 
 
 def read_photograph(
@@ -484,7 +474,10 @@ def _maps(model: Model, images: Tensor, method: str, targets: list[int], layer: 
     row = methods_for(is_network=isinstance(model, Network))[method]
     if row.of_class:
         images = images.expand(len(targets), -1, -1, -1)
-    maps: FloatArray = row(model, images, **options_of(method, torch.tensor(targets), layer)).cpu().numpy()
+    options: dict[str, Any] = {"target": torch.tensor(targets)} if row.of_class else {}
+    if row.of_layer and layer is not None:
+        options["layer"] = layer
+    maps: FloatArray = row(model, images, **options).cpu().numpy()
     return maps if row.of_class else np.repeat(maps, len(targets), axis=0)
 
 

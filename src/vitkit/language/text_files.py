@@ -316,7 +316,9 @@ class TextTower(nn.Module):
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        self.config, blocks = config, config.of_blocks
+        self.config = config
+        fields = ("layers", "hidden_size", "heads", "mlp_size", "norm_eps", "gelu")
+        blocks = ViTConfig(**{name: getattr(config, name) for name in fields})
         self.token_embed = nn.Embedding(config.vocabulary, config.hidden_size)
         self.pos_embed = nn.Parameter(torch.zeros(config.context, config.hidden_size))
         self.blocks = nn.ModuleList(Block(blocks, layer) for layer in range(config.layers))
@@ -373,18 +375,6 @@ class TextConfig:
     end: int | None = None
     projection_size: int
     projection_bias: bool
-
-    @property
-    def of_blocks(self) -> ViTConfig:
-        """The configuration of the Transformer blocks."""
-        return ViTConfig(
-            layers=self.layers,
-            hidden_size=self.hidden_size,
-            heads=self.heads,
-            mlp_size=self.mlp_size,
-            norm_eps=self.norm_eps,
-            gelu=self.gelu,
-        )
 
 
 def unit(vectors: Tensor) -> Tensor:

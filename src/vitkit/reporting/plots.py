@@ -132,12 +132,7 @@ def confusion(matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str)
     """Plot a confusion matrix of counts, with shading by the fraction of the true class."""
     side = max(4.0, min(0.42 * len(classes) + 1.8, 24.0)) if len(classes) <= _MOST_NAMED else _UNNAMED
     figure = new_figure(side, side)
-    draw_confusion(figure.subplots(), matrix, classes, title)
-    return figure
-
-
-def draw_confusion(axis: Axes, matrix: npt.NDArray[np.int64], classes: Sequence[str], title: str) -> None:
-    """Draw a confusion matrix of counts, with shading by the fraction of the true class."""
+    axis = figure.subplots()
     share = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axis.imshow(share, cmap="Blues", vmin=0, vmax=1)
     if len(classes) <= 30:
@@ -148,6 +143,7 @@ def draw_confusion(axis: Axes, matrix: npt.NDArray[np.int64], classes: Sequence[
     if _label_classes(axis, classes):
         axis.set_yticks(axis.get_xticks(), [label.get_text() for label in axis.get_xticklabels()], fontsize=8)
     axis.set(title=title, xlabel="predicted", ylabel="true")
+    return figure
 
 
 def reliability(states: Mapping[str, Reliability]) -> Figure:
@@ -158,26 +154,20 @@ def reliability(states: Mapping[str, Reliability]) -> Figure:
     figure = new_figure(4.2 * len(states) + 0.4, 4.8)
     axes = figure.subplots(2, len(states), squeeze=False, sharex=True, height_ratios=(3, 1))
     for (name, state), (upper, lower) in zip(states.items(), axes.T, strict=True):
-        draw_reliability(upper, state, name)
-        edges = np.linspace(0, 1, len(state.counts) + 1)
-        lower.bar((edges[:-1] + edges[1:]) / 2, state.counts, 0.92 / len(state.counts), color=GREY)
+        edges, there = np.linspace(0, 1, len(state.counts) + 1), state.counts > 0
+        middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(state.counts)
+        upper.bar(middles[there], state.accuracy[there], width, color=BLUE, label="accuracy")
+        means = {"color": ORANGE, "markersize": 4, "label": "mean confidence"}
+        upper.plot(state.confidence[there], state.accuracy[there], "o", **means)
+        upper.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="as it should be")
+        upper.set(title=f"{name}: ECE {state.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
+        upper.legend(frameon=False, fontsize=8, loc="upper left")
+        upper.spines[["top", "right"]].set_visible(False)
+        lower.bar(middles, state.counts, width, color=GREY)
         lower.set(xlabel="confidence", ylabel="images")
         lower.yaxis.set_major_locator(MaxNLocator(3, integer=True))
         lower.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def draw_reliability(axis: Axes, state: Reliability, name: str) -> None:
-    """Draw accuracy by confidence for one state of the classifier. The title contains `name`, the name of the state."""
-    edges = np.linspace(0, 1, len(state.counts) + 1)
-    middles, width = (edges[:-1] + edges[1:]) / 2, 0.92 / len(state.counts)
-    there = state.counts > 0
-    axis.bar(middles[there], state.accuracy[there], width, color=BLUE, label="accuracy")
-    axis.plot(state.confidence[there], state.accuracy[there], "o", color=ORANGE, markersize=4, label="mean confidence")
-    axis.plot([0, 1], [0, 1], color=GREY, linewidth=0.9, linestyle="--", label="as it should be")
-    axis.set(title=f"{name}: ECE {state.ece:.3f}", xlim=(0, 1), ylim=(0, 1.02), ylabel="part that is right")
-    axis.legend(frameon=False, fontsize=8, loc="upper left")
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def ranking(

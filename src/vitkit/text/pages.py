@@ -143,24 +143,17 @@ def with_all_letters(figure: F) -> F:
     return figure
 
 
-@contextmanager
-def fonts_of(fonts: Fonts) -> Iterator[None]:
-    """Use these fonts for all figures that are drawn in a `with` block."""
-    from matplotlib import rc_context
-
-    if fonts not in get_args(Fonts):
-        raise VitkitError(f"fonts must be {' or '.join(get_args(Fonts))}, not {fonts!r}")
-    with rc_context(_AS_TEXT | (_LATEX if fonts == "latex" else {})):
-        yield
-
-
 def as_file(draw: Callable[[], Figure], kind: str, fonts: Fonts = "sans") -> bytes:
     """Draw a picture, and return the content of a .png, .svg or .pdf file. The same picture gives the same bytes.
 
     The fonts `latex` set the text in a serif font.
     """
+    from matplotlib import rc_context
+
+    if fonts not in get_args(Fonts):
+        raise VitkitError(f"fonts must be {' or '.join(get_args(Fonts))}, not {fonts!r}")
     metadata: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    with fonts_of(fonts):
+    with rc_context(_AS_TEXT | (_LATEX if fonts == "latex" else {})):
         content = _saved(draw(), kind[1:], dpi=_PRINTED_DPI, metadata=metadata.get(kind))
     return content.replace(_NAMED.encode(), _SIMILAR.encode()) if kind == ".svg" else content
 

@@ -294,11 +294,6 @@ def _safetensors_tensor(file: Any, name: str) -> StoredTensor:
 _KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params")
 
 
-def is_torch_zip(path: Path) -> bool:
-    """Return whether a zip file is one that PyTorch saved."""
-    return _has_part(path, "/data.pkl")
-
-
 def _has_part(path: Path, ending: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
@@ -536,7 +531,7 @@ def _read_file(path: Path, *, full_names: bool = False) -> Checkpoint:
     if not start:
         raise VitkitError(f"{path} is empty")
     if start.startswith(b"PK"):
-        is_torch = is_torch_zip(path)
+        is_torch = _has_part(path, "/data.pkl")
         checkpoint = read_torch(path) if is_torch else read_npz(path)
     elif len(start) > 8 and start[8:9] == b"{":
         checkpoint = read_safetensors(path, full_names=full_names)

@@ -121,10 +121,6 @@ class Account:
     misshapen: dict[str, str]
     unfit: list[str]
 
-    @property
-    def is_clean(self) -> bool:
-        return not (self.missing or self.left_over or self.misshapen)
-
     def describe(self) -> str:
         parts = [("missing", self.missing), ("left over", self.left_over)]
         parts.append(("of another shape or type", [f"{name} ({why})" for name, why in self.misshapen.items()]))

@@ -264,7 +264,7 @@ def read_foreign(
         misfit = VitkitError(f"{checkpoint.path} ({layout.format}): {error}")
         raise _by_family(checkpoint, misfit) from error
     account = account_for(checkpoint.tensors, layout, config, shapes_of(config))
-    if not account.is_clean and not allow_partial:
+    if (account.missing or account.left_over or account.misshapen) and not allow_partial:
         text = f"{checkpoint.path} does not fit ({layout.format}): {account.describe()}"
         if not (account.missing or account.misshapen):
             text += "; if the model works without them: allow_partial=True, or vitkit convert --allow-partial"

@@ -112,7 +112,12 @@ def stated(checkpoint: Checkpoint, family: str, usual: Mapping[str, Any], *, res
     operations = {name: (False,) for name in processor or {} if name.startswith("do_") and name not in KNOWN_PIXELS}
     notes = _unread(images, KNOWN, ONLY, "config.json")
     notes += _unread(processor or {}, KNOWN_PIXELS, {**operations, **ONLY_PIXELS}, _FILE)
-    made, expected = made_size(processor, family), sides(images.get("image_size"))
+    made, expected = None, sides(images.get("image_size"))  # the size of pictures from the image processor, if any
+    if processor is not None:
+        written = _settings(processor, family)
+        size, is_short_side = _size(written, "size")
+        is_cropped = written.get("do_center_crop", False)
+        made = _size(written, "crop_size")[0] if is_cropped else None if is_short_side else size
     if not resizes and None not in (made, expected) and made != expected:
         notes += (f"{_FILE} makes pictures of {made}, and config.json describes a model for {expected}, which is used",)
     if processor is not None and made is None:
@@ -242,17 +247,6 @@ def or_usual(config: Mapping[str, Any], name: str, usual: Any) -> Any:
     """Return a field of config.json, or the library's default `usual` if the field is null or missing."""
     value = config.get(name)
     return usual if value is None else value
-
-
-def made_size(processor: Mapping[str, Any] | None, family: str) -> tuple[int, int] | None:
-    """Return the (height, width) of the pictures that the image processor makes; None if it depends on the picture."""
-    if processor is None:
-        return None
-    written = _settings(processor, family)
-    size, is_short_side = _size(written, "size")
-    if written.get("do_center_crop", False):
-        return _size(written, "crop_size")[0]
-    return None if is_short_side else size
 
 
 def _size(written: Mapping[str, Any], name: str) -> tuple[tuple[int, int], bool]:
