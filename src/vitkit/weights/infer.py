@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.model.config import Pair, ViTConfig, stride_of
@@ -337,90 +337,49 @@ def _no_grid(length: int, fields: Mapping[str, Any], known: Known) -> str:
     )
 
 
-class Namesake(NamedTuple):
-    """Two architectures whose files have the same tensors.
-
-    Attributes:
-        field: the field of the configuration in which the two differ.
-        fits: a function that returns whether a configuration may be either of the two.
-        says: a function that returns a message: the assumed value, the alternative, and how to set it.
-    """
-
-    field: str
-    fits: Callable[[ViTConfig], bool]
-    says: Callable[[ViTConfig], str]
-
-
-def _is_tokenless(config: ViTConfig) -> bool:
-    """Return whether a model is mean-pooled without class token, LayerScale and registers (SigLIP, I-JEPA)."""
-    return not (config.class_token or config.layer_scale or config.registers) and config.pool == "gap"
-
-
-_TIMM = (
-    Namesake(
-        "norm",
-        lambda config: _is_tokenless(config) and not config.qkv_bias and config.fc_norm,
-        lambda config: (
-            f"{config.norm}, as in the paper; timm's vit_base_patch16_rpn_224 has the same tensors and normalises the "
-            "output of each sublayer: for that model, set norm='res-post'"
-        ),
-    ),
-    Namesake(
-        "gelu",
-        lambda config: config.pool == "map" or (_is_tokenless(config) and config.qkv_bias),
-        lambda config: (
-            f"{config.gelu}, as is usual for timm; some of SigLIP's encoders (timm's vit_*_siglip_*) have the same "
-            "tensors and GELU with tanh: for those models, set gelu='tanh'"
-        ),
-    ),
-    Namesake(
-        "heads",
-        lambda config: _is_tokenless(config) and config.qkv_bias and (config.layers, config.hidden_size) == (12, 768),
-        lambda config: (
-            f"{config.heads}, as in ViT-B; timm's vit_base_patch16_gap_224 (I-JEPA) has the same tensors and 16: "
-            "for that model, set heads=16"
-        ),
-    ),
-)
-_UNREGISTERED = Namesake(
-    "registers",
-    lambda config: config.pool == "gap" and not config.class_token and not config.registers,
-    lambda _: (
-        "none, because there is no reg_token; timm's vit_*_reg*_gap_* have some: if the file has lost it, predictions "
-        "are wrong"
-    ),
-)
-_UNNORMED = Namesake(
-    "last_norm",
-    lambda config: not config.last_norm,
-    lambda _: (
-        "False, because there is no norm after the last layer, as in RADIO's and InternViT's encoders; if the file has "
-        "lost it, predictions are wrong"
-    ),
-)
-_CLIP = Namesake(
-    "gelu",
-    lambda config: config.embed_norm,
-    lambda config: (
-        f"{config.gelu}, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same tensors "
-        "and x sigmoid(1.702 x) (timm's vit_*_clip_quickgelu_*): for those models, set gelu='quick'"
-    ),
-)
-_TUTORIAL = Namesake(
-    "qk_scale",
-    lambda config: config.qk_scale is None,
-    lambda config: (
-        f"1 / sqrt({config.head_size}), the size of a head; code that names its positions pos_embedding.pos_embedding "
-        "takes another as an argument, which is not stored in files: set qk_scale=... if it is different"
-    ),
-)
-
-
 def namesakes(config: ViTConfig, names: Collection[str], settled: Collection[str]) -> dict[str, str]:
     """Return assumptions about the architecture of a checkpoint with timm's tensor names and no configuration.
 
     Several architectures have tensors with the same names and shapes, so one of them is assumed. The result maps fields
     of `ViTConfig` that the user has not set (`settled`) to sentences for the user.
     """
-    known = (*_TIMM, _CLIP, _UNNORMED, _UNREGISTERED, *((_TUTORIAL,) if "pos_embedding.pos_embedding" in names else ()))
-    return {each.field: each.says(config) for each in known if each.field not in settled and each.fits(config)}
+    # SigLIP's and I-JEPA's models are mean-pooled without class token, LayerScale and registers.
+    is_tokenless = not (config.class_token or config.layer_scale or config.registers) and config.pool == "gap"
+    assumed: dict[str, str] = {}
+    if is_tokenless and not config.qkv_bias and config.fc_norm:
+        assumed["norm"] = (
+            f"{config.norm}, as in the paper; timm's vit_base_patch16_rpn_224 has the same tensors and normalises the "
+            "output of each sublayer: for that model, set norm='res-post'"
+        )
+    if config.pool == "map" or (is_tokenless and config.qkv_bias):
+        assumed["gelu"] = (
+            f"{config.gelu}, as is usual for timm; some of SigLIP's encoders (timm's vit_*_siglip_*) have the same "
+            "tensors and GELU with tanh: for those models, set gelu='tanh'"
+        )
+    if is_tokenless and config.qkv_bias and (config.layers, config.hidden_size) == (12, 768):
+        assumed["heads"] = (
+            f"{config.heads}, as in ViT-B; timm's vit_base_patch16_gap_224 (I-JEPA) has the same tensors and 16: "
+            "for that model, set heads=16"
+        )
+    if config.embed_norm:
+        assumed["gelu"] = (
+            f"{config.gelu}, as LAION trained its CLIP models; OpenAI's own, DFN's and MetaCLIP's have the same "
+            "tensors and x sigmoid(1.702 x) (timm's vit_*_clip_quickgelu_*): for those models, set gelu='quick'"
+        )
+    if not config.last_norm:
+        assumed["last_norm"] = (
+            "False, because there is no norm after the last layer, as in RADIO's and InternViT's encoders; if the file "
+            "has lost it, predictions are wrong"
+        )
+    if config.pool == "gap" and not config.class_token and not config.registers:
+        assumed["registers"] = (
+            "none, because there is no reg_token; timm's vit_*_reg*_gap_* have some: if the file has lost it, "
+            "predictions are wrong"
+        )
+    if "pos_embedding.pos_embedding" in names and config.qk_scale is None:
+        assumed["qk_scale"] = (
+            f"1 / sqrt({config.head_size}), the size of a head; code that names its positions "
+            "pos_embedding.pos_embedding takes another as an argument, which is not stored in files: set qk_scale=... "
+            "if it is different"
+        )
+    return {field: text for field, text in assumed.items() if field not in settled}
