@@ -177,7 +177,7 @@ def _shape(checkpoint: Checkpoint, piece: Piece) -> torch.Size | None:
 
 
 def _read(checkpoint: Checkpoint, piece: Piece) -> Tensor:
-    tensor = piece.joined(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
+    tensor = piece.join(*(checkpoint.tensors[name].read() for name in piece.theirs)).float().clone()
     if not tensor.isfinite().all():
         raise VitkitError(
             f"{checkpoint.path}: {' + '.join(piece.theirs)} contains NaN or infinite values; use the publisher's file"

@@ -27,28 +27,27 @@ Join = Callable[..., Tensor]
 Split = Callable[[Tensor, ViTConfig], tuple[Tensor | None, ...]]
 
 
+def _unjoined(theirs: Tensor) -> Tensor:
+    return theirs
+
+
+def _unsplit(ours: Tensor, _config: ViTConfig) -> tuple[Tensor]:
+    return (ours,)
+
+
 @dataclass(frozen=True)
 class Piece:
     """The conversion between one of vitkit's tensors ("ours") and the tensors that a layout stores instead ("theirs").
 
     Attributes:
         theirs: the names of the stored tensors from which our tensor is computed.
-        join: a function that computes our tensor from the stored ones; None if only the name differs.
-        split: a function that computes the stored tensors from ours, with None for a tensor that another piece writes;
-            None if only the name differs.
+        join: a function that computes our tensor from the stored ones; by default, only the name differs.
+        split: a function that computes the stored tensors from ours, with None for a tensor that another piece writes.
     """
 
     theirs: tuple[str, ...]
-    join: Join | None = None
-    split: Split | None = None
-
-    def joined(self, *parts: Tensor) -> Tensor:
-        """Compute our tensor from the stored ones."""
-        return parts[0] if self.join is None else self.join(*parts)
-
-    def parts_of(self, ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
-        """Compute the stored tensors from ours; None for a tensor that another piece writes."""
-        return (ours,) if self.split is None else self.split(ours, config)
+    join: Join = _unjoined
+    split: Split = _unsplit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +147,7 @@ def account_for(
 
 
 def _wrong_shapes(piece: Piece, stored: Sequence[StoredTensor], shape: torch.Size, config: ViTConfig) -> dict[str, str]:
-    parts = piece.parts_of(torch.empty(shape, device="meta"), config)
+    parts = piece.split(torch.empty(shape, device="meta"), config)
     wrong = {
         theirs: f"expected {tuple(part.shape)}, not {tensor.shape}"
         for theirs, tensor, part in zip(piece.theirs, stored, parts, strict=False)
@@ -172,7 +171,7 @@ def joined_shape(piece: Piece, stored: Sequence[StoredTensor | None]) -> torch.S
     if any(tensor is None for tensor in stored):
         return None
     try:
-        return piece.joined(*(torch.empty(t.shape, device="meta") for t in stored if t is not None)).shape
+        return piece.join(*(torch.empty(t.shape, device="meta") for t in stored if t is not None)).shape
     except (RuntimeError, IndexError):
         return None
 

@@ -79,7 +79,7 @@ def tensors_under(classifier: Classifier, layout: Layout) -> dict[str, Tensor]:
             tensors[name] = ours.contiguous()
             continue
         piece = layout.pieces[name]
-        for theirs, part in zip(piece.theirs, piece.parts_of(ours, config), strict=False):
+        for theirs, part in zip(piece.theirs, piece.split(ours, config), strict=False):
             if part is not None:
                 tensors[theirs] = part.contiguous()
     return tensors

@@ -219,10 +219,10 @@ def _slice(piece: Piece, layer: int, depth: int) -> Piece:
     """
 
     def split(ours: Tensor, config: ViTConfig) -> tuple[Tensor | None, ...]:
-        parts = piece.parts_of(ours, config)
+        parts = piece.split(ours, config)
         return tuple(part if part is None else part.expand(depth, *part.shape) for part in parts)
 
-    return Piece(piece.theirs, lambda *stacks: piece.joined(*(stack[layer] for stack in stacks)), split)
+    return Piece(piece.theirs, lambda *stacks: piece.join(*(stack[layer] for stack in stacks)), split)
 
 
 _COMMENT = 65535  # bytes that a zip file has room for
