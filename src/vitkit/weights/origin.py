@@ -229,23 +229,7 @@ def read_foreign(
             f"{checkpoint.path} contains weights of vitkit without their {model_folder.DESCRIPTION}: "
             "pass the model folder that contains both"
         )
-    try:
-        layout, removed = _recognise(checkpoint), ""
-        if layout is None:
-            words = Counter(word for name in checkpoint.tensors if (word := name.partition(".")[0]) != name)
-            word, count = max(words.items(), key=lambda item: item[1], default=("", 0))
-            if 2 * count > len(checkpoint.tensors):  # most names share their first word, as of a model within another
-                removed = f"{word}."
-                bare = {name.removeprefix(removed): tensor for name, tensor in checkpoint.tensors.items()}
-                layout = _recognise(shorter := dataclasses.replace(checkpoint, tensors=bare))
-                checkpoint = checkpoint if layout is None else shorter
-    except VitkitError as error:
-        raise _by_family(checkpoint, error) from error
-    if layout is None:
-        family = family_of(checkpoint)
-        named = f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's models do"
-        what = f"this is {family}" if family else named
-        raise VitkitError(f"{checkpoint.path} contains no Vision Transformer that vitkit knows; {what}")
+    checkpoint, layout, removed = _recognise(checkpoint)
     is_described = entry is not None or layout.is_preprocess_known
     shapes = layout.shapes(checkpoint.tensors)
     known = Known(
@@ -320,8 +304,31 @@ def read_foreign(
     )
 
 
-def _recognise(checkpoint: Checkpoint) -> Layout | None:
-    return next((layout for form in readable() if (layout := form.recognise(checkpoint)) is not None), None)
+def _recognise(checkpoint: Checkpoint) -> tuple[Checkpoint, Layout, str]:
+    """Return the layout of a checkpoint, and the prefix that was removed from its names, as of a model within another.
+
+    It is removed if most names share their first word, and none of the layouts has the whole names.
+    """
+
+    def layout_of(candidate: Checkpoint) -> Layout | None:
+        return next((layout for form in readable() if (layout := form.recognise(candidate)) is not None), None)
+
+    try:
+        if (layout := layout_of(checkpoint)) is not None:
+            return checkpoint, layout, ""
+        words = Counter(word for name in checkpoint.tensors if (word := name.partition(".")[0]) != name)
+        word, count = max(words.items(), key=lambda item: item[1], default=("", 0))
+        if 2 * count > len(checkpoint.tensors):
+            bare = {name.removeprefix(f"{word}."): tensor for name, tensor in checkpoint.tensors.items()}
+            shorter = dataclasses.replace(checkpoint, tensors=bare)
+            if (layout := layout_of(shorter)) is not None:
+                return shorter, layout, f"{word}."
+    except VitkitError as error:
+        raise _by_family(checkpoint, error) from error
+    family = family_of(checkpoint)
+    named = f"its tensors are {listed(list(checkpoint.tensors), 4)}: rename them as timm's models do"
+    what = f"this is {family}" if family else named
+    raise VitkitError(f"{checkpoint.path} contains no Vision Transformer that vitkit knows; {what}")
 
 
 def _customary(layout: Layout, *, is_tutorials: bool) -> tuple[Mapping[str, Any], str]:
