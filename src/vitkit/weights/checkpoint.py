@@ -23,7 +23,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,9 +34,6 @@ from vitkit.data.seen import from_text
 from vitkit.errors import VitkitError, first_line
 from vitkit.system.files import from_json
 from vitkit.text.cells import listed
-
-if TYPE_CHECKING:
-    from vitkit.weights.layout import Piece
 
 # Words before the names of a model's tensors: of wrappers, and of attributes that hold a model within another.
 _PREFIX = re.compile(
@@ -85,27 +82,29 @@ class Checkpoint:
 
 
 def readers(
-    tensors: Mapping[str, StoredTensor], pieces: Mapping[str, Piece] | None = None
+    tensors: Mapping[str, StoredTensor],
+    parts: Mapping[str, tuple[Sequence[str], Callable[..., Tensor]]] | None = None,
 ) -> dict[str, Callable[[], Tensor]]:
     """Return a function for each tensor that reads its parts from the file and joins them.
 
-    The functions return float32 or integers in new memory, because the file may change later. If `pieces` is None, each
-    tensor of the checkpoint is read under its name.
+    The functions return float32 or integers in new memory, because the file may change later. `parts` has, for each
+    resulting tensor, the names of its parts and the function that joins them. If it is None, each tensor of the
+    checkpoint is read under its name.
     """
 
     def reader(stored: Sequence[StoredTensor], join: Callable[..., Tensor]) -> Callable[[], Tensor]:
         def read() -> Tensor:
-            parts = [tensor.read() for tensor in stored]
-            joined = join(*parts)
+            values = [tensor.read() for tensor in stored]
+            joined = join(*values)
             ours = (joined.float() if joined.is_floating_point() else joined).contiguous()
-            addresses = {part.untyped_storage().data_ptr() for part in parts}
+            addresses = {part.untyped_storage().data_ptr() for part in values}
             return ours.clone() if ours.untyped_storage().data_ptr() in addresses else ours
 
         return read
 
-    if pieces is None:
-        return {name: reader((tensor,), lambda part: part) for name, tensor in tensors.items()}
-    return {name: reader([tensors[part] for part in piece.theirs], piece.join) for name, piece in pieces.items()}
+    if parts is None:
+        return {name: reader((tensor,), lambda value: value) for name, tensor in tensors.items()}
+    return {name: reader([tensors[part] for part in names], join) for name, (names, join) in parts.items()}
 
 
 def read_all(read: Mapping[str, Callable[[], Tensor]]) -> dict[str, Tensor]:

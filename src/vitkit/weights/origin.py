@@ -283,12 +283,12 @@ def read_foreign(
         pixels, as_of = _customary(layout, is_tutorials=beside is not None)
         assumed["preprocess"] = f"{describe(pixels)}, {as_of}"
     fits = [name for name in account.expected if name not in account.unfit]
-    pieces = {name: layout.pieces[name] for name in fits}
+    parts = {name: (layout.pieces[name].theirs, layout.pieces[name].join) for name in fits}
     fresh = VisionTransformer(config).state_dict() if account.unfit else {}  # of tensors that the checkpoint lacks
     return SourceWeights(
         format=layout.format,
         config=config,
-        read=readers(checkpoint.tensors, pieces) | {name: lambda name=name: fresh[name] for name in account.unfit},
+        read=readers(checkpoint.tensors, parts) | {name: lambda name=name: fresh[name] for name in account.unfit},
         pixels=pixels,
         classes=unique(classes),
         pixel_size=pixel_size,
