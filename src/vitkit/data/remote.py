@@ -73,12 +73,9 @@ class RemoteFile:
 
 
 def read_part(address: str, start: int, length: int, is_right: Callable[[bytes], bool]) -> bytes:
-    """Read `length` bytes of a remote file, beginning at `start`.
+    """Read `length` bytes of a remote file, beginning at `start`. Raises the errors of `read_file`.
 
     If the answer has another length, or `is_right` returns False for it, the bytes are requested again.
-
-    Raises:
-        FileNotFoundError, OSError, VitkitError: as in `read_file`.
     """
 
     def read() -> bytes:
@@ -93,12 +90,9 @@ def read_part(address: str, start: int, length: int, is_right: Callable[[bytes],
 
 
 def _download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -> None:
-    """Download a remote file to `file`. Each chunk of bytes is also passed to `received`.
+    """Download a remote file to `file`, and pass each chunk of bytes to `received`, too.
 
     After a broken connection, the next attempt continues where the previous one ended.
-
-    Raises:
-        FileNotFoundError, OSError, VitkitError: as in `read_file`; `file` then contains a part of the bytes.
     """
 
     def read() -> None:
@@ -116,11 +110,7 @@ _PART = 2**23  # bytes
 
 @contextlib.contextmanager
 def fetched(path: PurePath) -> Iterator[Path]:
-    """Yield the path of a local file, or of a temporary local copy if the path is an address.
-
-    Raises:
-        OSError, VitkitError: as in `read_file`.
-    """
+    """Yield the path of a local file, or of a temporary local copy if the path is an address."""
     address = address_of(path)
     if address is None:
         yield Path(path)
@@ -154,22 +144,13 @@ def write_file(address: str, content: bytes | PurePath) -> None:
 
 
 def remove_file(address: str) -> None:
-    """Delete a remote file, if it exists.
-
-    Raises:
-        OSError: the server refuses, or does not answer.
-    """
+    """Delete a remote file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         _insist(address, lambda: _filesystem(address).rm_file(address))
 
 
 def names_at(address: str) -> set[str]:
-    """Return the names of the files and folders in a remote folder; the empty set if the folder does not exist.
-
-    Raises:
-        OSError: the server refuses, or does not answer.
-        VitkitError: a package that the scheme needs is missing.
-    """
+    """Return the names of the files and folders in a remote folder; the empty set if the folder does not exist."""
 
     def look() -> list[str]:
         _filesystem(address).invalidate_cache()
@@ -279,32 +260,27 @@ def copy_of(sha256: str) -> str | None:
 
 
 def fetched_ahead(batches: Iterator[T], shards: _Shards, order: Sequence[int], batch_size: int) -> Iterator[T]:
-    """Yield the batches. Meanwhile, a thread fetches the shards that the following batches need.
+    """Yield the remaining batches of an epoch. Meanwhile, a thread fetches the shards that the next ones need.
 
-    Args:
-        batches: the remaining batches of the epoch.
-        shards: all shards.
-        order: for each remaining image of the epoch, the index of its shard.
-        batch_size: the number of images in a batch.
+    `order` holds the index of the shard of each remaining image of the epoch.
     """
-    fetcher = _Fetcher(shards, order)
-    return _while_fetching(fetcher, batches, batch_size)
+    fetcher = _Fetcher(shards, order)  # starts at once, not when the first batch is read
 
+    def yield_batches() -> Iterator[T]:
+        try:
+            for number, batch in enumerate(batches, start=1):
+                yield batch
+                fetcher.reach(number * batch_size)
+        finally:
+            fetcher.close()
 
-def _while_fetching(fetcher: _Fetcher, batches: Iterator[T], batch_size: int) -> Iterator[T]:
-    try:
-        for number, batch in enumerate(batches, start=1):
-            yield batch
-            fetcher.reach(number * batch_size)
-    finally:
-        fetcher.close()
+    return yield_batches()
 
 
 class _Fetcher:
     """A thread that fetches shards in the order in which they are needed, a few shards ahead.
 
-    If a shard cannot be fetched, the thread skips it. Its images are then read remotely, one by one, which raises an
-    error if the server does not answer.
+    It skips shards that cannot be fetched. Their images are then read remotely, one by one.
     """
 
     def __init__(self, shards: _Shards, order: Sequence[int]) -> None:
@@ -317,14 +293,12 @@ class _Fetcher:
         self._changed = threading.Condition()
         threading.Thread(target=self._fetch_all, name="vitkit-shards", daemon=True).start()
 
-    def reach(self, place: int) -> None:
-        """Tell the thread how many images have been read so far."""
+    def reach(self, place: int) -> None:  # the number of images that have been read so far
         with self._changed:
             self._place = place
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop the thread after the current shard."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -340,11 +314,7 @@ class _Fetcher:
 
 
 def _fetch(address: str, sha256: str, size: int) -> None:
-    """Download a shard, unless there is a copy already, another process is fetching it, or there is no space for it.
-
-    Raises:
-        OSError, VitkitError: the shard cannot be read, or the disk is full.
-    """
+    """Download a shard, unless there is a copy already, another process is fetching it, or there is no space for it."""
     path, partial = _folder() / f"{sha256}.tar", _folder() / f"{sha256}.tar.part"
     with contextlib.suppress(FileNotFoundError):
         os.utime(path)  # the least recently used copies are deleted first
@@ -386,11 +356,11 @@ def _make_room(size: int) -> bool:
         with contextlib.suppress(FileNotFoundError):
             seen = path.stat()
             copies.append((seen.st_mtime, seen.st_size, path))
-    held = sum(bytes_used for _, bytes_used, _ in copies)
-    bound = min((shutil.disk_usage(folder).free + held) // 2, _LARGEST)
+    used = sum(bytes_used for _, bytes_used, _ in copies)
+    most = min((shutil.disk_usage(folder).free + used) // 2, _LARGEST)
     for _, bytes_used, path in sorted(copies):
-        if held + size <= bound:
+        if used + size <= most:
             break
         path.unlink(missing_ok=True)
-        held -= bytes_used
-    return held + size <= bound
+        used -= bytes_used
+    return used + size <= most

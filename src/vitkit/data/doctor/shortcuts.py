@@ -7,14 +7,14 @@ Yekutieli 2001), and the strength of what is left is Cramér's V without its bia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.file_facts import Facts, columns
+from vitkit.data.file_facts import Facts, FactTable
 from vitkit.data.table import UNLABELLED, ImageTable
 
 CHANCE = 0.01  # that data without shortcuts are said to have one
@@ -44,16 +44,13 @@ class Shortcut:
 
 def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
     """Return the properties of files that tell the classes apart, the strongest first."""
-    labelled = [i for i in range(len(table)) if table.name_of(i) != UNLABELLED]
-    classes = _without_rare(np.array(table.labels, dtype=np.int64)[labelled])
-    tables = {name: _counts(values[labelled], classes) for name, values in _properties(facts).items()}
-    return of_counts({name: counts for name, counts in tables.items() if min(counts.shape) > 1})
-
-
-def of_counts(tables: Mapping[str, Ints]) -> list[Shortcut]:
-    """Return the shortcuts among properties, given the number of images of each value and each class, (V, K)."""
     from scipy.stats import chi2_contingency, false_discovery_control
 
+    labelled = [i for i in range(len(table)) if table.name_of(i) != UNLABELLED]
+    classes = _without_rare(np.array(table.labels, dtype=np.int64)[labelled])
+    # The number of images of each value and each class, (V, K).
+    every = {name: _counts(values[labelled], classes) for name, values in _properties(facts).items()}
+    tables = {name: counts for name, counts in every.items() if min(counts.shape) > 1}
     if not tables:
         return []
     tests = [chi2_contingency(counts, correction=False) for counts in tables.values()]
@@ -69,8 +66,8 @@ def of_counts(tables: Mapping[str, Ints]) -> list[Shortcut]:
 
 def _properties(facts: Sequence[Facts]) -> dict[str, Ints]:
     """Return the value of each property, as a number, of each image."""
-    forms, modes, widths, heights, qualities, cameras, borders = columns(
-        facts, "format", "mode", "width", "height", "quality", "camera", "border"
+    forms, modes, widths, heights, qualities, cameras, borders = FactTable.of(facts).columns(
+        "format", "mode", "width", "height", "quality", "camera", "border"
     )
     wide, high = np.array(widths, dtype=float), np.array(heights, dtype=float)
     return {
