@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+
+import vitkit
 
 SOURCE = Path(__file__).parents[1] / "src" / "vitkit"
 
@@ -131,6 +134,47 @@ def importers(graph: Mapping[str, set[str]], name: str) -> list[str]:
     return sorted(m for m, targets in graph.items() if room(m) != name and name in map(room, targets))
 
 
+# Rooms that could be packages of their own: of the others, they use only what these export.
+APART = ("experiments", "serving", "webapp")
+
+
+def exports() -> dict[str, set[str]]:
+    """The public names of each room that is a package, and under "" those of vitkit itself."""
+    rooms = [path.parent.name for path in SOURCE.glob("*/__init__.py") if path.parent.name != "recipes"]
+    found = {name: set(importlib.import_module(f"vitkit.{name}").__all__) for name in rooms}
+    found["system"] |= {"lazily", "public_names"}  # by which all packages import their names
+    return found | {"": {*vitkit.__all__, "__version__"}}
+
+
+def hidden_names(root: Path, rooms: Iterable[str], exported: Mapping[str, set[str]]) -> list[str]:
+    """What these rooms use of other rooms, but those do not export: modules, and names that are in no public list.
+
+    A room that is a single module exports its names without an underscore.
+    """
+    found = []
+    for path in (path for name in rooms for path in sorted((root / name).rglob("*.py"))):
+        module = _module_name(path, root)
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        used = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                used |= {name for name in _names(node, package) if name.startswith(f"{root.name}.")}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == root.name:
+                used.add(f"{root.name}.{node.attr}")
+        for name in used:
+            own, *rest = name.split(".")[1:]
+            if own == room(module):
+                continue
+            if not rest:
+                is_public = own in exported[""]
+            elif own in exported:
+                is_public = len(rest) == 1 and rest[0] in exported[own]
+            else:
+                is_public = len(rest) == 1 and rest[0] != "*" and not rest[0].startswith("_")
+            found += [] if is_public else [f"{module} uses {name}"]
+    return sorted(found)
+
+
 def test_modules_have_no_cycle() -> None:
     assert cycle(the_house()) == []
 
@@ -142,6 +186,20 @@ def test_nothing_imports_the_command_line() -> None:
 
 def test_rooms_import_what_the_plan_allows() -> None:
     assert forbidden(the_house(), PLAN) == []
+
+
+def test_rooms_apart_use_what_others_export() -> None:
+    assert hidden_names(SOURCE, APART, exports()) == []
+
+
+def test_what_a_room_exports_exists() -> None:
+    """And no module of the room has the same name, which would hide it once the module is loaded."""
+    for name, names in exports().items():
+        home = importlib.import_module(f"vitkit.{name}" if name else "vitkit")
+        assert [each for each in sorted(names) if not hasattr(home, each)] == []
+        if name:
+            modules = {module.split(".")[2] for module in the_house() if module.startswith(f"vitkit.{name}.")}
+            assert names & modules == set(), name
 
 
 def test_the_plan_has_no_cycle() -> None:
@@ -185,6 +243,29 @@ def test_a_forbidden_edge_is_found(tmp_path: Path) -> None:
     assert forbidden(graph, plan) == ["house.data.source imports house.model"]
     assert forbidden(graph, plan | {"data": {"model"}}) == []
     assert forbidden(graph, {"__init__": set(), "data": {"model"}}) == ["room model is not in the plan"]
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("from house.data import Table\n", []),
+        ("from house.data import Other\n", ["house.data.Other"]),
+        ("from house.data.lists import Table\n", ["house.data.lists.Table"]),
+        ("from house.data import lists\n", ["house.data.lists"]),
+        ("from house.data import *\n", ["house.data.*"]),
+        ("def f():\n    import house.data.lists as lists\n", ["house.data.lists"]),
+        ("if TYPE_CHECKING:\n    from ..data.lists import Table\n", ["house.data.lists.Table"]),
+        ("from house import data\n", ["house.data"]),
+        ("from house import load\nfrom house import __version__\n", []),
+        ("import house\nhouse.load(house.data)\n", ["house.data"]),
+        ("from house.errors import Error, _Error\n", ["house.errors._Error"]),
+        ("from house.web.pages import _page\nfrom .pages import _page\n", []),
+    ],
+)
+def test_a_name_that_a_room_does_not_export_is_found(tmp_path: Path, text: str, hidden: list[str]) -> None:
+    build(tmp_path, {"web/app.py": text, "web/__init__.py": "", "data/__init__.py": "", "errors.py": ""})
+    exported = {"": {"load", "__version__"}, "data": {"Table"}}
+    assert hidden_names(tmp_path / "house", ["web"], exported) == [f"house.web.app uses {name}" for name in hidden]
 
 
 def test_an_importer_of_the_command_line_is_found(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import Evaluation
 from vitkit.evaluation.calibration import calibrate, log_odds
 from vitkit.inference import HeldOut
-from vitkit.reporting.model_card import model_card
+from vitkit.reporting.model_card import model_card_text
 from vitkit.system import reporting_to
 from vitkit.training import FinalPlan, OutOfFold, Recipe, resume, train
 from vitkit.weights import load
@@ -188,7 +188,7 @@ def test_terminal_file_page_and_card_say_whose_figures_these_are(finished: Path,
     assert "Of the folds&#x27; models; the final model was trained on all 27 images" in page
     assert "on all 27 images. Its temperature is" in page
     figures = json.loads((finished / "folds.json").read_text())
-    card = model_card("run", load(finished), "0", finished)
+    card = model_card_text("run", load(finished), "0", finished)
     assert "27 training" in card and "each tested once by a model of a cross-validation with 3 folds" in card
     assert f"- accuracy: {100 * figures['accuracy']['mean']:.1f} % (95 % interval" in card
     assert "the final model was trained on all 27 images" in card

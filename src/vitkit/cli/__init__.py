@@ -7,12 +7,12 @@ and exit codes. `say.py` writes text and progress to the terminal.
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "app": "function_of main",
-        "say": "HARMLESS prepare_streams",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.cli.app import function_of, main
+    from vitkit.cli.say import HARMLESS, prepare_streams
+else:
+    __getattr__ = lazily(__name__)

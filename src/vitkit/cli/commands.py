@@ -4,7 +4,7 @@ The arguments, flags and help of a command are generated from the signature and 
 default, the command prints the function's result as text, or with `--json` as JSON. The optional fields of a row change
 what is printed, the exit code, or the names of parameters.
 
-To add a command, write its module in `verbs` and add the function to `HOMES` in `vitkit/__init__.py`. A row is
+To add a command, write its module in `verbs` and import the function in `vitkit/__init__.py`. A row is
 necessary only to change a default, or to choose the command's position in the list.
 """
 

@@ -7,30 +7,29 @@ computes the content of evaluation.json. `registry.py` lists the figures, and `h
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "calibration": "Calibration Reliability calibrate fit_temperature log_odds most_rise to_probabilities",
-        "evaluator": "evaluate",
-        "figures": (
-            "Gain all_figures at_temperature calibration_rise chosen_on counted_part describe for_prior gain is_right "
-            "operating_points rank_areas tta_figures tta_lines"
-        ),
-        "headline": "UNRECORDED Headline describe_labels headline_of value_of",
-        "intervals": "TAIL Interval Units fold_intervals loss_bounds macro_f1_interval mean_interval",
-        "label_choice": "PER_CLASS choose_next",
-        "label_errors": (
-            "LabelError LabelNoise find_suspects from_features from_predictions in_words probe_out_of_fold summary "
-            "write_label_errors"
-        ),
-        "linear_models": "regress",
-        "metrics": (
-            "Evaluation MultiEvaluation average_precisions best_thresholds class_curves cross_fitted grouped "
-            "mean_average_precision pooled"
-        ),
-        "drift": "DetectableRise DriftTest Sample detectable_rise drift_tests shares_of",
-        "promises": "trust_figures trust_lines",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.evaluation.calibration import Calibration, Reliability, calibrate, fit_temperature, log_odds, most_rise
+    from vitkit.evaluation.calibration import to_probabilities
+    from vitkit.evaluation.drift import DetectableRise, DriftTest, Sample, detectable_rise, drift_tests, shares_of
+    from vitkit.evaluation.evaluator import evaluate
+    from vitkit.evaluation.figures import Gain, all_figures, at_temperature, calibration_rise, chosen_on, counted_part
+    from vitkit.evaluation.figures import describe, for_prior, gain, is_right, operating_points, rank_areas, seen_of
+    from vitkit.evaluation.figures import tta_figures, tta_lines
+    from vitkit.evaluation.headline import BY_FOLDS, UNRECORDED, Headline, counted_figures, describe_labels, headline_of
+    from vitkit.evaluation.headline import images_in_words, value_of
+    from vitkit.evaluation.intervals import TAIL, Interval, Units, fold_intervals, loss_bounds, macro_f1_interval
+    from vitkit.evaluation.intervals import mean_interval
+    from vitkit.evaluation.label_choice import PER_CLASS, choose_next
+    from vitkit.evaluation.label_errors import LabelError, LabelNoise, find_suspects, from_features, from_predictions
+    from vitkit.evaluation.label_errors import in_words, probe_out_of_fold, summary, write_label_errors
+    from vitkit.evaluation.linear_models import regress
+    from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, average_precisions, best_thresholds, class_curves
+    from vitkit.evaluation.metrics import cross_fitted, grouped, mean_average_precision, pooled
+    from vitkit.evaluation.promises import trust_figures, trust_lines
+    from vitkit.evaluation.registry import read_figures
+else:
+    __getattr__ = lazily(__name__)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.headline import images_in_words
+from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_request import (
     NOT_COMPARED,
     STRESSES,
@@ -24,14 +24,10 @@ from vitkit.experiments.comparison_request import (
     refuse_not_compared,
 )
 from vitkit.model_folder import WEIGHTS
-from vitkit.system.files import read_json, without_place, write_json, write_text
-from vitkit.system.progress import Progress, Say, silent
-from vitkit.text.arguments import Between, check_arguments, is_number
-from vitkit.text.cells import aligned, interval_text, plural
-from vitkit.training.recipe import ComparedFields
-from vitkit.training.request import add_recipe_fields
-from vitkit.verbs.inputs import check_data
-from vitkit.verbs.result import Result, csv_table
+from vitkit.system import Progress, Say, read_json, silent, without_place, write_json, write_text
+from vitkit.text import Between, aligned, check_arguments, interval_text, is_number, plural
+from vitkit.training import ComparedFields, add_recipe_fields
+from vitkit.verbs import Result, check_data, csv_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,7 +114,7 @@ class Comparison(Result):
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return functions that plot the accuracy against epochs, data and computation; the keys are captions."""
-        from vitkit.reporting.comparison import pictures_of
+        from vitkit.reporting import pictures_of
 
         return pictures_of(self.models)
 
@@ -140,7 +136,7 @@ class Comparison(Result):
         ]
 
     def _repr_html_(self) -> str:
-        from vitkit.text.pages import table
+        from vitkit.text import table
 
         rows = [[escape(cell) for cell in cells(model)] for model in self.models]
         said = "".join(f"<p>{escape(line)}</p>" for line in [*self.summary, *self.verdicts, *self.figures["findings"]])
@@ -303,9 +299,9 @@ def _planned(
         if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
     check_data(arguments["data"])
-    from vitkit.data.corrections import read_corrected
+    from vitkit.data import read_corrected
     from vitkit.experiments.comparison_plan import make_plan
-    from vitkit.training.run_folder import check_place, new_run_folder
+    from vitkit.training import check_place, new_run_folder
 
     reading = {name: fields[name] for name in ("layout", "follow_links") if name in fields}
     table = read_corrected(arguments["data"], fields.get("labels"), **reading)
@@ -360,7 +356,7 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
         stress_figures,
     )
     from vitkit.experiments.judging import after_training
-    from vitkit.reporting.comparison import write_comparison
+    from vitkit.reporting import write_comparison
 
     device = plan.jobs[0].fields.get("device", "auto")
     judging = after_training(((job.model, folder / job.folder) for job in plan.jobs), plan.test_hash)
@@ -412,7 +408,7 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
     Each model is loaded from its first run on the largest fraction of the data. The speeds are measured in rounds that
     alternate between the models. They are stored in a file, so that a resumed comparison does not repeat them.
     """
-    from vitkit.profiling.model_info import describe
+    from vitkit.profiling import describe
     from vitkit.weights import load
 
     folders = {job.model: out / job.folder for job in reversed(plan.jobs) if job.fraction == plan.fractions[-1]}
@@ -438,8 +434,8 @@ def costs_of(plan: Plan, out: Path, device: str) -> dict[str, dict[str, Any]]:
 def _speeds(classifiers: Mapping[str, Classifier], device: str) -> dict[str, float]:
     import torch
 
-    from vitkit.profiling.speed import interleave, stopwatch_for
-    from vitkit.system.environment import choose_device
+    from vitkit.profiling import interleave, stopwatch_for
+    from vitkit.system import choose_device
 
     place = torch.device(choose_device(device))
 

@@ -22,23 +22,18 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageFilter
 
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.split_file import groups_from_file
+from vitkit.data import Preprocess, groups_from_file
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import counted_figures, headline_of, images_in_words
-from vitkit.evaluation.intervals import Units
-from vitkit.evaluation.registry import read_figures
+from vitkit.evaluation import Units, counted_figures, headline_of, images_in_words, read_figures
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan, passes_of
 from vitkit.experiments.comparison_request import GRID, STRESSES
 from vitkit.experiments.comparison_runs import COSTS
 from vitkit.experiments.judging import JudgingImages
 from vitkit.experiments.statistics import Difference, Family
 from vitkit.model_folder import read_description
-from vitkit.system.files import read_json, write_json
-from vitkit.system.progress import progress, reporting_within
-from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS
-from vitkit.text.cells import interval_text, restored
-from vitkit.training.run_folder import read_metrics
+from vitkit.system import EVALUATION, GROUPS, METRICS, PREDICTIONS, read_json, receiver, reporting_within, write_json
+from vitkit.text import interval_text, restored
+from vitkit.training import read_metrics
 
 GOAL = 0.9  # the time to this validation accuracy is reported
 _POINTS = 100  # percentage points per unit of accuracy
@@ -523,9 +518,8 @@ def _answers_under_stress(
     if not all(isinstance(stored.get(key), str) and len(stored[key]) == len(paths) for key in keys):
         import torch
 
-        from vitkit.data.decode import picture_of
-        from vitkit.data.split_file import images_of_run, refuse_changed
-        from vitkit.system.run_files import SPLIT
+        from vitkit.data import images_of_run, picture_of, refuse_changed
+        from vitkit.system import SPLIT
         from vitkit.weights import load
 
         classifier = load(out / folder).to(device)
@@ -539,7 +533,7 @@ def _answers_under_stress(
             images = np.stack([classifier.preprocess(each) for each in variants(pixels, names, f"{seed} {path}")])
             predicted = classifier.logits(torch.from_numpy(images)).argmax(dim=1).cpu().numpy()  # (V,)
             columns.append(predicted == classifier.classes.index(table.name_of(place[path])))
-            progress("pictures made harder", done, len(paths))
+            receiver()("pictures made harder", done, len(paths))
         rows = np.stack(columns, axis=1).tolist()  # (V, n)
         stored = {key: "".join("01"[is_right] for is_right in row) for key, row in zip(keys, rows, strict=True)}
         file.parent.mkdir(exist_ok=True)

@@ -12,18 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from vitkit.data.splits import held_out_split, limit_training
+from vitkit.data import held_out_split, limit_training
 from vitkit.errors import VitkitError
 from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of
 from vitkit.experiments.judging import before_training, hash_of_images
-from vitkit.model.config import ViTConfig
-from vitkit.model.names import config_for, is_model_name
-from vitkit.system.files import fitting, without_place
-from vitkit.system.progress import progress
-from vitkit.training.defaults import weights_of, without_effect, without_fields_of_vits
-from vitkit.training.lineage import SplitImages
-from vitkit.training.request import request_of
-from vitkit.training.start import Start, resolve
+from vitkit.model import ViTConfig, config_for, is_model_name
+from vitkit.system import fitting, receiver, without_place
+from vitkit.training import SplitImages, Start, request_of, resolve, weights_of, without_effect, without_fields_of_vits
 
 
 def check_weights_name(start: Start) -> None:
@@ -142,7 +137,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     notes: list[str] = []
     labels = [_label(name) for name in names]
     for place, name in enumerate(names):
-        progress("checking the models", place, len(names))
+        receiver()("checking the models", place, len(names))
         label, before = labels[place], labels[:place].count(labels[place])
         label = f"{label} ({before + 1})" if before else label
         resolved, left_out = without_fields_of_vits(_fields(name, arguments, fields, budget))
@@ -308,6 +303,6 @@ def passes_of(method: str) -> int:
 
 def forward_flops(start: Start) -> float:
     """Return the FLOPs of a forward pass of one image; a multiply-accumulate counts as two."""
-    from vitkit.profiling.model_info import describe
+    from vitkit.profiling import describe
 
     return 2e9 * describe(start.config).gmacs

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import exclusive_in, from_json, is_empty
+from vitkit.system import exclusive_in, from_json, is_empty
 
 # Fields that a comparison sets itself, or that would split one run into several.
 NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")

@@ -25,22 +25,30 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.split_file import refuse_changed
+from vitkit.data import refuse_changed
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.headline import headline_of
-from vitkit.evaluation.registry import read_figures
+from vitkit.evaluation import headline_of, read_figures
 from vitkit.experiments.comparison_plan import ComparisonJob
 from vitkit.model_folder import DESCRIPTION, read_description
-from vitkit.system.environment import choose_device
-from vitkit.system.files import from_json, write_json
-from vitkit.system.processes import Worker, answer_questions
-from vitkit.system.progress import Say, ignore, progress, reporting_within
-from vitkit.system.run_files import EVALUATION, GROUPS, METRICS, PREDICTIONS, RECIPE, REPORT, SPLIT
-from vitkit.training import run
-from vitkit.training.recipe import build
-from vitkit.training.request import load_of_run
-from vitkit.training.run_folder import clear
-from vitkit.training.stability import DivergedError
+from vitkit.system import (
+    EVALUATION,
+    GROUPS,
+    METRICS,
+    PREDICTIONS,
+    RECIPE,
+    REPORT,
+    SPLIT,
+    Say,
+    Worker,
+    answer_questions,
+    choose_device,
+    from_json,
+    ignore,
+    receiver,
+    reporting_within,
+    write_json,
+)
+from vitkit.training import DivergedError, build, clear, load_of_run, resume, train
 
 COSTS, _DIGESTS = "costs", "digests"  # folders next to the runs, with a file for each run
 _SEALED = (RECIPE, SPLIT, GROUPS, METRICS, PREDICTIONS, EVALUATION, DESCRIPTION)  # the last has the weights' digest
@@ -90,13 +98,13 @@ def make(job: ComparisonJob, out: Path) -> None:
                 )
     can_measure = _reset_peak_memory()
     if job.pretraining is not None and not is_begun:
-        from vitkit.training.pretraining import pretrain as pretraining
+        from vitkit.training import pretrain, resume_pretraining
 
         encoder = folder.with_name(f"{folder.name}-pretrained")
         if not (encoder / REPORT).is_file():
-            _finish(pretraining.pretrain, pretraining.resume, dict(job.pretraining), encoder)
+            _finish(pretrain, resume_pretraining, dict(job.pretraining), encoder)
         fields = {**fields, "weights": str(encoder)}
-    _finish(run.train, run.resume, fields, folder)
+    _finish(train, resume, fields, folder)
     peak = _peak_memory() if can_measure else None
     (out / _DIGESTS).mkdir(exist_ok=True)
     write_json(_digests_file(job, out), _read_digests(folder))
@@ -105,10 +113,10 @@ def make(job: ComparisonJob, out: Path) -> None:
         write_json(out / COSTS / f"{folder.name}.json", {"peak_memory": peak})
 
 
-def _finish(begin: Callable[..., Path], resume: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
+def _finish(begin: Callable[..., Path], go_on: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
     """Resume the run in a folder if the folder contains a recipe; otherwise, start a run there."""
     if (folder / RECIPE).is_file():
-        resume(folder, say=ignore)
+        go_on(folder, say=ignore)
         return
     if folder.is_dir():  # the run was killed before it wrote its recipe
         clear(folder)
@@ -208,14 +216,14 @@ def _make_side_by_side(
     threads = ThreadPoolExecutor(count)
     try:
         asked = {threads.submit(ask, job): job for job in jobs}
-        progress("training", 0, len(jobs))
+        receiver()("training", 0, len(jobs))
         for done, future in enumerate(as_completed(asked), start=1):
             job, answer = asked[future], future.result()
             if answer["error"] is not None and not answer["is_past_help"]:
                 raise VitkitError(f"{job.described}: {answer['error']}")
             ended(job, answer["error"])
             if done < len(jobs):
-                progress("training", done, len(jobs))
+                receiver()("training", done, len(jobs))
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         for worker in workers:  # busy workers stop cleanly

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder
-from vitkit.system.files import write_json, write_text
-from vitkit.system.progress import Say
-from vitkit.text.cells import aligned, plural, sentence
-from vitkit.verbs.result import Result, csv_table
+from vitkit.system import Say, write_json, write_text
+from vitkit.text import aligned, plural, sentence
+from vitkit.verbs import Result, csv_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +67,7 @@ class ComparisonSuite(Result):
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return a function that plots the accuracy of each model on each data set; the key is its caption."""
-        from vitkit.reporting.comparison import draw_suite
+        from vitkit.reporting import draw_suite
 
         return {"Accuracy on each data set": lambda: draw_suite(self.figures)}
 
@@ -85,7 +84,7 @@ class ComparisonSuite(Result):
         ]
 
     def _repr_html_(self) -> str:
-        from vitkit.text.pages import table
+        from vitkit.text import table
 
         rows = [[escape(cell) for cell in row] for row in table_rows(self.figures)]
         said = "".join(f"<p>{escape(line)}</p>" for line in self.figures["sentences"])
@@ -146,7 +145,7 @@ def suite(
         say: called with each line of output.
         resume: continue the comparison in `out`.
     """
-    from vitkit.training.run_folder import new_run_folder
+    from vitkit.training import new_run_folder
 
     with ExitStack() as hold:
         if resume:
@@ -183,7 +182,7 @@ def _planned(
     """Check all models on all data sets, print the costs of the trainings, and return the plan in JSON types."""
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.experiments.comparison_request import arguments_of, names_of
-    from vitkit.verbs.inputs import check_data
+    from vitkit.verbs import check_data
 
     if models is None:
         raise VitkitError("no models: vitkit compare DATA DATA --models NAME,NAME")
@@ -248,7 +247,7 @@ def figures_of(labels: Sequence[str], contents: Sequence[Mapping[str, Any]]) -> 
     """
     from scipy.stats import rankdata
 
-    from vitkit.profiling.model_info import core_days  # imports torch
+    from vitkit.profiling import core_days  # imports torch
 
     names = list(dict.fromkeys(model["name"] for figures in contents for model in figures["models"]))
     by_name: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -336,8 +335,8 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
 
 
 def _write_page(result: ComparisonSuite) -> None:
-    from vitkit.reporting.comparison import draw_suite
-    from vitkit.text.pages import figure, table, to_svg, wide, write_page
+    from vitkit.reporting import draw_suite
+    from vitkit.text import figure, table, to_svg, wide, write_page
 
     figures, title = result.figures, "Which model, over several data sets?"
     space = "\N{NO-BREAK SPACE}"

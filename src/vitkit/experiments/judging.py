@@ -22,24 +22,24 @@ import torch
 from torch import Tensor
 
 from vitkit.classifier import Classifier
-from vitkit.data.doctor.examine import examine
-from vitkit.data.seen import PictureRecord, exposures
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import read_contents, roles_in_run, split_from_file
-from vitkit.data.splits import check_trainable, held_out_split
-from vitkit.data.table import ImageTable
+from vitkit.data import (
+    ImageTable,
+    PictureRecord,
+    check_trainable,
+    examine,
+    exposures,
+    held_out_split,
+    read_contents,
+    read_source,
+    roles_in_run,
+    split_from_file,
+)
 from vitkit.errors import VitkitError
-from vitkit.evaluation.figures import chosen_on, seen_of
-from vitkit.evaluation.headline import images_in_words
-from vitkit.evaluation.intervals import Units
+from vitkit.evaluation import Units, chosen_on, images_in_words, seen_of
 from vitkit.model_folder import read_description, read_record
-from vitkit.system.files import to_json, without_place
-from vitkit.system.progress import progress
-from vitkit.system.run_files import RECIPE, SPLIT
-from vitkit.text.cells import plural
-from vitkit.training.lineage import RunImages, SplitImages, ancestry_findings, ancestry_of, divide
-from vitkit.training.recipe import Recipe
-from vitkit.training.request import load_of_run
+from vitkit.system import RECIPE, SPLIT, receiver, to_json, without_place
+from vitkit.text import plural
+from vitkit.training import Recipe, RunImages, SplitImages, ancestry_findings, ancestry_of, divide, load_of_run
 from vitkit.weights import load
 
 _FEWEST = 20  # minimum number of test images; if fewer than 40 images are held out, the minimum is half of them
@@ -209,7 +209,7 @@ class Subject:
             if isinstance(outcome, str):
                 raise VitkitError(f"{path}: {outcome}")
             parts.append(outcome)
-            progress(f"features of {what}", len(parts), len(paths))
+            receiver()(f"features of {what}", len(parts), len(paths))
         return np.stack(parts).astype(np.float64)
 
     def pictures(self, most: int) -> tuple[Tensor, list[str]]:

@@ -9,75 +9,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitkit.system import public
+from vitkit.system import lazily
 
-if TYPE_CHECKING:
-    from vitkit.explanation.attention import (
-        attention_maps,
-        find_artefacts,
-        head_maps,
-        last_attention,
-        mask_artefacts,
-        rollout,
-        rollout_matrix,
-        token_norms,
-    )
-    from vitkit.explanation.class_maps import grad_cam, gradient_attention, gradient_rollout, occlusion
-    from vitkit.explanation.explanation import Explanation, can_explain, worst_mistakes_page
-    from vitkit.explanation.methods import METHODS, by_layer, class_specific
-    from vitkit.explanation.model_analysis import (
-        attention_distance,
-        attention_entropy,
-        filter_components,
-        layer_similarity,
-        linear_cka,
-        norms_by_layer,
-        position_similarity,
-    )
-
-__all__ = [
-    "METHODS",
-    "Explanation",
-    "attention_distance",
-    "attention_entropy",
-    "attention_maps",
-    "by_layer",
-    "can_explain",
-    "class_specific",
-    "filter_components",
-    "find_artefacts",
-    "grad_cam",
-    "gradient_attention",
-    "gradient_rollout",
-    "head_maps",
-    "last_attention",
-    "layer_similarity",
-    "linear_cka",
-    "mask_artefacts",
-    "norms_by_layer",
-    "occlusion",
-    "position_similarity",
-    "rollout",
-    "rollout_matrix",
-    "token_norms",
-    "worst_mistakes_page",
-]
 
 # No module has the name of a function, because the module would hide the function once it is imported.
-_, __getattr__ = public(
-    __name__,
-    {
-        "attention": (
-            "attention_maps exact_matrix find_artefacts head_maps last_attention mask_artefacts patch_attention plain "
-            "readers rollout rollout_matrix token_norms"
-        ),
-        "draw": "spread",
-        "explanation": "Explanation can_explain choose_methods explain_classes find_class worst_mistakes_page",
-        "class_maps": "cover find_targets grad_cam gradient_attention gradient_rollout occlusion square_places",
-        "methods": "METHODS by_layer class_specific",
-        "model_analysis": (
-            "attention_distance attention_entropy filter_components layer_similarity linear_cka norms_by_layer "
-            "position_similarity uniform_distance"
-        ),
-    },
-)
+if TYPE_CHECKING:
+    from vitkit.explanation.attention import attending, attention_maps as attention_maps, exact_matrix
+    from vitkit.explanation.attention import find_artefacts as find_artefacts, head_maps as head_maps
+    from vitkit.explanation.attention import last_attention as last_attention, mask_artefacts as mask_artefacts
+    from vitkit.explanation.attention import patch_attention, plain, readers, rollout as rollout
+    from vitkit.explanation.attention import rollout_matrix as rollout_matrix, token_norms as token_norms, twin
+    from vitkit.explanation.class_maps import cover, find_targets, grad_cam as grad_cam
+    from vitkit.explanation.class_maps import gradient_attention as gradient_attention
+    from vitkit.explanation.class_maps import gradient_rollout as gradient_rollout, occlusion as occlusion
+    from vitkit.explanation.class_maps import square_places
+    from vitkit.explanation.draw import picture_to_png, spread
+    from vitkit.explanation.explanation import Explainable, Explanation as Explanation, can_explain as can_explain
+    from vitkit.explanation.explanation import choose_methods, explain, explain_classes, find_class
+    from vitkit.explanation.explanation import worst_mistakes_page as worst_mistakes_page
+    from vitkit.explanation.methods import HEADS, METHODS as METHODS, by_layer as by_layer
+    from vitkit.explanation.methods import class_specific as class_specific, method_names, methods_for
+    from vitkit.explanation.model_analysis import attention_distance as attention_distance
+    from vitkit.explanation.model_analysis import attention_entropy as attention_entropy, by_head
+    from vitkit.explanation.model_analysis import filter_components as filter_components, filters
+    from vitkit.explanation.model_analysis import layer_similarity as layer_similarity, linear_cka as linear_cka
+    from vitkit.explanation.model_analysis import norms_by_layer as norms_by_layer, position_grid
+    from vitkit.explanation.model_analysis import position_similarity as position_similarity, uniform_distance
+else:
+    __getattr__ = lazily(__name__)

@@ -10,32 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitkit.system import public
+from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.exporting.card import Card
-    from vitkit.exporting.formats import FORMATS
-    from vitkit.exporting.loading import Exported, load_exported
-    from vitkit.exporting.writing import LogitComparison, Pictures, Refused, choose_pictures, export
-
-__all__ = [
-    "FORMATS",
-    "Card",
-    "Exported",
-    "LogitComparison",
-    "Pictures",
-    "Refused",
-    "choose_pictures",
-    "export",
-    "load_exported",
-]
-
-_, __getattr__ = public(
-    __name__,
-    {
-        "card": "Card",
-        "formats": "FORMATS format_of",
-        "loading": "Exported load_exported",
-        "writing": "LogitComparison NOISE Pictures Refused choose_pictures compare export",
-    },
-)
+    from vitkit.exporting.card import Card as Card
+    from vitkit.exporting.formats import FORMATS as FORMATS, Format, format_of
+    from vitkit.exporting.loading import Exported as Exported, load_exported as load_exported
+    from vitkit.exporting.packages import PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Package
+    from vitkit.exporting.writing import NOISE, LogitComparison as LogitComparison, Pictures as Pictures
+    from vitkit.exporting.writing import Refused as Refused, choose_pictures as choose_pictures, compare
+    from vitkit.exporting.writing import export as export
+else:
+    __getattr__ = lazily(__name__)

@@ -6,13 +6,13 @@ from checkpoints, and `tokenizer` reads the vocabularies stored next to the chec
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "text_files": "read_text_encoder",
-        "tokenizer": "MOST_CHARACTERS canonical read_tokenizer",
-        "zero_shot": "SEVEN TEMPLATES read_images_and_words spoken why_no_words",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.language.text_files import read_text_encoder
+    from vitkit.language.tokenizer import MOST_CHARACTERS, canonical, read_tokenizer
+    from vitkit.language.zero_shot import SEVEN, TEMPLATES, read_images_and_words, spoken, why_no_words
+else:
+    __getattr__ = lazily(__name__)

@@ -7,20 +7,23 @@ names that stand for configurations, and `build.py` creates a model from either.
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "build": "classes_and_features config_of filled read_features with_features",
-        "config": "IMAGENET_1K Position PositionResize StemKind ViTConfig canonical stride_of",
-        "hybrids": "ResNet ResNetStem StandardisedConv2d pad_same",
-        "layers": "DropPath Dropout Head random_bits survives",
-        "names": "IMAGENET_21K MIXTURES config_for is_model_name list_models",
-        "network": "Network",
-        "parts": "drop_path",
-        "position": "RelativePosition sincos_1d sincos_2d",
-        "variants": "WRITTEN",
-        "vit": "Attention Block MLP VisionTransformer",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.model.build import Model, classes_and_features, config_of, filled, read_features, stored_weights
+    from vitkit.model.build import vit_of, with_features
+    from vitkit.model.config import IMAGENET_1K, Features, Position, PositionResize, StemKind, ViTConfig, canonical
+    from vitkit.model.config import stride_of, suggest
+    from vitkit.model.hybrids import ResNet, ResNetStem, StandardisedConv2d, pad_same
+    from vitkit.model.layers import DropPath as DropPath, Dropout, Head, random_bits, survives
+    from vitkit.model.names import IMAGENET_21K, MIXTURES, NetworkConfig, config_for, is_model_name, is_network_name
+    from vitkit.model.names import list_models, split_network
+    from vitkit.model.network import Network
+    from vitkit.model.parts import drop_path
+    from vitkit.model.position import RelativePosition, sincos_1d, sincos_2d
+    from vitkit.model.variants import WRITTEN
+    from vitkit.model.vit import MLP, Attention, Block, VisionTransformer
+else:
+    __getattr__ = lazily(__name__)

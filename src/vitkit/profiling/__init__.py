@@ -6,15 +6,14 @@ compares the speeds of implementations with each other and with the highest spee
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "model_info": "ModelInfo describe",
-        "speed": (
-            "Ceiling Contender Product Quartiles Speed Timing compare drift_of interleave on_cpu open_backends "
-            "products random_model resident row stopwatch_for"
-        ),
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.profiling.model_info import UTILISATION, ModelInfo, core_days, describe
+    from vitkit.profiling.speed import Ceiling, Contender, Product, Quartiles, Speed, Timing, compare, drift_of
+    from vitkit.profiling.speed import interleave, on_cpu, open_backends, products, random_model, resident, row
+    from vitkit.profiling.speed import stopwatch_for
+else:
+    __getattr__ = lazily(__name__)

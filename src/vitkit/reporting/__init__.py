@@ -7,16 +7,18 @@ and of interactive views. The views are written in JavaScript (`static/`), and `
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "comparison": "write_comparison",
-        "dataset_report": "write_checkup write_drift",
-        "evaluation_report": "confidence headline multi_class_table write_evaluation write_predictions write_report",
-        "model_card": "model_card",
-        "plots": "Album SIDE save_figure",
-        "report_data": "Explained data_of_report lay_out",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.reporting.comparison import draw_lines, draw_suite, pictures_of, pictures_of_experiment
+    from vitkit.reporting.comparison import write_comparison
+    from vitkit.reporting.dataset_report import write_checkup, write_drift
+    from vitkit.reporting.evaluation_report import VIEWS_FOLDER, confidence, headline, multi_class_table
+    from vitkit.reporting.evaluation_report import write_evaluation, write_predictions, write_report
+    from vitkit.reporting.model_card import model_card_text
+    from vitkit.reporting.plots import SIDE, Album, gallery, save_figure, thumbnails
+    from vitkit.reporting.report_data import Explained, data_of_report, lay_out
+else:
+    __getattr__ = lazily(__name__)

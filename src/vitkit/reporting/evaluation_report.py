@@ -61,12 +61,12 @@ _EXPORT = re.compile(r"^export (?=class |function )", re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?:class|function) (\w+)", re.MULTILINE)
 
 
-FOLDER = Path(__file__).parent / "static"  # the studio serves the files from this folder
+VIEWS_FOLDER = Path(__file__).parent / "static"  # the studio serves the files from this folder
 
 
 def static(name: str) -> str:
     """Return the text of a file in `static/`."""
-    return (FOLDER / name).read_text(encoding="utf-8")
+    return (VIEWS_FOLDER / name).read_text(encoding="utf-8")
 
 
 @cache

@@ -41,7 +41,7 @@ class CardFacts(Protocol):
     def provenance(self) -> Mapping[str, Any]: ...
 
 
-def model_card(name: str, model: CardFacts, made_with: str, run: Path | None = None) -> str:
+def model_card_text(name: str, model: CardFacts, made_with: str, run: Path | None = None) -> str:
     """Return a model card in Markdown: the model, its training data and its accuracy, without local paths.
 
     Args:

@@ -7,16 +7,17 @@ routes in `application` parse requests with `questions`. `service` chooses a mod
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "batching": "ClosedError FullError Work Workers",
-        "guard": "Guard Rules check_token is_loopback new_token rules_of",
-        "models": "ServedModel ToExplain split_name version_of",
-        "questions": "BadRequestError Upload part_of_one read_body settle_options whole_number",
-        "serve": "Server",
-        "service": "Embedded",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.serving.batching import ClosedError, FullError, Work, Workers
+    from vitkit.serving.guard import MOST_HEAD, Connection, Guard, Listener, Rules, check_token, is_loopback
+    from vitkit.serving.guard import keep_others_off, new_token, rules_of
+    from vitkit.serving.models import ServedModel, ToExplain, split_name, version_of
+    from vitkit.serving.questions import BadRequestError, Upload, part_of_one, read_body, settle_options, whole_number
+    from vitkit.serving.serve import Server
+    from vitkit.serving.service import Embedded
+else:
+    __getattr__ = lazily(__name__)

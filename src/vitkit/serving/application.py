@@ -24,7 +24,7 @@ from swagger_ui_bundle import swagger_ui_path
 import vitkit
 from vitkit.serving.questions import BadRequestError, read_body, settle_options
 from vitkit.serving.service import CONTENT_TYPE, OPTIONS, Embedded, Service, described
-from vitkit.system.files import to_json
+from vitkit.system import to_json
 
 _AGAIN = "1"  # seconds to wait before retrying
 _LARGE = 2**20  # bytes of a body; larger ones are parsed in a thread

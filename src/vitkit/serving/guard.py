@@ -34,7 +34,6 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitkit.errors import VitkitError
-from vitkit.system import environment
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")  # characters that headers, cookies and URLs transmit unchanged
 
@@ -144,7 +143,9 @@ def keep_others_off(listener: socket.socket) -> None:
     The socket can use the port immediately after another server has released it. Windows needs a different option,
     because SO_REUSEADDR lets two servers listen on the same port there.
     """
-    if environment.IS_WINDOWS:
+    from vitkit.system import IS_WINDOWS
+
+    if IS_WINDOWS:
         listener.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR), 1)
     else:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

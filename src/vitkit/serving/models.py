@@ -20,26 +20,24 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.decode import UnreadableImageError, picture_of
+from vitkit.data import UnreadableImageError, picture_of
 from vitkit.errors import VitkitError
-from vitkit.exporting.loading import Exported
-from vitkit.inference.pipeline import BATCH, BATCH_ALONE, cores, join, set_threads, threads
-from vitkit.inference.prediction import Columns
-from vitkit.model.config import Features
+from vitkit.exporting import Exported
+from vitkit.inference import BATCH, BATCH_ALONE, Columns, cores, join, set_threads, threads
+from vitkit.model import Features
 from vitkit.serving.batching import ClosedError, Work
 from vitkit.serving.questions import Upload
-from vitkit.system.files import to_json
-from vitkit.system.progress import Say
-from vitkit.text.cells import plural
-from vitkit.verbs.inputs import open_model
+from vitkit.system import Say, to_json
+from vitkit.text import plural
+from vitkit.verbs import open_model
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vitkit.classifier import Classifier
-    from vitkit.data.preprocess import Preprocess
-    from vitkit.explanation.explanation import Explainable, Explanation
-    from vitkit.model.build import Model
+    from vitkit.data import Preprocess
+    from vitkit.explanation import Explainable, Explanation
+    from vitkit.model import Model
 
 Array = npt.NDArray[np.float32]
 _NAMED = re.compile(r"([\w.-]+)=(.+)", re.DOTALL)
@@ -161,7 +159,7 @@ class ServedModel:
     @property
     def expected_shares(self) -> dict[str, float]:
         """The fraction of validation and test images for which each class was predicted; empty without a record."""
-        from vitkit.evaluation.drift import Sample, shares_of
+        from vitkit.evaluation import Sample, shares_of
 
         trust = self.classifier.held_out
         return {} if trust is None else shares_of(Sample.recorded(trust), self.classifier.classes)
@@ -183,7 +181,7 @@ class ServedModel:
 
     def numbers_of(self, what: Features) -> int:
         """Return the number of values in the features of one picture."""
-        from vitkit.model.network import Network
+        from vitkit.model import Network
 
         model = self.classifier.model
         if isinstance(model, Network):
@@ -264,7 +262,7 @@ class ServedModel:
             return doubts, join([upload.path for upload in uploads], images, compute)
 
     def _explain(self, question: ToExplain) -> Explanation:
-        from vitkit.explanation.explanation import explain
+        from vitkit.explanation import explain
 
         return explain(self._explained, question.upload.content, question.method, question.target, question.layer)
 
@@ -321,8 +319,8 @@ def _watched(model: Model, is_abandoned: Event) -> Model:
         model: the model.
         is_abandoned: once this event is set, the next layer raises `ClosedError`.
     """
-    from vitkit.explanation.attention import twin
-    from vitkit.model.vit import Attention
+    from vitkit.explanation import twin
+    from vitkit.model import Attention
 
     def look(*_: object) -> None:
         if is_abandoned.is_set():
@@ -342,7 +340,7 @@ def version_of(classifier: Classifier) -> str:
     predictions. For an exported file, the hash covers the whole content of the file.
     """
     if isinstance(classifier, Exported):
-        from vitkit.exporting.formats import format_of
+        from vitkit.exporting import format_of
 
         parts = [path.read_bytes() for path in format_of(classifier.path).files(classifier.path)]
     else:
@@ -355,7 +353,7 @@ def version_of(classifier: Classifier) -> str:
 
 
 def _content_of(classifier: Classifier) -> list[bytes]:
-    from vitkit.model.build import stored_weights
+    from vitkit.model import stored_weights
 
     description = {
         "classes": list(classifier.classes),

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from vitkit.system.files import from_json
+from vitkit.system import from_json
 
 _PLAIN = ("application/octet-stream", "")
 _LONGEST = 255  # characters of a name

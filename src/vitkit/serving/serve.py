@@ -16,11 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from vitkit.errors import VitkitError
-from vitkit.system.environment import DeviceName
-from vitkit.system.progress import Progress, Say, ignore, silent
-from vitkit.text.arguments import Between, check_arguments
-from vitkit.verbs.inputs import BackendName, PrecisionName, check_choice
-from vitkit.verbs.result import Result
+from vitkit.system import DeviceName, Progress, Say, ignore, silent
+from vitkit.text import Between, check_arguments
+from vitkit.verbs import BackendName, PrecisionName, Result, check_choice
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -212,7 +210,7 @@ class Server(Result):
         Raises:
             Interrupted: a signal arrived.
         """
-        from vitkit.system.processes import Deferral
+        from vitkit.system import Deferral
 
         with Deferral() as deferral, self:
             while deferral.received is None and self._thread.is_alive():

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from vitkit.data.decode import UnreadableImageError
+from vitkit.data import UnreadableImageError
 from vitkit.errors import ShortageError, UnansweredError, VitkitError
-from vitkit.explanation.methods import method_names
-from vitkit.inference.pipeline import set_threads, threads
-from vitkit.inference.prediction import Columns
+from vitkit.explanation import method_names
+from vitkit.inference import Columns, set_threads, threads
 from vitkit.serving.batching import ClosedError, FullError, Work, Workers
 from vitkit.serving.models import ServedModel, ServedModels, ToExplain
 from vitkit.serving.questions import BadRequestError, Upload, part_of_one, whole_number
-from vitkit.text.cells import plural
+from vitkit.text import plural
 
 if TYPE_CHECKING:
-    from vitkit.explanation.explanation import Explanation
+    from vitkit.explanation import Explanation
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -229,7 +228,7 @@ class Service:
 
     async def draw(self, uploads: Sequence[Upload], options: Mapping[str, str]) -> bytes:
         """Explain which regions of one picture speak for a class; return a PNG file of the picture with the map."""
-        from vitkit.explanation.draw import picture_to_png
+        from vitkit.explanation import picture_to_png
 
         _, explanation = await self._explain(uploads, options)
         method = next(iter(explanation.maps), "heads")

@@ -4,60 +4,66 @@ Open `files.py` first: it writes files completely or not at all, and locks them 
 `processes` handles signals and starts processes, `environment` finds devices and folders, and `run_files` names the
 files of a run.
 
-With the function `public` of this module, packages import each of their public names only when it is first used.
+With the function `lazily` of this module, packages import each of their public names only when it is first used.
 Importing one name then does not load the modules of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 
-def importer(
-    package: str, homes: Mapping[str, str], otherwise: Callable[[str], Any] = lambda _: None
-) -> Callable[[str], Any]:
-    """Return a function for a package's `__getattr__` (PEP 562) that imports names on first use.
+def public_names(package: str) -> dict[str, str]:
+    """Return the public names of a package, each with the module that defines it, relative to the package.
+
+    They are the names that the package's `__init__.py` imports for type checkers, under `if TYPE_CHECKING:` and in
+    lines such as `from vitkit.model.vit import LayerScale, VisionTransformer`.
+    """
+    module, homes = sys.modules[package], dict[str, str]()
+    source = module.__loader__.get_data(module.__file__).decode()  # type: ignore[union-attr]  # of a file or an archive
+    for line in source.splitlines():
+        if line.startswith(f"    from {package}."):
+            _, home, _, *names = line.replace(",", "").split()
+            homes |= dict.fromkeys(names, home.removeprefix(f"{package}."))
+    homes.pop("as", None)  # of `from vitkit.data.split import split as split`, which also exports to users
+    return homes
+
+
+def lazily(package: str, otherwise: Callable[[str], Any] = lambda _: None) -> Callable[[str], Any]:
+    """Return a function for a package's `__getattr__` (PEP 562) that imports its `public_names` on first use.
 
     Args:
         package: the package's `__name__`.
-        homes: a mapping from each name to the module that defines it, relative to the package.
         otherwise: a function that returns the value of any other name, or None if the package has no such name.
     """
+    homes: dict[str, str] = {}
 
     def get(name: str) -> Any:
-        if name not in homes:
-            if (value := otherwise(name)) is not None:
-                return value
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        from importlib import import_module
-
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        homes.update(homes or public_names(package))
+        if name == "__all__":
+            return sorted(homes)
+        if name in homes:
+            return getattr(import_module(f"{package}.{homes[name]}"), name)
+        if (value := otherwise(name)) is not None:
+            return value
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get
 
 
-def public(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """Return the `__all__` and the `__getattr__` of a package whose names are imported on first use.
-
-    Args:
-        package: the package's `__name__`.
-        modules: a mapping from each module to its public names, separated by spaces.
-    """
-    homes = {name: module for module, names in modules.items() for name in names.split()}
-    return sorted(homes), importer(package, homes)
-
-
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "environment": "best_precision cache_folder choose_device processor_precision state_folder",
-        "files": (
-            "empty_array exclusive exclusive_in fitting from_json is_empty is_held replacing to_json write_json "
-            "write_text"
-        ),
-        "progress": "Progress reporting_to silent",
-        "run_files": "EVALUATION FILES LABEL_ERRORS LAST PREDICTIONS REPORT SPLIT",
-        "processes": "Deferral Worker answer_questions birth_of python",
-    },
-)
+if TYPE_CHECKING:
+    from vitkit.system.environment import IS_WINDOWS, STUDIO_PORT, DeviceName, best_precision, cache_folder
+    from vitkit.system.environment import choose_device, offline, private, processor_precision, state_folder
+    from vitkit.system.files import empty_array, exclusive, exclusive_in, fitting, from_json, is_empty, is_held
+    from vitkit.system.files import read_json, read_text, regular, replacing, to_json, without_place, write_bytes
+    from vitkit.system.files import write_json, write_text
+    from vitkit.system.processes import STOP_FILE, Deferral, Worker, answer_questions, birth_of, detached, is_same
+    from vitkit.system.processes import python, request_stop
+    from vitkit.system.progress import Progress, Say, ignore, receiver, reporting_to, reporting_within, silent
+    from vitkit.system.run_files import EVALUATION, FILES, FOLDS, GROUPS, LABEL_ERRORS, LAST, LOG, METRICS, PICTURES
+    from vitkit.system.run_files import PREDICTIONS, RECIPE, REPORT, SPLIT
+else:
+    __getattr__ = lazily(__name__)

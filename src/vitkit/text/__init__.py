@@ -7,12 +7,14 @@ HTML pages, and `workbook` writes Excel files.
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "cells": "harmless interval_text restored sentence visible",
-        "arguments": "as_typed",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.text.arguments import Between, as_typed, check_arguments, is_number, settle_types
+    from vitkit.text.cells import JOINT, aligned, harmless, interval_text, plural, restored, sentence, visible
+    from vitkit.text.pages import command, figure, table, to_svg, wide, write_page
+    from vitkit.text.workbook import check_rows, write_workbook
+else:
+    __getattr__ = lazily(__name__)

@@ -8,52 +8,55 @@ the trained model, and `report.py` evaluates it. `pretraining/` trains without l
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "adapters": "PatchDropout add_low_rank check_patch_dropout drop_patches freeze_backbone merge_low_rank",
-        "checkpoint": "BackgroundSave MAY_CHANGE RunWriter TrainingState identity save seal",
-        "defaults": (
-            "ACTS PRESETS SPARED check_effects choose complete config_of spare_patches without_effect "
-            "without_fields_of_vits"
-        ),
-        "distributed": "ALONE GradientSums ProcessGroup add_gradients assemble check_team describe_team fabric_of",
-        "finalize": (
-            "Balance OutOfFold PriorCorrection class_weights correction_of log_weights logit_shift prior_correction "
-            "resolve_balance shift_head_bias with_correction"
-        ),
-        "cross_validation": "FinalPlan figures_of_folds",
-        "lightning_module": "LightningClassifier PytorchLightningClassifier",
-        "lineage": "RunImages SplitImages divide",
-        "loggers": "loggers_of",
-        "loop": "Draws Interruption Loop MicroBatch",
-        "losses": "Objective binary_loss distillation_loss label_loss",
-        "optim": "WeightAverage build_optimizer ema_decay lr_factor parameter_groups swa_factor swa_start",
-        "pretraining.objectives": (
-            "MaskedAutoencoding MaskedPatchPrediction SelfSupervised colours corrupt decoder_config painted patchify "
-            "shuffled unpatchify"
-        ),
-        "pretraining": "Pretraining PretrainingFields",
-        "pretraining.pretrain": "check_encoder keys_of_validation mask_key network_of resolve_fields",
-        "probe": "Fit PENALTIES choose_head compute_features cross_validate_head folds_of nested_cross_validation",
-        "published": "CORPORA paper_training steps_of",
-        "recipe": (
-            "BY_METHOD RENAMED Recipe Request build checkpoint_every name_of parse_duration read_change read_sets "
-            "unfold"
-        ),
-        "request": "bundled departures load_fields load_of_run request_of",
-        "report": "Reported",
-        "run": "resume train write_start",
-        "run_folder": "Run append_metrics next_free read_metrics truncate_metrics",
-        "selection": "probe_accuracy resolve_method",
-        "stability": (
-            "DeferredFiniteCheck DivergedError FiniteCheck Pieces RunningStatistics SafePoint StabilityGuard "
-            "StepIndex ValidationOutcome all_finite has_collapsed"
-        ),
-        "start": "augment_of blueprint_of choose_precision new_classifier resolve",
-        "teacher": "load_teacher",
-        "unknown": "LEFT_OUT LabelledFeatures LabelledImages fit_to_images fit_unknown make_pictures",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.training.adapters import PatchDropout, add_low_rank, check_patch_dropout, drop_patches, freeze_backbone
+    from vitkit.training.adapters import merge_low_rank
+    from vitkit.training.checkpoint import MAY_CHANGE, BackgroundSave, RunWriter, TrainingState, identity, save, seal
+    from vitkit.training.cross_validation import FinalPlan, figures_of_folds
+    from vitkit.training.defaults import ACTS, PRESETS, SPARED, check_effects, choose, complete, config_of
+    from vitkit.training.defaults import spare_patches, weights_of, without_effect, without_fields_of_vits
+    from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup, add_gradients, assemble, check_team
+    from vitkit.training.distributed import describe_team, fabric_of
+    from vitkit.training.finalize import Balance, OutOfFold, PriorCorrection, class_weights, correction_of, log_weights
+    from vitkit.training.finalize import logit_shift, prior_correction, resolve_balance, shift_head_bias
+    from vitkit.training.finalize import with_correction
+    from vitkit.training.lightning_module import LightningClassifier as LightningClassifier
+    from vitkit.training.lightning_module import PytorchLightningClassifier as PytorchLightningClassifier
+    from vitkit.training.lineage import RunImages, SplitImages, ancestry_findings, ancestry_of, divide
+    from vitkit.training.loggers import loggers_of
+    from vitkit.training.loop import Draws, Interruption, Loop, MicroBatch
+    from vitkit.training.losses import Objective, binary_loss, distillation_loss, label_loss
+    from vitkit.training.optim import WeightAverage, build_optimizer, ema_decay, lr_factor, parameter_groups, swa_factor
+    from vitkit.training.optim import swa_start
+    from vitkit.training.pretraining import Pretraining, PretrainingFields
+    from vitkit.training.pretraining.objectives import MaskedAutoencoding, MaskedPatchPrediction, SelfSupervised
+    from vitkit.training.pretraining.objectives import colours, corrupt, decoder_config, painted, patchify, shuffled
+    from vitkit.training.pretraining.objectives import unpatchify
+    from vitkit.training.pretraining.pretrain import check_encoder, keys_of_validation, mask_key, network_of, pretrain
+    from vitkit.training.pretraining.pretrain import resolve_fields, resume_pretraining
+    from vitkit.training.probe import PENALTIES, Fit, choose_head, compute_features, cross_validate_head, folds_of
+    from vitkit.training.probe import nested_cross_validation
+    from vitkit.training.published import CORPORA, PaperTraining, paper_training, steps_of
+    from vitkit.training.recipe import BY_METHOD, RENAMED, ComparedFields, Recipe as Recipe, Request, build
+    from vitkit.training.recipe import checkpoint_every, name_of, parse_duration, read_change, read_sets, to_table
+    from vitkit.training.recipe import unfold
+    from vitkit.training.report import Reported
+    from vitkit.training.request import add_recipe_fields, bundled, bundled_recipe, departures, load_fields
+    from vitkit.training.request import load_of_run, request_of
+    from vitkit.training.run import resume, train, write_start
+    from vitkit.training.run_folder import Run, append_metrics, check_place, clear, new_run_folder, next_free
+    from vitkit.training.run_folder import read_metrics, truncate_metrics
+    from vitkit.training.selection import probe_accuracy, resolve_method
+    from vitkit.training.stability import DeferredFiniteCheck, DivergedError, FiniteCheck, Pieces, RunningStatistics
+    from vitkit.training.stability import SafePoint, StabilityGuard, StepIndex, ValidationOutcome, all_finite
+    from vitkit.training.stability import has_collapsed
+    from vitkit.training.start import Start, augment_of, blueprint_of, choose_precision, new_classifier, resolve
+    from vitkit.training.teacher import load_teacher
+    from vitkit.training.unknown import LEFT_OUT, LabelledFeatures, LabelledImages, fit_to_images, fit_unknown
+    from vitkit.training.unknown import make_pictures
+else:
+    __getattr__ = lazily(__name__)

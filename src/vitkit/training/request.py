@@ -112,7 +112,7 @@ def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Reque
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
     """
-    flags, name = unfold(flags), published(flags, recipe)
+    flags, name = unfold(flags), bundled_recipe(flags, recipe)
     chosen = name or recipe
     fields = {} if chosen is None else load_fields(chosen)
     data = flags.get("data") or fields.get("data")
@@ -127,7 +127,7 @@ def request_of(flags: dict[str, Any], recipe: str | Path | None = None) -> Reque
     return Request.of({**overlay(fields, flags), "data": data})
 
 
-def published(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
+def bundled_recipe(flags: dict[str, Any], recipe: str | Path | None = None) -> str | None:
     """Return the name of the bundled recipe that a command uses; None if it uses none.
 
     A command uses a bundled recipe if it names the recipe, or if it names no recipe and there is a bundled one for its
@@ -146,7 +146,7 @@ def departures(flags: dict[str, Any], recipe: str | Path | None = None) -> list[
 
     The arguments are those of `request_of`.
     """
-    name = published(flags, recipe)
+    name = bundled_recipe(flags, recipe)
     if name is None:
         return []
     original, requested = build(load_fields(name), name).__dict__, request_of(flags, recipe).recipe.__dict__

@@ -8,14 +8,15 @@ and docstrings of these functions.
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "bench": "chart",
-        "inputs": "named_classes open_model",
-        "pretrain": "PretrainingRun",
-        "train": "TrainingRun",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.verbs.bench import chart
+    from vitkit.verbs.inputs import BackendName, PrecisionName, check_choice, check_data, named_classes, open_model
+    from vitkit.verbs.pretrain import PretrainingRun
+    from vitkit.verbs.result import Result, csv_table
+    from vitkit.verbs.train import TrainingRun
+else:
+    __getattr__ = lazily(__name__)

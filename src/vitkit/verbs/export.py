@@ -199,11 +199,11 @@ def _card(classifier: Classifier, place: Path | None, out: Path) -> str:
     """Return the model card, with the recorded figures if the model is in a run or model folder."""
     import vitkit
     from vitkit.model_folder import DESCRIPTION, version_of
-    from vitkit.reporting.model_card import model_card
+    from vitkit.reporting.model_card import model_card_text
 
     if place is None or not (place / DESCRIPTION).is_file():
-        return model_card(out.stem, classifier, vitkit.__version__)
-    return model_card(out.stem, classifier, version_of(place), place)
+        return model_card_text(out.stem, classifier, vitkit.__version__)
+    return model_card_text(out.stem, classifier, version_of(place), place)
 
 
 def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:

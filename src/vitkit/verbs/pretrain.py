@@ -162,7 +162,7 @@ def pretrain(
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
         from vitkit.training.pretraining import pretrain as run
 
-        return PretrainingRun(run.resume(resume, path_of(data_root), **common))
+        return PretrainingRun(run.resume_pretraining(resume, path_of(data_root), **common))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
     chosen: dict[str, Any] = {**fields} if data is None else {**fields, "data": str(data)}

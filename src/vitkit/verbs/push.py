@@ -12,7 +12,7 @@ import vitkit
 from vitkit.errors import VitkitError, first_line
 from vitkit.model.names import is_model_name
 from vitkit.model_folder import version_of
-from vitkit.reporting.model_card import markdown_text, model_card
+from vitkit.reporting.model_card import markdown_text, model_card_text
 from vitkit.system.environment import offline
 from vitkit.system.files import exclusive, is_empty, write_text
 from vitkit.system.progress import Progress, Say, ignore, silent
@@ -193,7 +193,7 @@ def _hub_card(repository: str, model: Classifier, run: Path | None, licence: str
         "- image-classification",
     ]
     made_with = "" if run is None else version_of(run)
-    card = model_card(f"hf:{repository}", model, made_with or vitkit.__version__, run)
+    card = model_card_text(f"hf:{repository}", model, made_with or vitkit.__version__, run)
     weights = model.provenance.get("weights", {})
     parts = [
         ["---", *fields, "---", ""],

@@ -18,7 +18,7 @@ from vitkit.system.progress import Progress, Say, display_of_notebook, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
 from vitkit.training.recipe import Recipe, RecipeFields, Request, build, overlay, unfold
-from vitkit.training.request import Extensions, add_recipe_fields, departures, load_fields, published, request_of
+from vitkit.training.request import Extensions, add_recipe_fields, bundled_recipe, departures, load_fields, request_of
 from vitkit.verbs.inputs import callbacks_and_loggers, check_data, path_of
 from vitkit.verbs.result import Result
 
@@ -337,7 +337,7 @@ def requested(chosen: dict[str, Any], recipe: str | Path | None) -> tuple[Reques
     """
     request = request_of(chosen, recipe)
     check_data(request.fields["data"])
-    if published(chosen, recipe) is None:
+    if bundled_recipe(chosen, recipe) is None:
         return request, []
     kept, left_out = _without_vit_fields(request.fields, chosen)
     return Request.of(kept), [*departures(chosen, recipe), *left_out]

@@ -22,15 +22,15 @@ name, never by path. All state that must survive is written to disk before a req
 
 from __future__ import annotations
 
-from vitkit.system import public
+from typing import TYPE_CHECKING
 
-__all__, __getattr__ = public(
-    __name__,
-    {
-        "app": "create_app",
-        "jobs": "Job Jobs command work",
-        "photographs": "Photographs",
-        "results": "decide file_of summaries suspects_of",
-        "workspace": "Workspace open_workspace state_of_runs",
-    },
-)
+from vitkit.system import lazily
+
+if TYPE_CHECKING:
+    from vitkit.webapp.app import create_app
+    from vitkit.webapp.jobs import Job, Jobs, command, work
+    from vitkit.webapp.photographs import Photographs
+    from vitkit.webapp.results import decide, file_of, summaries, suspects_of
+    from vitkit.webapp.workspace import Workspace, open_workspace, state_of_runs
+else:
+    __getattr__ = lazily(__name__)

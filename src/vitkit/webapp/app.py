@@ -20,12 +20,11 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from vitkit.data.named import DATASETS
+from vitkit.data import DATASETS
 from vitkit.errors import VitkitError, first_line
-from vitkit.reporting import evaluation_report as views
-from vitkit.system.environment import cache_folder, offline
-from vitkit.system.files import to_json
-from vitkit.text.cells import visible
+from vitkit.reporting import VIEWS_FOLDER
+from vitkit.system import cache_folder, offline, to_json
+from vitkit.text import visible
 from vitkit.webapp import folders
 from vitkit.webapp.photographs import ChangedError, GoneError
 from vitkit.webapp.workspace import Workspace
@@ -140,7 +139,7 @@ def _create_page(tabs: Sequence[Tab], about: Mapping[str, Any], *, is_chooser: b
     def studio() -> dict[str, Any]:
         return {**about, "tabs": [tab.to_dict(_STATIC) for tab in tabs]}
 
-    app.mount("/static/views", _Files(directory=views.FOLDER), name="views")  # as in reports
+    app.mount("/static/views", _Files(directory=VIEWS_FOLDER), name="views")  # as in reports
     app.mount("/static", _Files(directory=_STATIC), name="static")
     return app
 

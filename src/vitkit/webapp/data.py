@@ -15,16 +15,26 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from vitkit.data.decode import UnreadableImageError
-from vitkit.data.doctor.examine import Diagnosis, examine
-from vitkit.data.labels import EXCLUDED, Suspect, decisions_since, read_suspects
-from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
-from vitkit.data.table import MULTI_LABEL, UNLABELLED, ImageTable, table_of
+from vitkit.data import (
+    EXCLUDED,
+    MULTI_LABEL,
+    UNLABELLED,
+    Diagnosis,
+    ImageTable,
+    Suspect,
+    UnreadableImageError,
+    decisions_since,
+    examine,
+    is_unchanged,
+    read_contents,
+    read_suspects,
+    split_from_file,
+    table_of,
+)
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.files import to_json
-from vitkit.system.run_files import LABEL_ERRORS, SPLIT
-from vitkit.text.cells import restored
+from vitkit.system import LABEL_ERRORS, SPLIT, to_json
+from vitkit.text import restored
 from vitkit.webapp.likeness import Background, Likeness, next_labels, run_vitkit
 from vitkit.webapp.photographs import Doubts, Photographs, State, Suggested, Thumbnails, stamp_of
 from vitkit.webapp.workspace import Workspace

@@ -22,11 +22,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from vitkit.data.file_names import SUFFIXES, is_passed_over
-from vitkit.data.storage import STORAGES
-from vitkit.data.table import bare
+from vitkit.data import STORAGES, SUFFIXES, bare, is_passed_over
 from vitkit.errors import VitkitError
-from vitkit.system.run_files import RECIPE
+from vitkit.system import RECIPE
 
 UPLOADS = "uploads"  # a folder next to the folder of runs
 _DEEPEST = 3  # levels of folders below the start that are offered

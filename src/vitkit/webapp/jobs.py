@@ -26,12 +26,27 @@ from typing import Any, Literal
 
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.files import exclusive, from_json, is_held, read_text, regular, write_json
-from vitkit.system.processes import STOP_FILE, birth_of, detached, is_same, python, request_stop
-from vitkit.system.run_files import EVALUATION, FOLDS, LAST, RECIPE, REPORT
-from vitkit.text.arguments import settle_types
-from vitkit.text.cells import plural
-from vitkit.training.request import bundled
+from vitkit.system import (
+    EVALUATION,
+    FOLDS,
+    LAST,
+    RECIPE,
+    REPORT,
+    STOP_FILE,
+    birth_of,
+    detached,
+    exclusive,
+    from_json,
+    is_held,
+    is_same,
+    python,
+    read_text,
+    regular,
+    request_stop,
+    write_json,
+)
+from vitkit.text import plural, settle_types
+from vitkit.training import bundled
 from vitkit.webapp.workspace import state_of_runs
 
 State = Literal["queued", "running", "done", "stopped", "failed"]

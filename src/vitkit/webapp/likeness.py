@@ -20,15 +20,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from PIL import Image
 
-from vitkit.data.decode import UnreadableImageError
-from vitkit.data.labels import EXCLUDED
-from vitkit.data.storage import Place, read_place
-from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data import EXCLUDED, UNLABELLED, ImageTable, Place, UnreadableImageError, read_place
 from vitkit.errors import VitkitError, first_line
-from vitkit.system.environment import cache_folder
-from vitkit.system.files import replacing
-from vitkit.system.processes import python
-from vitkit.system.progress import progress, reporting_to
+from vitkit.system import cache_folder, python, receiver, replacing, reporting_to
 from vitkit.webapp.photographs import State, stamp_of, thumbnail
 from vitkit.webapp.train import Offer, best_eyes, smallest_download
 from vitkit.webapp.workspace import Workspace
@@ -237,7 +231,7 @@ def _write_colours(table: ImageTable, out: Path) -> None:
             with Image.open(io.BytesIO(thumbnail(table.file(i)))) as picture:
                 rows.append(_colours_of(picture))
             paths.append(str(table.file(i)))
-        progress("comparing colours", i + 1, len(table))
+        receiver()("comparing colours", i + 1, len(table))
     if not rows:
         raise VitkitError("none of the photographs can be read")
     features = np.stack(rows)
@@ -285,7 +279,7 @@ def run_vitkit(arguments: list[str]) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             if match := _PROGRESS.fullmatch(line.strip()):
-                progress(match["what"], int(match["done"]), int(match["total"]) if match["total"] else None)
+                receiver()(match["what"], int(match["done"]), int(match["total"]) if match["total"] else None)
             elif line.startswith("error: "):
                 said = line.removeprefix("error: ").strip()
         if process.wait() != 0:
@@ -314,7 +308,7 @@ def next_labels(
     """
     if seen is None:
         raise VitkitError("the features of the photographs have not been computed yet: wait until they are")
-    from vitkit.evaluation.label_choice import choose_next
+    from vitkit.evaluation import choose_next
 
     numbers, features = seen
     repeated = _repeated(state)

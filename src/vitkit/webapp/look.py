@@ -13,11 +13,11 @@ from fastapi import APIRouter, Request
 from PIL import Image
 from starlette.concurrency import run_in_threadpool
 
-from vitkit.data.decode import picture_of
+from vitkit.data import picture_of
 from vitkit.errors import VitkitError
-from vitkit.explanation.methods import HEADS, METHODS
+from vitkit.explanation import HEADS, METHODS
 from vitkit.model_folder import DESCRIPTION
-from vitkit.text.cells import JOINT
+from vitkit.text import JOINT
 from vitkit.webapp.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class Models:
 
     def patch(self, run: str, content: bytes, row: int, column: int) -> dict[str, Any]:
         """Return the attention from one patch to all patches, for each layer and head, as grids of values 0 to 255."""
-        from vitkit.explanation.attention import attending, patch_attention
-        from vitkit.model.build import vit_of
+        from vitkit.explanation import attending, patch_attention
+        from vitkit.model import vit_of
 
         with self._lock:
             classifier = self._open(run)
@@ -142,7 +142,7 @@ def _pixels(classifier: Classifier, content: bytes) -> tuple[Any, Any]:
 
 
 def _row(classifier: Classifier, content: bytes) -> npt.NDArray[np.float32] | str:
-    from vitkit.inference.pipeline import join
+    from vitkit.inference import join
 
     (pixels,) = _pixels(classifier, content)[1]
     ((_, row),) = join(["the picture"], [pixels], classifier.assess)
@@ -154,10 +154,8 @@ def _able(classifier: Classifier) -> dict[str, Any]:
 
     The grid is None if the model has no attention that can be shown.
     """
-    from vitkit.explanation.attention import attending
-    from vitkit.explanation.explanation import can_explain
-    from vitkit.explanation.methods import methods_for
-    from vitkit.model.vit import VisionTransformer
+    from vitkit.explanation import attending, can_explain, methods_for
+    from vitkit.model import VisionTransformer
 
     model = classifier.model
     is_vit = isinstance(model, VisionTransformer)

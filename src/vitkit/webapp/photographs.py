@@ -21,17 +21,31 @@ from typing import Any
 
 from PIL import Image
 
-from vitkit.data.corrections import CurrentLabels
-from vitkit.data.decode import UnreadableImageError, picture_of
-from vitkit.data.labels import EXCLUDED, Edit, LabelFile, Suspect, renaming
-from vitkit.data.sources import has_no_folders, read_table, read_unlabelled
-from vitkit.data.storage import Place, is_there, version_of
-from vitkit.data.table import SINGLE_LABEL, UNLABELLED, ImageTable, Task, bare
+from vitkit.data import (
+    EXCLUDED,
+    SINGLE_LABEL,
+    UNLABELLED,
+    CurrentLabels,
+    Edit,
+    ImageTable,
+    LabelFile,
+    Place,
+    Suspect,
+    Task,
+    UnreadableImageError,
+    bare,
+    has_no_folders,
+    is_there,
+    picture_of,
+    read_table,
+    read_unlabelled,
+    renaming,
+    version_of,
+)
 from vitkit.errors import VitkitError
-from vitkit.inference.pipeline import cores
-from vitkit.system.environment import cache_folder
-from vitkit.system.files import from_json, read_text, write_bytes, write_json
-from vitkit.text.cells import JOINT
+from vitkit.inference import cores
+from vitkit.system import cache_folder, from_json, read_text, write_bytes, write_json
+from vitkit.text import JOINT
 from vitkit.webapp.workspace import Workspace
 
 

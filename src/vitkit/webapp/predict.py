@@ -26,16 +26,12 @@ from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel, Field
 from starlette.background import BackgroundTask
 
-from vitkit.data.decode import UnreadableImageError
-from vitkit.data.labels import Edit, add_edits
-from vitkit.data.sources import has_no_folders
-from vitkit.data.storage import Overlooked, images_below
+from vitkit.data import Edit, Overlooked, UnreadableImageError, add_edits, has_no_folders, images_below
 from vitkit.errors import VitkitError
-from vitkit.inference.trust import UNKNOWN
+from vitkit.inference import UNKNOWN
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.files import from_json, read_text, write_json
-from vitkit.text.cells import harmless, restored
-from vitkit.text.workbook import check_rows, write_workbook
+from vitkit.system import from_json, read_text, write_json
+from vitkit.text import check_rows, harmless, restored, write_workbook
 from vitkit.webapp.folders import PhotoFolder, chosen, new_folder
 from vitkit.webapp.likeness import Background, run_vitkit
 from vitkit.webapp.photographs import Thumbnails, checked_name, photographs_in
@@ -222,8 +218,8 @@ def contact_sheet(stored: StoredPredictions, item: Answers, withhold: float, unk
     Raises:
         VitkitError: there are too many photographs for a page.
     """
-    from vitkit.reporting.plots import gallery, thumbnails
-    from vitkit.text.pages import write_page
+    from vitkit.reporting import gallery, thumbnails
+    from vitkit.text import write_page
 
     rows = stored.rows(item)
     if len(rows) > _SHEET_MOST:

@@ -13,17 +13,25 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from vitkit.data.decode import UnreadableImageError
-from vitkit.data.labels import EXCLUDED, Edit, Suspect, chance_in_words, decisions_since, read_suspects
-from vitkit.data.split_file import is_unchanged, read_contents, split_from_file
-from vitkit.data.storage import Place
-from vitkit.data.table import Task
+from vitkit.data import (
+    EXCLUDED,
+    Edit,
+    Place,
+    Suspect,
+    Task,
+    UnreadableImageError,
+    chance_in_words,
+    decisions_since,
+    is_unchanged,
+    read_contents,
+    read_suspects,
+    split_from_file,
+)
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import BY_FOLDS, counted_figures, headline_of
-from vitkit.evaluation.registry import read_figures
-from vitkit.reporting.report_data import data_of_report
-from vitkit.system.run_files import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
-from vitkit.text.cells import JOINT
+from vitkit.evaluation import BY_FOLDS, counted_figures, headline_of, read_figures
+from vitkit.reporting import data_of_report
+from vitkit.system import EVALUATION, FOLDS, LABEL_ERRORS, REPORT, SPLIT
+from vitkit.text import JOINT
 from vitkit.webapp.photographs import Thumbnails, check_there, checked_name, stamp_of
 from vitkit.webapp.workspace import Workspace
 

@@ -11,13 +11,12 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from vitkit.errors import VitkitError
-from vitkit.exporting.formats import FORMATS, Format
-from vitkit.exporting.packages import PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Package
+from vitkit.exporting import FORMATS, PACKAGES, RUNTIME_MEGABYTES, RUNTIME_URL, Format, Package
 from vitkit.model_folder import DESCRIPTION, version_of
-from vitkit.reporting.model_card import model_card
+from vitkit.reporting import model_card_text
 from vitkit.webapp.likeness import Background
 from vitkit.webapp.workspace import Workspace
-from vitkit.weights.download import cache_path
+from vitkit.weights import cache_path
 
 EXPORTS = "exports"  # below the folder of runs
 CARD = "MODEL_CARD.md"
@@ -39,14 +38,14 @@ def write_export(workspace: Workspace, run: str, to: str) -> dict[str, Any]:
         VitkitError: the run or the format does not exist, or the file predicts differently from the model. Such a file
             is deleted.
     """
-    from vitkit.verbs.export import export
+    import vitkit
 
     folder = _folder(workspace, run)
     if to not in _KINDS:
         raise VitkitError(f"{to!r} is none of {', '.join(_KINDS)}")
     place = workspace.runs / EXPORTS
     place.mkdir(parents=True, exist_ok=True)
-    result = export(folder, to, place / f"{run}{_KINDS[to].suffix}", force=True)
+    result = vitkit.export(folder, to, place / f"{run}{_KINDS[to].suffix}", force=True)
     outcome = result.outcome
     compared = outcome.comparison
     return {
@@ -111,7 +110,7 @@ def card_of(workspace: Workspace, run: str) -> str:
 
     folder = _folder(workspace, run)
     model = inspect(folder)  # raises if the model folder is damaged
-    return model_card(run, model, version_of(folder), folder)
+    return model_card_text(run, model, version_of(folder), folder)
 
 
 def _folder(workspace: Workspace, run: str) -> Path:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vitkit.errors import VitkitError
-from vitkit.system.environment import STUDIO_PORT
-from vitkit.system.progress import Say
-from vitkit.text.arguments import Between, check_arguments
+from vitkit.system import STUDIO_PORT, Say
+from vitkit.text import Between, check_arguments
 
 if TYPE_CHECKING:
-    from vitkit.serving.guard import Rules
+    from vitkit.serving import Rules
     from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import Workspace
 
@@ -68,7 +67,7 @@ def studio(
     """
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise VitkitError("the studio needs a web server: pip install 'vitkit[studio]'")
-    from vitkit.serving.guard import is_loopback, new_token, rules_of
+    from vitkit.serving import is_loopback, new_token, rules_of
     from vitkit.webapp.app import Studio
     from vitkit.webapp.workspace import open_workspace
 
@@ -110,7 +109,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
     Raises:
         VitkitError: this machine does not have the address, or the port is taken.
     """
-    from vitkit.serving.guard import Listener, keep_others_off
+    from vitkit.serving import Listener, keep_others_off
 
     try:
         family = socket.getaddrinfo(host, port or STUDIO_PORT, type=socket.SOCK_STREAM)[0][0]
@@ -136,7 +135,7 @@ def _listen(host: str, port: int | None) -> socket.socket:
 def _serve(application: Studio, listener: socket.socket, rules: Rules, link: str | None) -> None:
     import uvicorn
 
-    from vitkit.serving.guard import MOST_HEAD, Connection, Guard
+    from vitkit.serving import MOST_HEAD, Connection, Guard
 
     class StudioServer(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -16,17 +16,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
-from vitkit.data.corrections import CurrentLabels
-from vitkit.data.labels import EXCLUDED
-from vitkit.data.named import DATASETS
-from vitkit.data.table import UNLABELLED
+from vitkit.data import DATASETS, EXCLUDED, UNLABELLED, CurrentLabels
 from vitkit.errors import VitkitError
 from vitkit.model_folder import DESCRIPTION
-from vitkit.system.environment import cache_folder, offline
-from vitkit.system.files import read_text
-from vitkit.system.run_files import LOG, METRICS, PICTURES, RECIPE, REPORT
-from vitkit.training.request import bundled
-from vitkit.training.run_folder import read_metrics
+from vitkit.system import LOG, METRICS, PICTURES, RECIPE, REPORT, cache_folder, offline, read_text
+from vitkit.training import bundled, read_metrics
 from vitkit.webapp.folders import Upload, receive, target_in
 from vitkit.webapp.jobs import Job, Jobs
 from vitkit.webapp.photographs import photographs_in
@@ -121,8 +115,7 @@ def _runs(workspace: Workspace) -> list[Offer]:
 
 
 def _published() -> list[Offer]:
-    from vitkit.weights.catalog import find
-    from vitkit.weights.download import cache_path
+    from vitkit.weights import cache_path, find
 
     offers_there = []
     for name, about, parameters in _PUBLISHED:

@@ -16,15 +16,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitkit.data.labels import Edit, LabelFile, add_edits, labels_so_far, undo_edits
-from vitkit.data.named import DATASETS, materialise
-from vitkit.data.sources import storage_at
-from vitkit.data.split_file import split_from_file
+from vitkit.data import (
+    DATASETS,
+    Edit,
+    LabelFile,
+    add_edits,
+    labels_so_far,
+    materialise,
+    split_from_file,
+    storage_at,
+    undo_edits,
+)
 from vitkit.errors import VitkitError
-from vitkit.system.environment import private, state_folder
-from vitkit.system.files import fitting, from_json, read_text, write_json
-from vitkit.system.run_files import RECIPE, SPLIT
-from vitkit.text.cells import plural
+from vitkit.system import RECIPE, SPLIT, fitting, from_json, private, read_text, state_folder, write_json
+from vitkit.text import plural
 
 
 @dataclass(frozen=True)

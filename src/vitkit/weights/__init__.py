@@ -10,27 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitkit.system import public
+from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.weights.loading import inspect, load, locate
-
-__all__ = ["inspect", "load", "locate"]
-
-_, __getattr__ = public(
-    __name__,
-    {
-        "adapt": "resize_grid resize_offsets resize_patch",
-        "catalog": (
-            "CATALOG COLUMNS Entry FILE Use class_names facts_of find find_published imagenet_synsets is_hub_id "
-            "meaning_of names search suggest tagged tags tags_of unique weights_for"
-        ),
-        "checkpoint": "Checkpoint StoredTensor read_checkpoint",
-        "download": "cache_path fetch_hub fetch_url",
-        "formats.export": "refuse write",
-        "formats.torchvision": "recognise",
-        "loading": "create_model fetch inspect load locate",
-        "origin": "SourceWeights read_foreign shapes_between shapes_of",
-        "preprocessing": "preprocess_of",
-    },
-)
+    from vitkit.weights.adapt import resize_grid, resize_offsets, resize_patch
+    from vitkit.weights.catalog import CATALOG, COLUMNS, FILE, Entry, Use, class_names, facts_of, find, find_published
+    from vitkit.weights.catalog import imagenet_synsets, is_hub_id, meaning_of, names, search, suggest, tagged, tags
+    from vitkit.weights.catalog import tags_of, unique, weights_for
+    from vitkit.weights.checkpoint import Checkpoint, StoredTensor, read_checkpoint
+    from vitkit.weights.download import cache_path, fetch_hub, fetch_url
+    from vitkit.weights.formats.export import refuse, write
+    from vitkit.weights.formats.torchvision import recognise
+    from vitkit.weights.loading import create_model, fetch, inspect as inspect, load as load, locate as locate
+    from vitkit.weights.origin import SourceWeights, read_foreign, shapes_between, shapes_of
+    from vitkit.weights.preprocessing import preprocess_of
+else:
+    __getattr__ = lazily(__name__)

@@ -15,10 +15,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitkit.evaluation.headline import images_in_words
-from vitkit.model.config import ViTConfig
-from vitkit.text.cells import aligned, plural, sentence
-from vitkit.verbs.result import Result
+from vitkit.evaluation import images_in_words
+from vitkit.model import ViTConfig
+from vitkit.text import aligned, plural, sentence
+from vitkit.verbs import Result
 
 if TYPE_CHECKING:
     import numpy as np
@@ -215,7 +215,7 @@ class LabResult(Result):
             panels: dict[str, Callable[[], Figure]]
             panels = import_module(self.experiment.module).attention_pictures(self.figures, self.arrays)
             return panels
-        from vitkit.reporting.comparison import draw_lines, pictures_of_experiment
+        from vitkit.reporting import draw_lines, pictures_of_experiment
 
         pictures = pictures_of_experiment(self.experiment.picture, self.figures, self.experiment.drawn_lines)
         if (printed := self.experiment.printed) is not None:
@@ -224,7 +224,7 @@ class LabResult(Result):
 
     def body(self) -> list[str]:
         """Return the body of the page as HTML."""
-        from vitkit.text.pages import command, figure, table, to_svg, wide
+        from vitkit.text import command, figure, table, to_svg, wide
 
         experiment = self.experiment
         first, *remarks = self.remarks

@@ -25,9 +25,9 @@ from vitkit.experiments.lab import (
     PretrainingSizes,
     of_model,
 )
-from vitkit.model.config import Position, ViTConfig, stride_of
-from vitkit.text.cells import plural
-from vitkit.training.recipe import Recipe
+from vitkit.model import Position, ViTConfig, stride_of
+from vitkit.text import plural
+from vitkit.training import Recipe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -355,7 +355,7 @@ _EPOCHS = 20
 
 
 def _first(label: str, paper: str | None = None, **fields: Any) -> AblationVariant:
-    from vitkit.training.defaults import PRESETS  # imports torch, which the list of experiments does not need
+    from vitkit.training import PRESETS  # imports torch, which the list of experiments does not need
 
     from_scratch = {name: getattr(Recipe(), name) for name in PRESETS["full"] if name not in TUNING}
     return AblationVariant(label, TUNING, paper, pretraining={**fields, "epochs": _EPOCHS}, usual=from_scratch)
@@ -515,10 +515,10 @@ def measure_attention_distance(subject: Subject) -> Measured:
     import numpy as np
 
     from vitkit.experiments.judging import Measured
-    from vitkit.explanation.attention import plain
-    from vitkit.explanation.model_analysis import (
+    from vitkit.explanation import (
         attention_distance,
         filter_components,
+        plain,
         position_similarity,
         uniform_distance,
     )
@@ -565,19 +565,19 @@ def attention_pictures(
     """
     import numpy as np
 
-    from vitkit.explanation import model_analysis
+    from vitkit.explanation import by_head, filters, position_grid
 
     pictures: dict[str, Callable[[], Figure]] = {}
     if "filters" in arrays:
         components = arrays["filters"].astype(np.float32)
-        pictures["Patch filters (Figure 7, left)"] = lambda: model_analysis.filters(components)
+        pictures["Patch filters (Figure 7, left)"] = lambda: filters(components)
     if "positions" in arrays:
         similarity = arrays["positions"].astype(np.float32)
-        pictures["Position embeddings (Figure 7, centre)"] = lambda: model_analysis.position_grid(similarity)
+        pictures["Position embeddings (Figure 7, centre)"] = lambda: position_grid(similarity)
     distance = np.array(figures["attention_distance"], dtype=np.float32)  # (L, H)
 
     def cloud() -> Figure:
-        return model_analysis.by_head(distance, "Each head", "mean distance, pixels", figures["everywhere"])
+        return by_head(distance, "Each head", "mean distance, pixels", figures["everywhere"])
 
     return pictures | {"Attention distance (Figure 7, right)": cloud}
 

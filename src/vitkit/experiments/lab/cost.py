@@ -10,12 +10,9 @@ from torch import Tensor
 
 from vitkit.experiments.comparison_request import names_of
 from vitkit.experiments.lab import Costs, LabResult
-from vitkit.model.build import Model, build
-from vitkit.model.names import NetworkConfig, config_for, split_network
-from vitkit.model.vit import VisionTransformer
-from vitkit.profiling.model_info import UTILISATION, core_days, describe
-from vitkit.profiling.speed import interleave, random_model
-from vitkit.training.published import PaperTraining, paper_training
+from vitkit.model import Model, NetworkConfig, VisionTransformer, config_for, split_network
+from vitkit.profiling import UTILISATION, core_days, describe, interleave, random_model
+from vitkit.training import PaperTraining, paper_training
 
 BATCH, ROUNDS = 16, 5
 _TIMES = (1, 2)  # of the images' side
@@ -125,7 +122,7 @@ def training_flops(training: PaperTraining) -> int:
 
     config = training.config
     with torch.random.fork_rng(), torch.device("meta"):
-        model = build(config.replace(init="trunc_normal")).train()  # the other needs numbers
+        model = random_model(config.replace(init="trunc_normal")).train()  # the other needs numbers
     with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
         model.to_empty(device="cpu")
         if isinstance(model, VisionTransformer):

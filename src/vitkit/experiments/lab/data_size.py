@@ -18,12 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.sources import read_source
-from vitkit.data.split_file import split_from_file
-from vitkit.data.splits import held_out_split
-from vitkit.data.table import ImageTable
+from vitkit.data import ImageTable, held_out_split, read_source, split_from_file
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import images_in_words
+from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_figures import Judged, JudgedFamily, families_of, pairs_of, read_judged
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan
 from vitkit.experiments.comparison_request import names_of
@@ -31,15 +28,11 @@ from vitkit.experiments.judging import after_training, hash_of_images
 from vitkit.experiments.lab import TUNING, AblationVariant, LabResult, PretrainingSizes
 from vitkit.experiments.lab.ablations import draw, fit_on
 from vitkit.experiments.statistics import LEVEL, Family
-from vitkit.model.names import config_for, is_network_name
-from vitkit.profiling.model_info import UTILISATION, core_days, describe
-from vitkit.system.files import without_place
-from vitkit.system.progress import progress
-from vitkit.system.run_files import SPLIT
-from vitkit.text.cells import plural
-from vitkit.training.defaults import without_fields_of_vits
-from vitkit.training.lineage import SplitImages
-from vitkit.training.start import Start, resolve
+from vitkit.model import config_for, is_network_name
+from vitkit.profiling import UTILISATION, core_days, describe
+from vitkit.system import SPLIT, receiver, without_place
+from vitkit.text import plural
+from vitkit.training import SplitImages, Start, resolve, without_fields_of_vits
 
 SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
 SHOTS = 5  # images of each class, as in Figure 4
@@ -116,7 +109,7 @@ def plan_sizes(
     first: tuple[Start, Start] | None = None
     described, notes, jobs = [], [], []
     for place, name in enumerate(names):
-        progress("checking the models", place, len(names))
+        receiver()("checking the models", place, len(names))
         sized = {"image_size": side} if is_network_name(name) and side and not base.get("image_size") else {}
         requested = {**base, **sized, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
         shared, left_out = without_fields_of_vits(requested)
@@ -193,7 +186,7 @@ def _check_enough(upstream: str, images: int, classes: int) -> None:
 
 
 def _described(name: str, start: Start) -> dict[str, Any]:
-    from vitkit.profiling.model_info import describe
+    from vitkit.profiling import describe
 
     info = describe(start.config)
     return {"name": name, "parameters": info.parameters, "gmacs": info.gmacs}
@@ -292,7 +285,7 @@ def _few_shot(run: Path, table: ImageTable, judged: Judged, seed: int) -> npt.ND
         if isinstance(outcome, str):
             raise VitkitError(f"{path}: {outcome}")
         features.append(outcome)
-        progress("features of frozen models", len(features), len(places))
+        receiver()("features of frozen models", len(features), len(places))
     x = np.stack(features).astype(np.float64)
     known = [table.classes.index(name) for name in judged.labels]
     is_right: npt.NDArray[np.bool_] = fit_on(
@@ -369,7 +362,7 @@ _PAPER_RECIPES = ("paper-vit-b16-jft", "paper-vit-l32-jft", "paper-vit-l16-jft",
 def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
     """Predict the cost of the paper's pre-trainings on parts of JFT, with the same number of steps for each part."""
     from vitkit.experiments.lab.cost import training_flops
-    from vitkit.training.published import paper_training
+    from vitkit.training import paper_training
 
     rows: list[tuple[str, ...]] = []
     models: list[dict[str, Any]] = []

@@ -34,15 +34,11 @@ from vitkit.experiments.lab import (
     table_of,
 )
 from vitkit.experiments.lab.ablations import EXPERIMENTS, names
-from vitkit.model.config import ViTConfig, suggest
-from vitkit.model.names import config_for, is_network_name
-from vitkit.system.files import without_place, write_json
-from vitkit.system.progress import Progress, Say, progress, silent
-from vitkit.text.arguments import Between, check_arguments
-from vitkit.training.recipe import ComparedFields, Recipe, build, unfold
-from vitkit.training.request import add_recipe_fields, published, request_of
-from vitkit.verbs.inputs import check_choice
-from vitkit.verbs.result import Result
+from vitkit.model import ViTConfig, config_for, is_network_name, suggest
+from vitkit.system import Progress, Say, receiver, silent, without_place, write_json
+from vitkit.text import Between, check_arguments
+from vitkit.training import ComparedFields, Recipe, add_recipe_fields, build, bundled_recipe, request_of, unfold
+from vitkit.verbs import Result, check_choice
 
 Preset = Literal["small", "paper"]
 EPOCHS = 15
@@ -61,7 +57,7 @@ def base_fields(
     unfolded = unfold(fields)
     if preset == "paper":
         return request_of({**unfolded, "data": data}, published_recipe(ablation)).fields
-    model = {} if published({"data": data}) is not None else {"model": _MODEL}
+    model = {} if bundled_recipe({"data": data}) is not None else {"model": _MODEL}
     return request_of({**model, **_SMALL, **unfolded, "data": data}).fields
 
 
@@ -126,7 +122,7 @@ if TYPE_CHECKING:
     from vitkit.experiments.comparison_figures import Judged
     from vitkit.experiments.comparison_plan import Plan
     from vitkit.experiments.statistics import Family
-    from vitkit.training.lineage import SplitImages
+    from vitkit.training import SplitImages
 
     ExperimentName: TypeAlias = str  # choices are known when the table has been read
 else:
@@ -281,7 +277,7 @@ def _transfer(
         return foresee_sizes(experiment)
     source = str(data or DATA)
     base = base_fields(experiment, source, preset, shared)
-    side = _SIDES[published({"data": source}) is not None]
+    side = _SIDES[bundled_recipe({"data": source}) is not None]
     names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},{RESNET}")
     with ExitStack() as hold:
         folder = PLACE.reserve(out, hold) if out is not None else _next(experiment, hold)
@@ -415,13 +411,13 @@ def _cost(
 
 
 def _next(experiment: Experiment, hold: ExitStack) -> Path:
-    from vitkit.training.run_folder import new_run_folder
+    from vitkit.training import new_run_folder
 
     return new_run_folder(f"lab-{experiment.name}", hold)
 
 
 def _written(result: LabResult) -> LabResult:
-    from vitkit.text.pages import write_page
+    from vitkit.text import write_page
 
     assert result.folder is not None
     write_json(result.folder / LAB, result.figures)
@@ -435,7 +431,7 @@ def _command(experiment: Experiment, data: str | None, options: Mapping[str, Any
     usual = {"preset": "small", "seeds": 3, "seed": 0}
     for name, value in options.items():
         if name == "model_fields":
-            from vitkit.training.recipe import to_table
+            from vitkit.training import to_table
 
             words += [f"--set model.{key}={part}" for key, part in to_table(None, value).items()]
         elif value != usual.get(name):
@@ -456,12 +452,11 @@ def plan_ablation(
     ablation: Ablation, data: str, preset: Preset, seeds: int, shared: Mapping[str, Any]
 ) -> tuple[Plan, list[dict[str, Any]]]:
     """Plan the trainings of an ablation, and return the plan and a description of each variant."""
-    from vitkit.data.splits import held_out_split
+    from vitkit.data import held_out_split
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.judging import before_training, hash_of_images
-    from vitkit.profiling.model_info import describe
-    from vitkit.training.defaults import check_effects, without_effect, without_fields_of_vits
-    from vitkit.training.start import resolve
+    from vitkit.profiling import describe
+    from vitkit.training import check_effects, resolve, without_effect, without_fields_of_vits
 
     base = base_fields(ablation, data, preset, shared)
     variants = ablation.variants(base_config(base))
@@ -470,7 +465,7 @@ def plan_ablation(
     folders: dict[str, str] = {}
     entries: list[tuple[str, SplitImages]] = []
     for place, variant in enumerate(variants):
-        progress("checking the variants", place, len(variants))
+        receiver()("checking the variants", place, len(variants))
         fields = {**variant_fields(base, shared, variant), "split_seed": base.get("split_seed", seed)}
         fields, left_out = without_fields_of_vits(fields)
         notes += [f"{variant.label}: {reason}" for reason in left_out]
@@ -608,9 +603,8 @@ def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]], seeds: int
 def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     """Predict the cost of each variant with the published hyper-parameters, except for these fields; train nothing."""
     from vitkit.experiments.comparison_plan import passes_of
-    from vitkit.profiling.model_info import describe
-    from vitkit.training.defaults import config_of, without_fields_of_vits
-    from vitkit.training.published import CORPORA, steps_of
+    from vitkit.profiling import describe
+    from vitkit.training import CORPORA, config_of, steps_of, without_fields_of_vits
 
     recipe_name = published_recipe(ablation)
     corpus = CORPORA[recipe_name.rpartition("-")[2]]

@@ -444,7 +444,7 @@ def _work_on(choices: Pretraining) -> Work:
     return lambda run, recipe, blueprint: fit_and_report(run, recipe, choices, blueprint)
 
 
-def resume(
+def resume_pretraining(
     folder: str | Path,
     data_root: Path | None = None,
     *,
