@@ -25,7 +25,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -54,8 +54,6 @@ _TITLES = {
     **dict.fromkeys(("label", "class", "labels"), "label"),
     **{name: name for name in ("previous", "when", "proposed_by", "suggested", "score")},
 }
-_OF_SUSPECTS = frozenset(("suggested", "score"))  # in addition to path and label, in a run's label_errors.csv
-_MAY_SUSPECTS = _OF_SUSPECTS | {"chance"}  # older lists have no column chance
 _WAIT = 10.0  # seconds to wait for another process; an edit takes milliseconds
 _RECENT = 2**16  # bytes at the end of a file, which hold its last rows
 
@@ -121,26 +119,19 @@ def read_labels(file: str | Path, known: LabelFile | None = None) -> LabelFile:
 
 
 def _read(name: str, content: bytes, known: LabelFile | None) -> LabelFile:
-    if known is not None and _is_cut_from(known, content):
+    """Parse the content of a label file, but only the rows that were added since `known` was read."""
+    if known is None or not known.content.startswith(_HEADER):
+        return _parse(name, content)
+    if known.content.endswith(b"\n") and content.startswith(known.content):
+        if len(content) == len(known.content):
+            return known
+        first = known.content.count(b"\n") - 1  # the number of known lines below the header
+        added = _parse(name, _HEADER + content[len(known.content) :], first)
+        return LabelFile(name, known.edits + added.edits, known.lines + added.lines, content=content)
+    if _takes_rows(content) and known.content.startswith(content):  # the last rows were removed
         rows = bisect_right(known.lines, content.count(b"\n"))
         return LabelFile(name, known.edits[:rows], known.lines[:rows], content=content)
-    if known is None or not _is_added_to(known, content):
-        return _parse(name, content)
-    if len(content) == len(known.content):
-        return known
-    first = known.content.count(b"\n") - 1  # the number of known lines below the header
-    added = _parse(name, _HEADER + content[len(known.content) :], first)
-    return LabelFile(name, known.edits + added.edits, known.lines + added.lines, content=content)
-
-
-def _is_added_to(known: LabelFile, content: bytes) -> bool:
-    """Return whether `content` starts with the known content, and the known content ends with a complete row."""
-    return known.content.startswith(_HEADER) and known.content.endswith(b"\n") and content.startswith(known.content)
-
-
-def _is_cut_from(known: LabelFile, content: bytes) -> bool:
-    """Return whether `content` is the known content without some of its last rows, as after an undo."""
-    return _takes_rows(content) and len(content) < len(known.content) and known.content.startswith(content)
+    return _parse(name, content)
 
 
 def labels_so_far(file: str | Path, known: LabelFile | None = None) -> LabelFile:
@@ -169,13 +160,15 @@ def add_edits(file: str | Path, edits: Iterable[Edit]) -> tuple[Edit, ...]:
     path = Path(file)
     with exclusive(path, wait=_WAIT):
         content = _content_for_writing(path)
-        when = _now((content or b"")[-_RECENT:])
+        now, recent = datetime.now(UTC), (content or b"")[-_RECENT:]
+        while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in recent:
+            now += timedelta(microseconds=1)  # rows with the same time are undone together
         made = tuple(edit._replace(when=edit.when or when) for edit in edits)
-        text = _checked_text(path, made)
+        text = _checked_text_of(path, made)
         if content is not None and _takes_rows(content):
             append_bytes(path, text)
         else:
-            _write(path, (*_for_writing(path, content).edits, *made))
+            write_bytes(path, _HEADER + _checked_text_of(path, (*_for_writing(path, content).edits, *made)))
         return made
 
 
@@ -210,21 +203,18 @@ def undo_edits(
         start = end - 1
         while when and start > 0 and edits[start - 1].when == when and (may is None or may(edits[start - 1])):
             start -= 1
-        text = _text(edits[start:end])
+        text = _text_of(edits[start:end])
         if end == len(edits) and content.endswith(text) and len(content) >= len(_HEADER) + len(text):
             cut_off(path, len(content) - len(text))
         else:
-            _write(path, (*edits[:start], *edits[end:]))
+            write_bytes(path, _HEADER + _checked_text_of(path, (*edits[:start], *edits[end:])))
         return edits[start:end]
 
 
 def _content_for_writing(path: Path) -> bytes | None:
-    """Return the content of a locked file; None if the file does not exist.
-
-    An incomplete last row, which a crash may have left, is removed first.
-    """
+    """Return the content of a locked file; None if the file does not exist."""
     try:
-        mend_append(path)
+        mend_append(path)  # a crash may have left an incomplete last row
         return read_bytes(path)
     except FileNotFoundError:
         return None
@@ -242,44 +232,19 @@ def _for_writing(path: Path, content: bytes | None, known: LabelFile | None = No
 
 
 def _takes_rows(content: bytes) -> bool:
-    """Return whether rows can be appended to this content.
-
-    The content must have the standard columns and end with a complete row.
-    """
+    """Return whether rows can be appended: the columns are the standard ones, and the last row is complete."""
     return content.startswith(_HEADER) and content.endswith(b"\n") and content.count(b'"') % 2 == 0
 
 
-def _now(recent: bytes) -> str:
-    """Return the current time as text, later by a few microseconds if a row in `recent` already has this time.
-
-    `recent` holds the last bytes of the label file. The times must differ, because rows with the same time are undone
-    together.
-    """
-    now = datetime.now(UTC)
-    while (when := now.isoformat(timespec="microseconds").replace("+00:00", "Z")).encode() in recent:
-        now += timedelta(microseconds=1)
-    return when
-
-
-def _write(path: Path, edits: Sequence[Edit]) -> None:
-    write_bytes(path, _HEADER + _checked_text(path, edits))
-
-
-def _text(edits: Iterable[Edit]) -> bytes:
+def _text_of(edits: Iterable[Edit]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(harmless, edit) for edit in edits)
     return text.getvalue().encode("utf-8", "surrogateescape")
 
 
-def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
-    """Return the rows as CSV, after checking that reading the CSV returns the same rows.
-
-    Without this check, a single unusual name could make the whole file unreadable.
-
-    Raises:
-        VitkitError: reading would return other rows, for example because a name contains line ends.
-    """
-    text = _text(edits)
+def _checked_text_of(path: Path, edits: Sequence[Edit]) -> bytes:
+    """Return rows as CSV that is read back as the same rows: one unusual name could make the whole file unreadable."""
+    text = _text_of(edits)
     try:
         kept = _parse(str(path), _HEADER + text)
     except VitkitError as error:
@@ -293,44 +258,30 @@ def _checked_text(path: Path, edits: Sequence[Edit]) -> bytes:
 def _parse(name: str, content: bytes, first: int = 0) -> LabelFile:
     """Parse the bytes of a label file, and add `first` to the line numbers."""
     refuse_encoding(name, content)
-    # File names need not be UTF-8 on Linux and keep their bytes; labels that are not UTF-8 are refused below.
+    # File names need not be UTF-8 on Linux and keep their bytes; labels that are not UTF-8 are refused by `_edit`.
     text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", errors="surrogateescape", newline="")
     try:
         expected = "path and label, each once (a label file may have previous, when and proposed_by too)"
         table = read_rows(name, text, _TITLES, ("path", "label"), expected)
     except csv.Error as error:
         raise VitkitError(f"{name} is not a CSV file: {error}") from error
-    has_suspects = set(table.columns) >= _OF_SUSPECTS
-    _check_columns(name, table, has_suspects=has_suspects)
-    _check_end(name, content, table)
-    edits = tuple(_edit(name, line + first, cells) for line, cells in table.rows)
-    return LabelFile(name, edits, tuple(line + first for line, _ in table.rows), has_suspects, content)
-
-
-def _check_columns(name: str, table: CsvRows, *, has_suspects: bool) -> None:
-    """Refuse a file with columns that label files do not have, such as split or prediction.
-
-    Such a file is another kind of list, and ignoring its columns would silently give wrong labels.
-    """
-    allowed = {*Edit._fields, *(_MAY_SUSPECTS if has_suspects else ())}
+    has_suspects = {"suggested", "score"} <= set(table.columns)
+    allowed = {*Edit._fields, *(("suggested", "score", _CHANCE) if has_suspects else ())}
+    # Another kind of list may have such columns as split or prediction; without them, its labels would be wrong.
     if other := [title for title, column in zip(table.titles, table.columns, strict=True) if column not in allowed]:
         raise VitkitError(
             f"{name} has the column{'s' * (len(other) > 1)} {', '.join(map(repr, other))}, but a label file has "
             "only path, label, previous, when and proposed_by: remove the others, or pass a list of images as the data"
         )
-
-
-def _check_end(name: str, content: bytes, table: CsvRows) -> None:
-    """Refuse a file whose last row may have been cut off, because half of a label may be the name of another class.
-
-    Rows that vitkit writes have all cells and a line end. The last row of an incomplete copy may lack them.
-    """
+    # Half of a label may be the name of another class. Rows that vitkit writes have all cells and a line end.
     if content.startswith(_HEADER) and not content.endswith((b"\n", b"\r")) and table.rows:
         line, cells = table.rows[-1]
         if len(cells) < len(Edit._fields):
             raise VitkitError(
                 f"{name}, line {line}: the last row may be cut off: complete it, and add a line break after it"
             )
+    edits = tuple(_edit(name, line + first, cells) for line, cells in table.rows)
+    return LabelFile(name, edits, tuple(line + first for line, _ in table.rows), has_suspects, content)
 
 
 def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
@@ -348,23 +299,10 @@ def _edit(name: str, line: int, cells: dict[str, str]) -> Edit:
     if not label.isascii() and any("\ud800" <= character <= "\udfff" for character in label):
         raise VitkitError(f"{name}, line {line}: the label is not in UTF-8: save the file as CSV in UTF-8")
     if "suggested" in cells and not proposed_by:
-        proposed_by = _list_that_proposed(name, label, cells)
+        suggested = restored(cells["suggested"]).strip()
+        if suggested and label.strip() in (suggested, EXCLUDED):  # in a list of suspects that a user has edited
+            proposed_by = Path(name).name
     return Edit(path, label, previous, when, proposed_by)
-
-
-def _list_that_proposed(name: str, label: str, cells: dict[str, str]) -> str:
-    """Return the file's name without folders if a row follows the suggestion in this row; otherwise return "".
-
-    The file is a list of suspected label errors that a user may have edited. A row follows its suggestion if its label
-    is the suggested class, or if it leaves the image out.
-
-    Args:
-        name: the path of the file.
-        label: the label in the row.
-        cells: all cells of the row, by column name.
-    """
-    suggested = restored(cells.get("suggested", "")).strip()
-    return Path(name).name if suggested and label.strip() in (suggested, EXCLUDED) else ""
 
 
 def renaming(edits: Iterable[tuple[str, str]], old: str, new: str) -> list[Edit]:
@@ -442,18 +380,15 @@ def read_suspects(file: str | Path) -> list[Suspect]:
     suspects = []
     for line, cells in table.rows:
         path, label, suggested, score = (restored(cells.get(name, "")) for name in COLUMNS)
-        suspects.append(Suspect(path, label, suggested, score, _number(file, line, cells.get(_CHANCE))))
+        cell = cells.get(_CHANCE)
+        try:
+            chance = None if cell is None else float(cell)
+        except ValueError:
+            chance = -1.0
+        if chance is not None and not 0 <= chance <= 1:
+            raise VitkitError(f"{file}, line {line}: chance must be from 0 to 1, not {cell!r}")
+        suspects.append(Suspect(path, label, suggested, score, chance))
     return suspects
-
-
-def _number(file: str | Path, line: int, cell: str | None) -> float | None:
-    try:
-        value = None if cell is None else float(cell)
-    except ValueError:
-        value = -1.0
-    if value is not None and not 0 <= value <= 1:
-        raise VitkitError(f"{file}, line {line}: chance must be from 0 to 1, not {cell!r}")
-    return value
 
 
 def expected_by_chance(suspects: Sequence[Suspect]) -> float | None:
@@ -549,8 +484,6 @@ class PathFinder:
 
 # --- Rows of CSV files ----------------------------------------------------------------------------------------
 
-# The files were written by hand or by a spreadsheet. Rows are returned with their line numbers, for messages.
-
 
 @dataclass(frozen=True)
 class CsvRows:
@@ -592,16 +525,29 @@ def read_rows(name: str, text: TextIO, known: Mapping[str, str], needed: Sequenc
         header, first = text.readline(), 3
     delimiter = named[1] if named is not None else max(",;\t", key=header.count)
     written = [title.strip() for title in next(csv.reader([header], delimiter=delimiter, strict=True), [])]
-    titles = _without_last_empty(written)
+    titles = written[: max((place for place, title in enumerate(written, start=1) if title), default=0)]
     columns = [known.get(title.lower(), title) for title in titles]
     if not set(needed) <= set(columns) or len(set(columns)) < len(columns):
         raise VitkitError(f"{name} needs the columns {expected}; it has: {header.strip():.200}")
-    lines = [row for row in _numbered(name, text, delimiter, first) if any(row[1])]
+    lines: list[tuple[int, list[str]]] = []
+    reader, line = csv.reader(text, delimiter=delimiter, strict=True), first
+    try:
+        for cells in reader:
+            if any(cells):
+                lines.append((line, cells))
+            line = reader.line_num + first
+    except csv.Error as error:
+        raise VitkitError(
+            f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?"
+        ) from error
     _check_quotes(name, columns, delimiter, lines)
-    if len(titles) < len(written):
-        _check_untitled(name, columns, lines)
-    else:
-        _check_width(name, columns, lines)
+    for line, cells in lines:
+        beyond = [cell for cell in cells[len(columns) :] if cell]
+        if len(titles) == len(written) and beyond:  # further cells may be classes, which would be lost
+            wide = f"{len(cells)} cells for {len(columns)} columns"
+            raise VitkitError(f'{name}, line {line}: {wide}; put several classes between quotes: "cat;dog"')
+        if text_beyond := [cell for cell in beyond if cell.strip()]:
+            raise VitkitError(f"{name}, line {line}: {text_beyond[0]!r} is in a column without a title: give it one")
     rows = tuple((line, dict(zip(columns, row, strict=False))) for line, row in lines)
     return CsvRows(tuple(titles), tuple(columns), delimiter, rows)
 
@@ -610,14 +556,10 @@ SEPARATOR = re.compile(r"sep=(.)\s*", re.IGNORECASE)  # the line by which a file
 
 
 def refuse_encoding(name: str, data: bytes) -> None:
-    """Refuse a file in UTF-16 or UTF-32, which spreadsheets save as "Unicode text".
-
-    Args:
-        name: the name of the file, for messages.
-        data: the first bytes of the file.
+    """Refuse a file whose first bytes (`data`) are UTF-16 or UTF-32, which spreadsheets save as "Unicode text".
 
     Raises:
-        VitkitError: the bytes are UTF-16 or UTF-32.
+        VitkitError: the bytes are UTF-16 or UTF-32; the message begins with `name`.
     """
     head = data[:64]
     is_wide = head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or head.count(b"\0") > len(head) // 2
@@ -625,25 +567,6 @@ def refuse_encoding(name: str, data: bytes) -> None:
         raise VitkitError(
             f"{name} is not a CSV file in UTF-8, but in UTF-{32 if is_wide else 16}: save it as CSV in UTF-8"
         )
-
-
-def _without_last_empty(titles: Sequence[str]) -> list[str]:
-    named = max((place for place, title in enumerate(titles, start=1) if title), default=0)
-    return list(titles[:named])
-
-
-def _numbered(name: str, text: Iterable[str], delimiter: str, first: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows below the header, each with the number of its first line. The first row begins in line `first`."""
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
-    line = first
-    try:
-        for cells in reader:
-            yield line, cells
-            line = reader.line_num + first
-    except csv.Error as error:
-        raise VitkitError(
-            f"{name} is not a CSV file from line {line} on: {error}; is there a quote too many, or one not closed?"
-        ) from error
 
 
 def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iterable[tuple[int, list[str]]]) -> None:
@@ -659,18 +582,3 @@ def _check_quotes(name: str, columns: Sequence[str], delimiter: str, lines: Iter
             is_row = len(inner) >= len(columns) and Path(inner[place].strip(' "')).suffix.lower() in SUFFIXES
             if is_short or is_row:
                 raise VitkitError(f"{name}, line {line}: a quote is not closed, so its cell contains the rows below")
-
-
-def _check_untitled(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:
-    """Refuse rows with text in a column that has no title."""
-    for line, cells in lines:
-        if beyond := [cell for cell in cells[len(columns) :] if cell.strip()]:
-            raise VitkitError(f"{name}, line {line}: {beyond[0]!r} is in a column without a title: give it one")
-
-
-def _check_width(name: str, columns: Sequence[str], lines: Iterable[tuple[int, Sequence[str]]]) -> None:
-    """Refuse rows with more cells than the header, because further cells may be classes, which would be lost."""
-    for line, cells in lines:
-        if any(cells[len(columns) :]):
-            wide = f"{len(cells)} cells for {len(columns)} columns"
-            raise VitkitError(f'{name}, line {line}: {wide}; put several classes between quotes: "cat;dog"')
