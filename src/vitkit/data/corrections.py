@@ -11,7 +11,7 @@ the label before (`ImageTable.earlier`), because a test with the new one would f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from vitkit.data.earlier_labels import new_names
 from vitkit.data.labels import EXCLUDED, Edit, LabelFile, PathFinder, read_labels
 from vitkit.data.layout import LayoutName
 from vitkit.data.sources import check_classes, has_no_folders, read_table, read_unlabelled
-from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, UNLABELLED, EarlierLabel, ImageTable, Row, Task, bare, look
+from vitkit.data.table import MULTI_LABEL, SINGLE_LABEL, UNLABELLED, EarlierLabel, ImageTable, Task, bare, look
 from vitkit.errors import VitkitError
 from vitkit.system.files import without_place
 from vitkit.text.cells import listed, plural
@@ -89,12 +89,12 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
     """
     before = [table.cell_of(i) for i in range(len(table))]
     after, finder = list(before), PathFinder(table.root, table.paths)
-    spelt, task = {look(name): name for name in table.classes}, _task_with(table, labels)
+    spellings, task = {look(name): name for name in table.classes}, _task_with(table, labels)
     added, lost = dict[str, str](), dict[str, None]()
     names_of: dict[int, set[str]] = {}  # of each image: the first previous label, and all labels
     last = dict[int, str]()  # of each image: the label before it was left out
     proposed = dict[str, EarlierLabel]()  # by path: the label before the first proposal of a model
-    for edit, label, rows in _settled_edits(table, labels, finder, spelt, task):
+    for edit, label, rows in _edits_with_rows(table, labels, finder, spellings, task):
         for i in rows:
             names_of.setdefault(i, {edit.previous}).add(label)
             if edit.proposed_by:
@@ -111,58 +111,98 @@ def correct(table: ImageTable, labels: LabelFile, *, may_add: bool = True) -> Im
                 proposed.setdefault(path, EarlierLabel(path, UNLABELLED, edit.proposed_by))
         elif may_add or label != EXCLUDED:  # a run's table does not contain the pictures that it left out
             lost[edit.path] = None
-    homes = _split_of_folder(table)
+    splits_of_folder: dict[str, set[str | None]] = {}
+    for path, split in zip(table.paths, table.splits, strict=True):
+        if "/" in path:
+            splits_of_folder.setdefault(path.split("/")[0], set()).add(split)
+    split_of = {folder: split for folder, (split, *others) in splits_of_folder.items() if split and not others}
     added = {path: label for path, label in added.items() if label != EXCLUDED}
-    homeless = [path for path in added if any(table.splits) and path.split("/")[0] not in homes]
-    added = {path: label for path, label in added.items() if path not in homeless}
+    outside = [path for path in added if any(table.splits) and path.split("/")[0] not in split_of]
+    added = {path: label for path, label in added.items() if path not in outside}
     if labels.has_suspects and not added and after == before:
         raise VitkitError(
             f"{labels.name} lists suspected label errors, but changes none: write the right labels into the "
             f"column label (an empty one leaves the picture out), or inspect them first: vitkit doctor {labels.name}"
         )
     kept = [(table.paths[i], label, table.splits[i]) for i, label in enumerate(after)]
-    kept += [(path, label, homes.get(path.split("/")[0])) for path, label in added.items()]
-    changed = _built(table, [row for row in kept if row[1] not in (EXCLUDED, UNLABELLED)], task)
-    earlier = _earlier(table, changed, before, after, added, proposed)
+    kept += [(path, label, split_of.get(path.split("/")[0])) for path, label in added.items()]
+    kept = [row for row in kept if row[1] not in (EXCLUDED, UNLABELLED)]
+    if not kept:
+        raise VitkitError(f"{table.name}: the label file leaves out every picture, or gives none of them a class")
+    names_of_labels = [task.names_in(label) for _, label, _ in kept]
+    classes = tuple(sorted({name for names in names_of_labels for name in names}))
+    number = {name: i for i, name in enumerate(classes)}
+    sets, numbers = task.encode([tuple(sorted(number[name] for name in names)) for names in names_of_labels])
+    changed = replace(
+        table,
+        classes=classes,
+        paths=tuple(path for path, _, _ in kept),
+        labels=numbers,
+        splits=tuple(split for _, _, split in kept),
+        sets=sets,
+        empty=tuple(name for name in table.empty if name not in classes),
+    )
+    # The label before the first proposal, under the current name of its class; and those of earlier label files.
+    pairs = ((old, new) for path, old, new in zip(table.paths, before, after, strict=True) if path not in proposed)
+    renamed = new_names(pairs, changed)
+    earlier = {path: item._replace(before=renamed.get(item.before, item.before)) for path, item in proposed.items()}
+    earlier |= {item.path: item for item in table.earlier}
+    label_of = dict(zip(table.paths, after, strict=True)) | added
+    earlier = {path: item for path, item in earlier.items() if label_of.get(path) != item.before}
+    stale = [table.paths[i] for i, names in names_of.items() if not names & {"", UNLABELLED, before[i]}]
+    new_proposals = len(earlier.keys() - {item.path for item in table.earlier})
     name = without_place(labels.name)
-    stale = [
-        table.paths[i] for i, labels_in_file in names_of.items() if not labels_in_file & {"", UNLABELLED, before[i]}
-    ]
-    notes = [
-        *_change_lines(name, before, after, added, len(earlier.keys() - {item.path for item in table.earlier})),
-        *_class_lines(name, table, changed),
-        *_label_lines(name, after, stale),
-    ]
+    notes = _describe(name, table, changed, list(zip(before, after, strict=True)), len(added), new_proposals, stale)
+    unmatched = _lost_lines(name, table, lost)
+    if outside:
+        pictures = plural(len(outside), "picture", "pictures")
+        because = f"because {'it lies' if len(outside) == 1 else 'they lie'} outside the folders of the data's splits"
+        unmatched.append(f"{pictures} of {name} left out, {because}: {listed(outside)}")
+    excluded = ((table.paths[i], label, table.splits[i]) for i, label in last.items() if after[i] == EXCLUDED)
     return replace(
         changed,
-        left_out=(
-            *table.left_out,
-            *((table.paths[i], label, table.splits[i]) for i, label in last.items() if after[i] == EXCLUDED),
-        ),
+        left_out=(*table.left_out, *excluded),
         earlier=tuple(earlier.values()),
         corrections=(*table.corrections, *notes),
-        unmatched=(*table.unmatched, *_lost_lines(name, table, lost), *_homeless_lines(name, homeless)),
+        unmatched=(*table.unmatched, *unmatched),
     )
 
 
-def _earlier(
+def _describe(
+    name: str,
     table: ImageTable,
     changed: ImageTable,
-    before: Sequence[str],
-    after: Sequence[str],
-    added: Mapping[str, str],
-    proposed: Mapping[str, EarlierLabel],
-) -> dict[str, EarlierLabel]:
-    """Return the label before the first proposal of a model, for each image that has another one now or is left out.
+    labels: Sequence[tuple[str, str]],
+    added: int,
+    proposed: int,
+    stale: Sequence[str],
+) -> Iterator[str]:
+    """Yield sentences about the effect of a label file.
 
-    Proposals in earlier label files are included. Classes that were renamed since have their current names.
+    `labels` holds the label of each image before and after, `added` and `proposed` are numbers of images that the file
+    adds and of labels that a model proposed, and `stale` are images whose label in the data the file does not mention.
     """
-    pairs = zip(table.paths, before, after, strict=True)
-    names = new_names(((old, new) for path, old, new in pairs if path not in proposed), changed)
-    earlier = {path: item._replace(before=names.get(item.before, item.before)) for path, item in proposed.items()}
-    earlier |= {item.path: item for item in table.earlier}
-    label_of = dict(zip(table.paths, after, strict=True)) | dict(added)
-    return {path: item for path, item in earlier.items() if label_of.get(path) != item.before}
+    changes = Counter(
+        "left out" if new == EXCLUDED else "labelled" if old == UNLABELLED else "with another label"
+        for old, new in labels
+        if old != new
+    )
+    if added:
+        changes["added"] = added
+    counts = ", ".join(f"{plural(count, 'picture', 'pictures')} {change}" for change, count in changes.items())
+    yield f"{name}: {counts or 'changes no label'}{f' ({proposed} proposed by a model)' if proposed else ''}"
+    old, new = set(table.classes) - {UNLABELLED}, set(changed.classes)
+    if more := sorted(new - old):
+        yield f"{name} adds the {'class' if len(more) == 1 else 'classes'} {listed(more, 10)}"
+    if fewer := sorted(old - new):
+        yield f"{name} leaves no picture in the {'class' if len(fewer) == 1 else 'classes'} {listed(fewer, 10)}"
+    if unlabelled := sum(label == UNLABELLED for _, label in labels):
+        yield f"{plural(unlabelled, 'picture without a label yet is', 'pictures without a label yet are')} left out"
+    if stale:
+        yield (
+            f"{plural(len(stale), 'picture is', 'pictures are')} in another class of the data than when {name} was "
+            f"written; the labels of {name} are used: {listed(stale)}"
+        )
 
 
 def _task_with(table: ImageTable, labels: LabelFile) -> Task:
@@ -172,117 +212,32 @@ def _task_with(table: ImageTable, labels: LabelFile) -> Task:
     return table.task
 
 
-def _settled_edits(
-    table: ImageTable, labels: LabelFile, finder: PathFinder, spelt: dict[str, str], task: Task
+def _edits_with_rows(
+    table: ImageTable, labels: LabelFile, finder: PathFinder, spellings: dict[str, str], task: Task
 ) -> Iterator[tuple[Edit, str, Sequence[int]]]:
-    """Yield each row of a label file, its label in the spelling of the table, and the images of its path."""
-    for line, edit in zip(labels.lines, labels.edits, strict=True):
-        label = _settled(labels.name, line, edit.label, table, spelt, task)
-        yield edit, label, finder.find(edit.path)
-
-
-def _settled(name: str, line: int, label: str, table: ImageTable, spelt: dict[str, str], task: Task) -> str:
-    """Return a label in the spelling of the table.
+    """Yield each row of a label file, its label in the spelling of the table, and the images of its path.
 
     Class names that look the same denote the same class. They may differ because accents are encoded differently, as in
     folder names on macOS, or because text copied from a web page contains zero-width spaces.
     """
-    if label in table.classes:  # even if the name contains a separator
-        return label
-    label = bare(label).strip()
-    if label == EXCLUDED or label in table.classes:
-        return label
-    if task.refuses(label):
-        raise VitkitError(
-            f"{name}, line {line}: {label!r} has several classes, but the pictures of {table.name} have one each; to "
-            "allow several, list the pictures in a CSV whose label column is named 'labels'"
-        )
-    return task.label_of(spelt.setdefault(look(part), part) for part in task.names_in(label))
+    for line, edit in zip(labels.lines, labels.edits, strict=True):
+        label = edit.label if edit.label in table.classes else bare(edit.label).strip()
+        if label not in (EXCLUDED, *table.classes):  # a class of the table may contain a separator
+            if task.refuses(label):
+                raise VitkitError(
+                    f"{labels.name}, line {line}: {label!r} has several classes, but the pictures of {table.name} have "
+                    "one each; to allow several, list the pictures in a CSV whose label column is named 'labels'"
+                )
+            label = task.label_of(spellings.setdefault(look(part), part) for part in task.names_in(label))
+        yield edit, label, finder.find(edit.path)
 
 
-def _split_of_folder(table: ImageTable) -> dict[str, str]:
-    """Return the split of each top-level folder whose images all belong to one split."""
-    splits_of: dict[str, set[str | None]] = {}
-    for path, split in zip(table.paths, table.splits, strict=True):
-        if "/" in path:
-            splits_of.setdefault(path.split("/")[0], set()).add(split)
-    return {
-        folder: split_name
-        for folder, splits in splits_of.items()
-        if len(splits) == 1 and (split_name := next(iter(splits)))
-    }
-
-
-def _built(table: ImageTable, rows: Sequence[Row], task: Task) -> ImageTable:
-    if not rows:
-        raise VitkitError(f"{table.name}: the label file leaves out every picture, or gives none of them a class")
-    names_of_labels = [task.names_in(label) for _, label, _ in rows]
-    classes = tuple(sorted({name for names in names_of_labels for name in names}))
-    number = {name: i for i, name in enumerate(classes)}
-    sets, numbers = task.encode([tuple(sorted(number[name] for name in names)) for names in names_of_labels])
-    return replace(
-        table,
-        classes=classes,
-        paths=tuple(path for path, _, _ in rows),
-        labels=numbers,
-        splits=tuple(split for _, _, split in rows),
-        sets=sets,
-        empty=tuple(name for name in table.empty if name not in classes),
-    )
-
-
-# --- Corrections in words ------------------------------------------------------------------------------------
-
-
-def _change_lines(
-    name: str, before: Sequence[str], after: Sequence[str], added: dict[str, str], proposed: int
-) -> Iterator[str]:
-    ways = Counter(
-        "left out" if new == EXCLUDED else "labelled" if old == UNLABELLED else "with another label"
-        for old, new in zip(before, after, strict=True)
-        if old != new
-    )
-    if added:
-        ways["added"] = len(added)
-    counts = ", ".join(f"{plural(count, 'picture', 'pictures')} {way}" for way, count in ways.items())
-    yield f"{name}: {counts or 'changes no label'}{f' ({proposed} proposed by a model)' if proposed else ''}"
-
-
-def _label_lines(name: str, after: Sequence[str], stale: Sequence[str]) -> Iterator[str]:
-    """Yield lines about images without a label, and images whose label in the data the label file does not mention."""
-    if unlabelled := sum(label == UNLABELLED for label in after):
-        pictures = plural(unlabelled, "picture without a label yet is", "pictures without a label yet are")
-        yield f"{pictures} left out"
-    if stale:
-        pictures = plural(len(stale), "picture is", "pictures are")
-        yield (
-            f"{pictures} in another class of the data than when {name} was written; "
-            f"the labels of {name} are used: {listed(stale)}"
-        )
-
-
-def _class_lines(name: str, table: ImageTable, changed: ImageTable) -> Iterator[str]:
-    old, new = set(table.classes) - {UNLABELLED}, set(changed.classes)
-    if more := sorted(new - old):
-        yield f"{name} adds the {'class' if len(more) == 1 else 'classes'} {listed(more, 10)}"
-    if gone := sorted(old - new):
-        yield f"{name} leaves no picture in the {'class' if len(gone) == 1 else 'classes'} {listed(gone, 10)}"
-
-
-def _lost_lines(name: str, table: ImageTable, lost: Collection[str]) -> Iterator[str]:
-    if lost:
-        path, match, change = ("path", "matches", "changes") if len(lost) == 1 else ("paths", "match", "change")
-        yield (
-            f"{len(lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing: "
-            f"{listed(list(lost))}; paths must be relative to the data's folder, or absolute"
-        )
-
-
-def _homeless_lines(name: str, homeless: Sequence[str]) -> Iterator[str]:
-    if homeless:
-        pictures = plural(len(homeless), "picture", "pictures")
-        outside = f"because {'it lies' if len(homeless) == 1 else 'they lie'} outside the folders of the data's splits"
-        yield f"{pictures} of {name} left out, {outside}: {listed(homeless)}"
+def _lost_lines(name: str, table: ImageTable, lost: Collection[str]) -> list[str]:
+    if not lost:
+        return []
+    path, match, change = ("path", "matches", "changes") if len(lost) == 1 else ("paths", "match", "change")
+    line = f"{len(lost)} {path} of {name} {match} no picture of {table.name}, and {change} nothing: "
+    return [f"{line}{listed(list(lost))}; paths must be relative to the data's folder, or absolute"]
 
 
 # --- Corrections one by one ----------------------------------------------------------------------------------
@@ -304,7 +259,7 @@ class CurrentLabels:
     def _begin(self) -> None:
         self._edits: tuple[Edit, ...] = ()
         self._task = self._table.task
-        self._spelt = {look(name): name for name in self._table.classes}
+        self._spellings = {look(name): name for name in self._table.classes}
         self.labels = [self._table.cell_of(i) for i in range(len(self._table))]
         self.lost: dict[str, None] = {}
 
@@ -322,7 +277,7 @@ class CurrentLabels:
             known, self._task = 0, task
         added = replace(file, edits=file.edits[known:], lines=file.lines[known:])
         self._edits = ()  # after an error in the loop, the next call starts again from the first row
-        for edit, label, rows in _settled_edits(self._table, added, self._finder, self._spelt, task):
+        for edit, label, rows in _edits_with_rows(self._table, added, self._finder, self._spellings, task):
             for i in rows:
                 self.labels[i] = label
             if not rows and self._finder.beside(edit.path) is None:
@@ -331,4 +286,4 @@ class CurrentLabels:
 
     def lines(self, name: str) -> list[str]:
         """Describe the rows of the label file that match no picture."""
-        return list(_lost_lines(name, self._table, self.lost))
+        return _lost_lines(name, self._table, self.lost)

@@ -159,13 +159,10 @@ def new_names(pairs: Iterable[tuple[str, str]], table: ImageTable) -> dict[str, 
     """
     votes: dict[str, Counter[str]] = {}
     for (old, new), count in Counter(pairs).items():
-        if old and new and UNLABELLED not in (old, new) and not _is_known(old, table):
+        is_known = set(table.task.names_in(old)) <= set(table.classes)
+        if old and new and UNLABELLED not in (old, new) and not is_known:
             votes.setdefault(old, Counter())[new] += count
     return {old: counts.most_common(1)[0][0] for old, counts in votes.items()}
-
-
-def _is_known(label: str, table: ImageTable) -> bool:
-    return set(table.task.names_in(label)) <= set(table.classes)
 
 
 def labels_before_run(run: Path, table: ImageTable) -> LabelsBefore:

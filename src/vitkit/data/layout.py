@@ -50,7 +50,10 @@ def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
     one data set have the same remaining words. Return None if the name contains no split, or several.
     """
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[^\W\d_])(?=\d)", " ", name)
-    words = [_without_filler(word) for word in re.split(r"[\W_]+", spaced.lower()) if word]
+    words = [
+        next((word.removesuffix(end) for end in _FILLERS if word.removesuffix(end) in _WORDS), word)
+        for word in filter(None, re.split(r"[\W_]+", spaced.lower()))
+    ]
     splits = [_WORDS[word] for word in words if word in _WORDS]
     if splits == ["train", "val"]:
         splits = ["train"]  # train_val: a validation split is still to be taken from it
@@ -59,13 +62,15 @@ def split_of_folder(name: str) -> tuple[str, tuple[str, ...]] | None:
     return splits[0], tuple(word for word in words if word not in _WORDS and word not in _FILLERS)
 
 
-def _without_filler(word: str) -> str:
-    return next((word.removesuffix(end) for end in _FILLERS if word.removesuffix(end) in _WORDS), word)
-
-
 @dataclass(frozen=True)
 class Folder:
-    """A folder with its subfolders. `has_images` is whether it contains images itself, not only in subfolders."""
+    """A folder with its subfolders.
+
+    Attributes:
+        path: the path of the folder.
+        has_images: whether it contains images itself, not only in subfolders.
+        folders: the subfolders.
+    """
 
     path: Path
     has_images: bool
@@ -73,17 +78,14 @@ class Folder:
 
     @property
     def name(self) -> str:
-        """Return the last part of the path."""
         return self.path.name
 
     @cached_property
-    def holds_images(self) -> bool:
-        """Return whether the folder contains images at any depth."""
+    def holds_images(self) -> bool:  # at any depth
         return self.has_images or any(folder.holds_images for folder in self.folders)
 
     @cached_property
     def full(self) -> tuple[Folder, ...]:
-        """Return the subfolders that contain images at any depth."""
         return tuple(folder for folder in self.folders if folder.holds_images)
 
     @property
@@ -94,12 +96,12 @@ class Folder:
 
 def survey(path: Path, overlooked: Overlooked) -> Folder:
     """Return the tree of folders below `path`. Hidden and unreadable folders are recorded in `overlooked`."""
-    return _as_folder(look_through(path, overlooked))
 
+    def as_folder(branch: Branch) -> Folder:
+        path, has_images, folders = branch
+        return Folder(path, has_images, tuple(map(as_folder, folders)))
 
-def _as_folder(branch: Branch) -> Folder:
-    path, has_images, folders = branch
-    return Folder(path, has_images, tuple(map(_as_folder, folders)))
+    return as_folder(look_through(path, overlooked))
 
 
 def inside(folder: Folder) -> Iterator[Folder]:
@@ -154,10 +156,9 @@ def is_pair(splits: Sequence[SplitFolder]) -> bool:
 
 
 def undouble(folder: Folder) -> Folder:
-    """Descend through nested folders that repeat the name of a split, as in `seg_train/seg_train`; return the last one.
+    """Return the innermost of nested folders that repeat the name of a split, as archives leave them.
 
-    Some archives contain such folders, each with nothing but the next one in it. If there is no such folder in
-    `folder`, return `folder`.
+    For example, the inner folder of `seg_train/seg_train`; without such a folder in it, `folder` itself.
     """
     inner = folder
     while not inner.has_images and len(inner.full) == 1 and split_of_folder(inner.full[0].name) is not None:
@@ -165,7 +166,7 @@ def undouble(folder: Folder) -> Folder:
     return inner if split_of_folder(inner.name) == split_of_folder(folder.name) else folder
 
 
-def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
+def _unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
     """Descend into the only subfolder of each split if all of these subfolders have the same name.
 
     For example, train/images and test/images replace train and test.
@@ -179,7 +180,7 @@ def unwrap_alike(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
     return splits
 
 
-def settle_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
+def _split_of_eval(splits: Sequence[SplitFolder]) -> list[SplitFolder]:
     """Replace the split `eval` with val if there is also a test split, otherwise with test."""
     instead = "val" if any(part.split == "test" for part in splits) else "test"
     return [replace(part, split=instead) if part.split == "eval" else part for part in splits]
@@ -306,22 +307,15 @@ def _agreeing(folder: Folder) -> tuple[list[Folder], list[str]] | None:
 
     Such folders are probably splits, folds or sites rather than classes.
     """
-    made = [child for child in folder.full if child.is_made_of_folders]
-    for names_of in (_names_in, _names_of_leaves):
-        names = [names_of(child) for child in made]
+    outer = [child for child in folder.full if child.is_made_of_folders]
+    direct = [{inner.name.casefold() for inner in child.full} for child in outer]
+    leaves = [{inner.name.casefold() for inner in inside(child) if inner.has_images} for child in outer]
+    for names in (direct, leaves):
         count = Counter(each for child in names for each in child)
         shared = {each for each, times in count.items() if times > 1}
         if shared and 2 * len(shared) >= len(count):
-            return [child for child, has in zip(made, names, strict=True) if has & shared], sorted(shared)
+            return [child for child, has in zip(outer, names, strict=True) if has & shared], sorted(shared)
     return None
-
-
-def _names_in(folder: Folder) -> set[str]:
-    return {child.name.casefold() for child in folder.full}
-
-
-def _names_of_leaves(folder: Folder) -> set[str]:
-    return {child.name.casefold() for child in inside(folder) if child.has_images and child is not folder}
 
 
 # --- As splits ---------------------------------------------------------------------------------------
@@ -340,12 +334,12 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
             f"{name}: {named} could each be a split; keep at most one each of train/, val/ and test/, or use "
             "--layout classes if these folders are classes"
         )
-    splits = settle_eval(chosen[0])
+    splits = _split_of_eval(chosen[0])
     taken = {item.outer.path for item in splits}
     others = [item for item in folder.full if item.path not in taken]
     if len(splits) == 1 and others and requested == "auto" and _is_class(name, top, folder, splits[0], others):
         return None
-    splits = sorted(unwrap_alike(splits), key=lambda item: _ORDER.index(item.split))
+    splits = sorted(_unwrap_alike(splits), key=lambda item: _ORDER.index(item.split))
     _check_splits(name, top, splits, requested)
     named = ", ".join(f"{item.split} in {below(top, item.inner)}" for item in splits)
     rest = f"; left out: {listed([below(top, item) for item in others])}" if others else ""
@@ -363,18 +357,7 @@ def _as_splits(name: str, top: Folder, folder: Folder, requested: LayoutName) ->
 
 
 def _is_class(name: str, top: Folder, folder: Folder, lone: SplitFolder, others: Sequence[Folder]) -> bool:
-    """Return whether a folder is a class although it is named like a split.
-
-    Args:
-        name: the name of the data, for messages.
-        top: the folder of the data.
-        folder: the folder that contains the folder in question.
-        lone: the folder in question.
-        others: the folders beside it.
-
-    Raises:
-        VitkitError: the folder may be a split or a class.
-    """
+    """Return whether the folder `lone`, which is named like a split, is a class beside the folders `others`."""
     if lone.outer.has_images:
         return True
     unlabelled = [split_of_folder(child.name) is not None and not undouble(child).full for child in others]
@@ -398,14 +381,10 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
         return
     for split in splits:
         _refuse_doubtful(name, top, split.inner)
-    _check_same_classes(name, top, splits)
-
-
-def _check_same_classes(name: str, top: Folder, splits: Sequence[SplitFolder]) -> None:
     first, *rest = splits
-    called = {item.name: split_of_folder(item.name) for split in splits for item in split.inner.full}
-    doubtful = [item for item in called if called[item] is not None]
-    if len({called[item] for item in doubtful}) > 1:
+    meant = {item.name: split_of_folder(item.name) for split in splits for item in split.inner.full}
+    doubtful = [item for item in meant if meant[item] is not None]
+    if len({meant[item] for item in doubtful}) > 1:
         raise VitkitError(
             f"{name}: {listed(sorted(doubtful))} lie inside splits, but look like splits themselves; {_OVERRIDE}"
         )
@@ -438,7 +417,7 @@ def _as_splits_of_classes(top: Folder, folder: Folder) -> FolderLayout | None:
     parts: list[ClassFolder] = []
     for child in folder.full:
         groups = list(grouped(child).values())
-        splits = settle_eval(groups[0]) if len(groups) == 1 else []
+        splits = _split_of_eval(groups[0]) if len(groups) == 1 else []
         if child.has_images or len(splits) < len(child.full) or not all(split.inner.has_images for split in splits):
             return None
         parts += [ClassFolder(split.outer.path, child.name, split.split) for split in splits]
@@ -479,11 +458,10 @@ def table_of_layout(
     """
     ignored = overlooked.ignored
     rows: list[Row] = []
-    files = [images_below(folder.path) for folder in layout.classes]
-    for folder, below_folder in zip(layout.classes, files, strict=True):
+    for folder in layout.classes:
         where = folder.path.relative_to(root).as_posix()
-        rows += [(f"{where}/{file}", folder.name, folder.split) for file in below_folder]
-    for children in [entries(parent) for parent in layout.between]:
+        rows += [(f"{where}/{file}", folder.name, folder.split) for file in images_below(folder.path)]
+    for children in map(entries, layout.between):
         ignored["outside the class folders"] += sum(is_file for _, is_file in children)
         ignored.update(f"folder {child}" for child, is_file in children if not is_file and is_passed_over(child))
     ignored.update(f"folder {folder.name} beside the splits" for folder in layout.left_out)

@@ -13,9 +13,10 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path, PureWindowsPath
+from typing import NamedTuple
 
 from vitkit.data.file_names import SUFFIXES, why_ignored
 from vitkit.data.labels import CsvRows, read_rows, refuse_encoding
@@ -31,11 +32,11 @@ _COLUMNS = {  # titles of columns that people use
     **dict.fromkeys(("label", "class", "labels"), "label"),
 }
 _EXPECTED = "path and label, each once (and may have split and group), or path and a column of 0 and 1 for each class"
-_OF_SPLITS = frozenset(  # titles, without spaces and underscores, of columns that hold nothing but splits
+_SPLIT_TITLES = frozenset(  # titles, without spaces and underscores, of columns that hold nothing but splits
     ("subset", "partition", "usage", "traintest", "testtrain", "trainvaltest", "trainvalidtest", "traindevtest", "tvt")
 )
-_OF_ANYTHING = frozenset(("set", "dataset", "imageset", "phase", "mode", "stage", "fold", "role", "purpose"))
-_OF_GROUPS = ("group", "groups", "groupid", "patient", "patientid", "subjectid", "caseid", "lesionid")  # best first
+_VAGUE_TITLES = frozenset(("set", "dataset", "imageset", "phase", "mode", "stage", "fold", "role", "purpose"))
+_GROUP_TITLES = ("group", "groups", "groupid", "patient", "patientid", "subjectid", "caseid", "lesionid")  # best first
 _MISSING = frozenset(("nan", "na", "n/a", "null", "none", "-1", "-", "?", "unlabeled", "unlabelled"))
 _MARKS = ("|", ",", "/", "+", "&", ":", " and ", "_and_", "\t", "\n", "、", "~", " ", "-", "_")
 _SPLITS = {  # cells, in addition to the words for folders; the first two are Kaggle's, and `eval` is val beside test
@@ -54,19 +55,12 @@ _BESIDE = "_classes.csv"  # Roboflow's list, in the folder of the images
 _SEARCHED = 20_000  # files among which a path that does not exist is searched
 
 
-@dataclass(frozen=True)
-class _Labels:
-    """The classes of the images of a list.
-
-    Attributes:
-        names: the names of the classes of each image.
-        is_multi: whether an image may have several classes.
-        told: how the labels were read, if this is not obvious; otherwise empty.
-    """
+class _Labels(NamedTuple):
+    """The class names of each image, whether an image may have several, and a note on how the labels were read."""
 
     names: Sequence[Sequence[str]]
     is_multi: bool
-    told: str = ""
+    note: str = ""
 
 
 def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
@@ -82,28 +76,48 @@ def read_list(name: str, file: Path, _: LayoutName = "auto") -> ImageTable:
     rows = _read_rows(name, file)
     split_column, splits = splits_in(name, rows)
     rest = [column for column in rows.columns if column not in ("path", "label", *split_column)]
-    group_column = next((column for title in _OF_GROUPS for column in rest if _plain(column) == title), None)
+    group_column = next((column for title in _GROUP_TITLES for column in rest if _plain(column) == title), None)
     rest = [column for column in rest if column != group_column]
     if "label" in rows.columns:
-        labels, unread = _joined_labels(name, rows), rest
+        labels = _joined_labels(name, rows)
     else:
-        labels, unread = _one_hot_labels(name, rows, rest), []
-    paths = [_path(name, line, cells) for line, cells in rows.rows]
+        labels, rest = _one_hot_labels(name, rows, rest), []
+    paths = []
+    for line, cells in rows.rows:
+        paths.append(path := _cell(cells, "path"))
+        if not path:
+            raise VitkitError(f"{name}, line {line}: path is empty")
+        if "\0" in path:
+            raise VitkitError(f"{name}, line {line}: paths must not contain a null byte: {path!r}")
     table = _table_of(name, file.parent, paths, labels, splits)
     _refuse_misplaced(table)
-    groups = {} if group_column is None else _groups(name, rows, group_column, paths)
-    told = [
+    groups = {}
+    if group_column is not None:
+        found = ((path, _cell(cells, group_column)) for path, (_, cells) in zip(paths, rows.rows, strict=True))
+        groups = {path: group for path, group in found if group}
+        if len(groups) == len(set(paths)) > 1 and len(set(groups.values())) == 1:
+            raise VitkitError(
+                f"{name}: all rows have the same {group_column}, so the images cannot be split: remove this column"
+            )
+    notes = [
         *([f"splits read from {_quoted(split_column)}"] if split_column not in ((), ("split",)) else []),
-        *filter(None, [labels.told]),
+        *filter(None, [labels.note]),
         *([f"images with the same {group_column!r} stay in one split"] if groups else []),
     ]
+    overlooked = ""
+    if rest:
+        unread = listed([column or "(without a title)" for column in rest], 20)
+        overlooked = f"{plural(len(rest), 'column is', 'columns are')} not read: {unread}"
+        if folds := [column for column in rest if "fold" in column.lower()]:
+            overlooked += f"; {folds[0]} does not tell which images are test images: write train, val and test into a "
+            overlooked += "column split"
     parents = {(table.root / path).parent for path in table.paths}
     return replace(
         table,
         folders=tuple({parent.resolve() for parent in parents}),
         groups=groups,
-        layout="; ".join(told),
-        overlooked=_of_unread(unread),
+        layout="; ".join(notes),
+        overlooked=(overlooked,) if overlooked else (),
     )
 
 
@@ -123,22 +137,16 @@ def read_lists_of_splits(name: str, root: Path) -> ImageTable | None:
     tables = [replace(read_list(f"{name}/{file.parent.name}/{_BESIDE}", file), name=name) for file in files]
     folders = [file.parent.name for file in files]
     words = [named[0] for named in files.values() if named is not None]
-    of_eval = "val" if "test" in words else "test"
+    eval_split = "val" if "test" in words else "test"
+    paths: list[str] = []
+    names: list[list[str]] = []
+    splits: list[str | None] = []
+    for folder, word, table in zip(folders, words, tables, strict=True):
+        paths += [f"{folder}/{path}" for path in table.paths]
+        names += [[table.classes[k] for k in table.classes_of(i)] for i in range(len(table))]
+        splits += [eval_split if word == "eval" else word] * len(table)
     return replace(
-        _table_of(
-            name,
-            root,
-            [f"{folder}/{path}" for folder, table in zip(folders, tables, strict=True) for path in table.paths],
-            _Labels(
-                [[table.classes[k] for k in table.classes_of(i)] for table in tables for i in range(len(table))],
-                any(table.sets for table in tables),
-            ),
-            [
-                of_eval if word == "eval" else word
-                for word, table in zip(words, tables, strict=True)
-                for _ in table.paths
-            ],
-        ),
+        _table_of(name, root, paths, _Labels(names, any(table.sets for table in tables)), splits),
         folders=(root.resolve(),),
         layout=f"splits read from {_BESIDE} in {', '.join(f'{folder}/' for folder in folders)}; {tables[0].layout}",
         overlooked=tuple(dict.fromkeys(line for table in tables for line in table.overlooked)),
@@ -149,9 +157,8 @@ def _read_rows(name: str, file: Path) -> CsvRows:
     try:
         with open(file, "rb", opener=regular) as data:
             refuse_encoding(name, data.read(64))
-        with open(
-            file, encoding="utf-8-sig", newline="", opener=regular
-        ) as text:  # spreadsheets write a byte order mark
+        # Spreadsheets write a byte order mark.
+        with open(file, encoding="utf-8-sig", newline="", opener=regular) as text:
             rows = read_rows(name, text, _COLUMNS, ("path",), _EXPECTED)
     except (UnicodeDecodeError, csv.Error) as error:
         raise VitkitError(f"{name} is not a CSV file in UTF-8: {error}") from error
@@ -167,15 +174,6 @@ def _read_rows(name: str, file: Path) -> CsvRows:
     return rows
 
 
-def _path(name: str, line: int, cells: Mapping[str, str]) -> str:
-    path = _cell(cells, "path")
-    if not path:
-        raise VitkitError(f"{name}, line {line}: path is empty")
-    if "\0" in path:
-        raise VitkitError(f"{name}, line {line}: paths must not contain a null byte: {path!r}")
-    return path
-
-
 def _cell(cells: Mapping[str, str], column: str) -> str:
     return restored(cells.get(column, "").strip())
 
@@ -186,20 +184,6 @@ def _plain(title: str) -> str:
 
 def _quoted(titles: Sequence[str]) -> str:
     return f"the column{'s' * (len(titles) > 1)} {', '.join(map(repr, titles))}"
-
-
-def _of_unread(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return a sentence about the columns that are not read, or nothing if there are none."""
-    if not columns:
-        return ()
-    named = listed([column or "(without a title)" for column in columns], 20)
-    folds = next((column for column in columns if "fold" in column.lower()), None)
-    advice = (
-        ""
-        if folds is None
-        else f"; {folds} does not tell which images are test images: write train, val and test into a column split"
-    )
-    return (f"{plural(len(columns), 'column is', 'columns are')} not read: {named}{advice}",)
 
 
 # --- Splits and groups ----------------------------------------------------------------------------------------
@@ -235,12 +219,14 @@ def splits_in(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | Non
 
 
 def _splits_of_words(name: str, rows: CsvRows, column: str) -> list[str | None] | None:
-    """Return the splits in a column; None if it does not hold splits."""
     words = [_cell(cells, column) for _, cells in rows.rows]
-    meant = {word: _split_of_cell(word) for word in dict.fromkeys(words) if word}
+    meant: dict[str, str | None] = {}
+    for word in filter(None, dict.fromkeys(words)):
+        named = split_of_folder(word)
+        meant[word] = _SPLITS.get(_plain(word)) or (named[0] if named is not None and not named[1] else None)
     known, plain = set(meant.values()) - {None}, _plain(column)
-    is_of_splits = "split" in plain or plain in _OF_SPLITS
-    if not meant or not (is_of_splits or len(known) > 1 or (known and plain in _OF_ANYTHING)):
+    is_of_splits = "split" in plain or plain in _SPLIT_TITLES
+    if not meant or not (is_of_splits or len(known) > 1 or (known and plain in _VAGUE_TITLES)):
         return None
     if (other := next((word for word in meant if meant[word] is None), None)) is not None:
         if not is_of_splits and len(known) < 2:
@@ -250,16 +236,8 @@ def _splits_of_words(name: str, rows: CsvRows, column: str) -> list[str | None] 
             f"{name}, line {line}: {column} must be train, val or test, not {other!r}; rename the column if it does "
             "not tell the split"
         )
-    of_eval = "val" if "test" in known else "test"
-    return [of_eval if (split := meant.get(word)) == "eval" else split for word in words]
-
-
-def _split_of_cell(cell: str) -> str | None:
-    """Return the split that a cell names: train, val, test or eval; None if it names no split."""
-    if (split := _SPLITS.get(_plain(cell))) is not None:
-        return split
-    named = split_of_folder(cell)
-    return named[0] if named is not None and not named[1] else None
+    eval_split = "val" if "test" in known else "test"
+    return [eval_split if (split := meant.get(word)) == "eval" else split for word in words]
 
 
 def _flag_columns(name: str, rows: CsvRows) -> dict[str, str]:
@@ -284,7 +262,7 @@ def _flag_columns(name: str, rows: CsvRows) -> dict[str, str]:
 
 
 def _splits_of_flags(name: str, rows: CsvRows, flags: Mapping[str, str]) -> list[str | None]:
-    """Return the splits from columns of yes and no. A row without any yes is in the first split without a column."""
+    """Return the split of each row. A row without any yes is in the first split without a column."""
     rest = next((split for split in ("train", "test", "val") if split not in flags.values()), None)
     splits = []
     for line, cells in rows.rows:
@@ -295,38 +273,22 @@ def _splits_of_flags(name: str, rows: CsvRows, flags: Mapping[str, str]) -> list
     return splits
 
 
-def _groups(name: str, rows: CsvRows, column: str, paths: Sequence[str]) -> dict[str, str]:
-    """Return the group of each path; rows without a group are left out."""
-    groups = {path: group for path, (_, cells) in zip(paths, rows.rows, strict=True) if (group := _cell(cells, column))}
-    if len(groups) == len(set(paths)) > 1 and len(set(groups.values())) == 1:
-        raise VitkitError(f"{name}: all rows have the same {column}, so the images cannot be split: remove this column")
-    return groups
-
-
 # --- Labels -----------------------------------------------------------------------------------------------------
 
 
 def _one_hot_labels(name: str, rows: CsvRows, columns: Sequence[str]) -> _Labels:
-    """Return the classes of a list with a column of 0 and 1 for each class.
-
-    Raises:
-        VitkitError: a column has other cells, so that the list has no labels.
-    """
+    """Return the classes of a list with a column of 0 and 1 for each class; refuse a list with other cells."""
     if len(columns) < 2 or not all(
         _cell(cells, column) in ("0", "1", "0.0", "1.0") for _, cells in rows.rows for column in columns
     ):
         raise VitkitError(f"{name} needs the columns {_EXPECTED}; it has: {rows.delimiter.join(rows.titles):.200}")
     names = [[column for column in columns if _cell(cells, column).startswith("1")] for _, cells in rows.rows]
-    told = f"labels read from {len(columns)} columns of 0 and 1: {listed(columns, 20)}"
-    return _Labels(names, any(len(each) != 1 for each in names), told)
+    note = f"labels read from {len(columns)} columns of 0 and 1: {listed(columns, 20)}"
+    return _Labels(names, any(len(each) != 1 for each in names), note)
 
 
 def _joined_labels(name: str, rows: CsvRows) -> _Labels:
-    """Return the classes in the column label, whose cells may join several names.
-
-    Raises:
-        VitkitError: a label is empty, or it is not clear whether the labels join several names.
-    """
+    """Return the classes in the column label, whose cells may join several names; refuse unclear ones."""
     is_declared = any(title.lower() == "labels" for title in rows.titles)
     cells = [_cell(row, "label") for _, row in rows.rows]
     if (names := _names_of_lists(name, rows, cells)) is not None:
@@ -339,13 +301,15 @@ def _joined_labels(name: str, rows: CsvRows) -> _Labels:
     if not several:
         names = [[cell] for cell in cells]
     is_joined, labels = any(len(row) > 1 for row in names), {each for row in names for each in row}
-    separator, told = _separator(name, labels, is_declared=is_declared, is_joined=is_joined)
+    separator, note = _separator(name, labels, is_declared=is_declared, is_joined=is_joined)
     if separator is None:
-        return _Labels(names, several, "; ".join(filter(None, (told, _of_missing(labels)))))
+        missing = sorted(label for label in labels if label.lower() in _MISSING)
+        warning = f"{missing[0]!r} is read as a class: remove the rows without a label" if missing else ""
+        return _Labels(names, several, "; ".join(filter(None, (note, warning))))
     if is_joined:
         raise VitkitError(f"{name}: labels join classes by {JOINT!r} and by {separator!r}: use {JOINT!r} only")
     names = [[part.strip() for each in row for part in each.split(separator) if part.strip()] for row in names]
-    return _Labels(names, is_multi=True, told=f"labels split at {separator!r}")
+    return _Labels(names, is_multi=True, note=f"labels split at {separator!r}")
 
 
 def _names_of_lists(name: str, rows: CsvRows, cells: Sequence[str]) -> list[list[str]] | None:
@@ -382,24 +346,16 @@ def _items(cell: str) -> list[str] | None:
     return items if is_plain and not joined and len(set(items)) == len(items) else None
 
 
-def _of_missing(labels: set[str]) -> str:
-    missing = sorted(label for label in labels if label.lower() in _MISSING)
-    return f"{missing[0]!r} is read as a class: remove the rows without a label" if missing else ""
-
-
 def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: bool) -> tuple[str | None, str]:
     """Return the mark, other than `;`, at which labels are to be split, or None, and a note about names with one.
 
-    Args:
-        name: the name of the list, for messages.
-        labels: the labels.
-        is_declared: whether the title of the column says that there are several names.
-        is_joined: whether some rows join names by `;`, so that other characters are probably parts of names.
+    `is_declared` is whether the title of the column says that there are several names, and `is_joined` whether some
+    rows join names by `;`, so that other characters are probably parts of names.
 
     Raises:
         VitkitError: labels seem to join other labels by this mark, but it may be a part of their names.
     """
-    told = ""
+    note = ""
     for mark in "|," if is_joined else _MARKS:
         parts = {label: [part.strip() for part in label.split(mark) if part.strip()] for label in labels}
         joined = sorted(label for label in labels if len(parts[label]) > 1)
@@ -416,8 +372,8 @@ def _separator(name: str, labels: set[str], *, is_declared: bool, is_joined: boo
             )
         uses = Counter(part for label in labels for part in set(parts[label]))
         if joined and all(uses[part] > 1 for label in joined for part in parts[label]):
-            told = f"labels such as {joined[0]!r} are read as one name each, not as several joined by {mark!r}"
-    return None, told
+            note = f"labels such as {joined[0]!r} are read as one name each, not as several joined by {mark!r}"
+    return None, note
 
 
 def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, splits: Sequence[str | None]) -> ImageTable:
@@ -438,11 +394,7 @@ def _table_of(name: str, root: Path, paths: Sequence[str], labels: _Labels, spli
 
 
 def _refuse_misplaced(table: ImageTable) -> None:
-    """Refuse a list none of whose paths exists, if the file of the first path is found under another path.
-
-    Raises:
-        VitkitError: there is such a file; the message names it.
-    """
+    """Refuse a list none of whose paths exists, if the file of the first path is found under another path."""
     if any(is_there(place) for place in table.files()):
         return
     path = table.paths[0]

@@ -229,12 +229,12 @@ class _Table(UserDict[str, DataSet]):
     """A dictionary of data sets whose keys ignore capitals, hyphens and underscores."""
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._spelt(name) in self.data
+        return isinstance(name, str) and self._spelling_of(name) in self.data
 
     def __missing__(self, name: str) -> DataSet:
-        return self.data[self._spelt(name)]
+        return self.data[self._spelling_of(name)]
 
-    def _spelt(self, name: str) -> str:
+    def _spelling_of(self, name: str) -> str:
         return next((column for column in self.data if _plain(column) == _plain(name)), name)
 
 
@@ -286,6 +286,8 @@ def materialise(name: str, say: Say = _on_stderr) -> Path:
         VitkitError: downloads are forbidden, the server cannot be reached or sends data that differ from the published
             ones, or the cache cannot be written.
     """
+    from filelock import FileLock, Timeout
+
     entry = DATASETS[name]
     folder = cache_folder() / "data" / entry.name
     if folder.is_dir():
@@ -297,28 +299,20 @@ def materialise(name: str, say: Say = _on_stderr) -> Path:
         )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _taking_turns(folder, say):
+        lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            say(f"waiting for another process that is fetching {folder.name}")
+            lock.acquire()
+        try:
             if not folder.is_dir():  # otherwise another process has written it
                 _make(entry, folder, say)
+        finally:
+            lock.release()
     except _TROUBLE as error:
         raise _explained(entry, folder, error) from error
     return folder
-
-
-@contextmanager
-def _taking_turns(folder: Path, say: Say) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say(f"waiting for another process that is fetching {folder.name}")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _make(entry: DataSet, folder: Path, say: Say) -> None:
@@ -330,78 +324,51 @@ def _make(entry: DataSet, folder: Path, say: Say) -> None:
         raw.mkdir()
         written.mkdir()
         if entry.megabytes:
-            say(_announcement(entry))
+            say(
+                f"downloading {entry.name}, about {entry.megabytes:,} MB from {entry.host}: {entry.images:,} images "
+                f"in {entry.classes} classes, licence: {entry.licence} ({entry.page})"
+            )
         with _watched(f"downloading {entry.name}") if entry.megabytes else nullcontext():
             entry.write(raw, written)
-        _check(entry, written)
-        _settle(written, folder)
+        images = [image for split in entry.splits or ("",) for image in (written / split).glob("*/*")]
+        classes = {image.parent.name for image in images}
+        if (len(images), len(classes)) != (entry.images, entry.classes):
+            raise VitkitError(
+                f"{_described(entry)} has {len(images):,} images in {len(classes)} classes, expected "
+                f"{entry.images:,} in {entry.classes}; {_advice(entry)}"
+            )
+        try:
+            written.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was first, with the same content
+                raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _announcement(entry: DataSet) -> str:
-    return (
-        f"downloading {entry.name}, about {entry.megabytes:,} MB from {entry.host}: {entry.images:,} images in "
-        f"{entry.classes} classes, licence: {entry.licence} ({entry.page})"
-    )
-
-
-def _check(entry: DataSet, folder: Path) -> None:
-    images = [image for parent in _parents(entry, folder) for image in parent.glob("*/*")]
-    classes = {image.parent.name for image in images}
-    if (len(images), len(classes)) != (entry.images, entry.classes):
-        raise VitkitError(
-            f"the data set {entry.name}{_from(entry)} has {len(images):,} images in {len(classes)} classes, expected "
-            f"{entry.images:,} in {entry.classes}; {_instead(entry)}"
-        )
-
-
-def _parents(entry: DataSet, folder: Path) -> list[Path]:
-    return [folder / split for split in entry.splits] or [folder]
-
-
-def _settle(written: Path, folder: Path) -> None:
-    try:
-        written.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # otherwise another process was first, with the same content
-            raise
-
-
-# --- When it fails ----------------------------------------------------------------------------------
-
-
 def _explained(entry: DataSet, folder: Path, error: BaseException) -> VitkitError:
-    if isinstance(error, OSError) and not isinstance(error, URLError) and error.errno in _DISK:
+    reason = str(error) or type(error).__name__
+    if isinstance(error, HTTPError):
+        error.close()
+        reason = f"the server answered {error.code} {error.reason}"
+    elif isinstance(error, URLError):
+        reason = str(error.reason)
+    elif isinstance(error, OSError) and error.errno in _DISK:
         return VitkitError(
             f"cannot write the data set {entry.name} to {folder}: {error.strerror}; free some space, or set "
             "VITKIT_CACHE to another folder"
         )
-    reason = " ".join(_reason(error).split())
-    return VitkitError(f"could not get the data set {entry.name}{_from(entry)}: {reason}; {_instead(entry)}")
+    elif reason.startswith("File not found or corrupted"):  # torchvision's message if the MD5 differs
+        reason = "the file that arrived is not the one that was published (its checksum differs)"
+    return VitkitError(f"could not get {_described(entry)}: {' '.join(reason.split())}; {_advice(entry)}")
 
 
-def _from(entry: DataSet) -> str:
-    return f" from {entry.host}" if entry.host else ""
+def _described(entry: DataSet) -> str:
+    return f"the data set {entry.name}" + (f" from {entry.host}" if entry.host else "")
 
 
-def _instead(entry: DataSet) -> str:
-    where = f" ({entry.page})" if entry.page else ""
-    return f"try again, or download it yourself{where} and use its folder"
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, HTTPError):
-        error.close()
-        return f"the server answered {error.code} {error.reason}"
-    if isinstance(error, URLError):
-        return str(error.reason)
-    if str(error).startswith("File not found or corrupted"):  # torchvision's message if the MD5 differs
-        return "the file that arrived is not the one that was published (its checksum differs)"
-    return str(error) or type(error).__name__
-
-
-# --- Downloading ------------------------------------------------------------------------------------
+def _advice(entry: DataSet) -> str:
+    return f"try again, or download it yourself{f' ({entry.page})' if entry.page else ''} and use its folder"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO, Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +83,6 @@ class PictureRecord:
 
     @property
     def has_keypoints(self) -> bool:
-        """Return whether altered copies of every picture can be recognised."""
         return len(self.aspects) == len(self) and bool((self.aspects > 0).all())
 
     @property
@@ -184,8 +183,14 @@ class PictureRecord:
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
+            # As (768, n), so that the zeros of high frequencies lie next to each other, which compresses better. A few
+            # rows at a time: the codes of a million pictures take 768 MB.
+            shape = self.codes.shape[::-1]
+            header = {"descr": np.lib.format.dtype_to_descr(self.codes.dtype), "fortran_order": False, "shape": shape}
             with archive.open("codes.npy", "w", force_zip64=True) as member:
-                _write_transposed(member, self.codes)
+                np.lib.format.write_array_header_1_0(member, header)
+                for start in range(0, shape[0], _ROWS):
+                    member.write(np.ascontiguousarray(self.codes[:, start : start + _ROWS].T).tobytes())
         return file.getvalue()
 
     @classmethod
@@ -196,7 +201,10 @@ class PictureRecord:
             VitkitError: the bytes are damaged, or a later version of vitkit wrote them.
         """
         try:
-            _check_size(data)
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            if size > max(_LARGE, _MOST_RATIO * len(data)):
+                raise ValueError(f"{len(data):,} bytes would unpack to {size:,}")
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 about = from_json(file["about"].tobytes())
                 if about["format"] > _FORMAT:
@@ -256,32 +264,6 @@ class PictureRecord:
             raise ValueError("its keypoints are damaged")
         if not (np.isfinite(self.aspects) & (self.aspects >= 0)).all():
             raise ValueError("it has pictures without width or height")
-
-
-def _write_transposed(file: IO[bytes], codes: npt.NDArray[np.int8]) -> None:
-    """Write codes (n, 768) as a numpy array (768, n), because the transposed array compresses better.
-
-    The transposition places the zeros of high frequencies next to each other. Only a few rows are transposed at a time,
-    because the codes of a million pictures take 768 MB.
-    """
-    n, width = codes.shape
-    header = {"descr": np.lib.format.dtype_to_descr(codes.dtype), "fortran_order": False, "shape": (width, n)}
-    np.lib.format.write_array_header_1_0(file, header)
-    for start in range(0, width, _ROWS):
-        file.write(np.ascontiguousarray(codes[:, start : start + _ROWS].T).tobytes())
-
-
-def _check_size(data: bytes) -> None:
-    """Refuse bytes that would unpack to a larger size than any real record has.
-
-    Raises:
-        ValueError: the unpacked size is too large.
-        zipfile.BadZipFile: the bytes are not an .npz file.
-    """
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-    if size > max(_LARGE, _MOST_RATIO * len(data)):
-        raise ValueError(f"{len(data):,} bytes would unpack to {size:,}")
 
 
 def make_record(
@@ -478,19 +460,15 @@ def find_overlap(
             touched[i].add(role)
             kinds[i] = min(kind, kinds[i] or kind, key=get_args(Kind).index)
             roles[i] = highest(role, roles[i])
-    return Overlap(
-        tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), _relabelled(record, table, facts), looked_for
-    )
-
-
-def _relabelled(record: PictureRecord, table: ImageTable, facts: Sequence[Facts]) -> frozenset[int]:
-    """Return the indices of the images whose identical file is in the record, but only with other labels."""
     labels: dict[bytes, set[str]] = {}
     for j, digest in enumerate(record.digests):
         labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
-    digests = enumerate(column(facts, "digest"))
-    known = {i: labels[digest[:DIGEST]] for i, digest in digests if digest[:DIGEST] in labels}
-    return frozenset(i for i, names in known.items() if not names & {table.name_of(i), UNLABELLED})
+    relabelled = frozenset(
+        i
+        for i, digest in enumerate(column(facts, "digest"))
+        if digest[:DIGEST] in labels and not labels[digest[:DIGEST]] & {table.name_of(i), UNLABELLED}
+    )
+    return Overlap(tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), relabelled, looked_for)
 
 
 def look_up(record: PictureRecord, table: ImageTable) -> tuple[ImageTable, Overlap]:
@@ -539,47 +517,32 @@ def inherit(overlap: Overlap, groups: Sequence[int]) -> tuple[list[str | None], 
         images with conflicting splits. Such an image cannot be in any split, for example because its copies or the
         images of its group are in different splits.
     """
-    fixed, moving, claimed = (_touched_by_group(overlap, groups, status) for status in ("fixed", "moving", "new"))
+    # The file of an image is in the record with the same label (fixed), with another one (moving), or not (new).
+    standings = [
+        "new" if kind != "exact" else "moving" if i in overlap.relabelled else "fixed"
+        for i, kind in enumerate(overlap.kinds)
+    ]
+    touched: dict[tuple[str, int], set[str]] = {}  # the roles of the copies of a group's images of one standing
+    for standing, group, roles in zip(standings, groups, overlap.touched, strict=True):
+        touched.setdefault((standing, group), set()).update(roles)
     kept: list[str | None] = []
     torn = []
-    for i, group in enumerate(groups):
-        there, role = fixed.get(group, set()), overlap.roles[i]
-        claims = there | claimed.get(group, set())
-        standing = _standing(overlap, i)
+    for i, (standing, group, role) in enumerate(zip(standings, groups, overlap.roles, strict=True)):
         if standing == "fixed":
             kept.append(role)
             continue
-        if not there and group in moving:
-            target = highest(*moving[group], *claims)
+        there = touched.get(("fixed", group), set())
+        claims = there | touched.get(("new", group), set())
+        if not there and ("moving", group) in touched:
+            target = highest(*touched["moving", group], *claims)
             is_torn = False
         else:
-            target = next(iter(claims if standing == "new" else there), None)
-            is_torn = len(claims if standing == "new" else there) > 1 or highest(role, target) != target
+            chosen = claims if standing == "new" else there
+            target = next(iter(chosen), None)
+            is_torn = len(chosen) > 1 or highest(role, target) != target
         kept.append(None if is_torn else target)
         torn += [i] * is_torn
     return kept, torn
-
-
-def _standing(overlap: Overlap, index: int) -> Literal["fixed", "moving", "new"]:
-    """Return "fixed" for an exact copy of a known image with the same label, and "moving" for one with another label.
-
-    Return "new" for every other image, even if it is similar to a known image.
-    """
-    if overlap.kinds[index] != "exact":
-        return "new"
-    return "moving" if index in overlap.relabelled else "fixed"
-
-
-def _touched_by_group(overlap: Overlap, groups: Sequence[int], standing: str) -> dict[int, set[str]]:
-    """Collect, for each group, the roles of its images' copies in the record (`Overlap.touched`).
-
-    Only images whose `_standing` equals `standing` are considered. Groups without such images are left out.
-    """
-    touched: dict[int, set[str]] = {}
-    for i, group in enumerate(groups):
-        if _standing(overlap, i) == standing:
-            touched.setdefault(group, set()).update(overlap.touched[i])
-    return touched
 
 
 def exposures(table: ImageTable, groups: Sequence[int], overlap: Overlap | None) -> list[str]:
