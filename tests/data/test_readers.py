@@ -96,13 +96,13 @@ def test_a_process_that_is_killed_costs_time_alone(
     def kill(reader: readers._Reader, batch: Any) -> Any:
         facts = original(reader, batch)
         started.append(reader)
-        reader._worker._process.send_signal(signal.SIGKILL)
+        reader.worker._process.send_signal(signal.SIGKILL)
         return facts
 
     monkeypatch.setattr(readers._Reader, "examine", kill)
     assert look(files) == truth
     assert started and here, "the rest was looked at here"
-    assert all(reader._worker._process.returncode is not None for reader in started), "none is left behind"
+    assert all(reader.worker._process.returncode is not None for reader in started), "none is left behind"
 
 
 @pytest.mark.parametrize("program", ["", "/no/such/program", "fails", "is silent", "answers something else"])

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import Folder, LayoutName, table_of_layout, understand
 from vitkit.data.storage import Overlooked, UnreadableImageError
-from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data.table import ImageTable, unlabelled_table
 from vitkit.errors import VitkitError
 from vitkit.text.cells import listed, plural
 
@@ -162,11 +162,16 @@ class Archive:
         with self.path.open("rb") as file:
             file.seek(member.offset)
             if member.method is not None:
-                signature, name, extra = _LOCAL_HEADER.unpack(_whole(file.read(_LOCAL_HEADER.size), _LOCAL_HEADER.size))
+                header = file.read(_LOCAL_HEADER.size)
+                if len(header) != _LOCAL_HEADER.size:
+                    raise UnreadableImageError("truncated")
+                signature, name, extra = _LOCAL_HEADER.unpack(header)
                 if signature != b"PK\3\4":
                     raise UnreadableImageError("damaged (the archive has no member at the listed position)")
                 file.seek(name + extra, 1)
-            data = _whole(file.read(member.packed), member.packed)
+            data = file.read(member.packed)
+        if len(data) != member.packed:
+            raise UnreadableImageError("truncated")
         if member.method == _DEFLATED:
             try:
                 data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
@@ -179,12 +184,6 @@ class Archive:
     def _stamp(self) -> tuple[int, ...]:
         seen = self.path.stat()
         return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
-
-
-def _whole(data: bytes, size: int) -> bytes:
-    if len(data) != size:
-        raise UnreadableImageError("truncated")
-    return data
 
 
 # --- The list of members ------------------------------------------------------------------------------------------
@@ -206,41 +205,28 @@ def _index_of_zip(path: Path, encoding: str | None) -> _MemberIndex:
     import zipfile  # imported only here, because it loads all compression modules
 
     _check_list(path)
-    index = _MemberIndex()
     try:
         with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3 is Unix, which stores file types
-                if kind == 0o12:
-                    index.ignored["link in the archive"] += 1
-                    continue
-                name = _name_of(path, info, encoding).replace("\\", "/")  # some Windows programs write "\"
-                member = _Member(
-                    info.header_offset,
-                    info.compress_size,
-                    info.file_size,
-                    info.compress_type,
-                    info.CRC,
-                    bool(info.flag_bits & _ENCRYPTED),
-                )
-                index.add(path, name, None if name.endswith("/") else member)
-    except VitkitError:
-        raise
+            members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
         raise VitkitError(
             f"{path} is not a .zip, or it is damaged or incomplete: {error}; copy or download it again"
         ) from error
+    index = _MemberIndex()
+    for info in members:
+        kind = info.external_attr >> 28 if info.create_system == 3 else 0  # 3 is Unix, which stores file types
+        if kind == 0o12:
+            index.ignored["link in the archive"] += 1
+            continue
+        name = _name_of(path, info, encoding).replace("\\", "/")  # some Windows programs write "\"
+        sizes, is_encrypted = (info.compress_size, info.file_size), bool(info.flag_bits & _ENCRYPTED)
+        member = _Member(info.header_offset, *sizes, info.compress_type, info.CRC, is_encrypted)
+        index.add(path, name, None if name.endswith("/") else member)
     return index
 
 
 def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
-    """Return the name of a member of a zip.
-
-    A name without a flag for UTF-8 may have any encoding. Most programs write UTF-8 nevertheless.
-
-    Raises:
-        VitkitError: the name is not UTF-8, and not in the encoding that the user has named.
-    """
+    """Return the name of a member of a zip. A name without a flag for UTF-8 may have any encoding, but mostly is UTF-8."""
     if info.flag_bits & _UTF_8:
         return info.orig_filename
     written = info.orig_filename.encode("cp437")  # as which zipfile has decoded it
@@ -263,11 +249,7 @@ def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
 
 
 def _check_list(path: Path) -> None:
-    """Refuse a zip whose list of members would take too much memory. The list itself is not read.
-
-    Raises:
-        VitkitError: the list is too long, or the end of the file is not that of a zip.
-    """
+    """Refuse a zip whose list of members would take too much memory. The list itself is not read."""
     with path.open("rb") as file:
         end = file.seek(0, 2)
         file.seek(max(0, end - 2**16 - 22))
@@ -322,11 +304,7 @@ def _index_of_tar(path: Path) -> _MemberIndex:
 
 
 class _Headers(io.BufferedReader):
-    """The file of a tar. A member's headers are read as a whole, so what they may take is limited.
-
-    Attributes:
-        left: the number of bytes that may still be read for the headers of the next member.
-    """
+    """The file of a tar. A member's headers are read as a whole, so what they may take (`left`, in bytes) is limited."""
 
     left = _LONGEST_HEADER
 
@@ -338,15 +316,7 @@ class _Headers(io.BufferedReader):
 
 
 def _check_end(path: Path, offset: int) -> None:
-    """Check that a tar ends after its last member: tarfile stops at any header that is cut or damaged.
-
-    Args:
-        path: the archive.
-        offset: the position behind the last member.
-
-    Raises:
-        VitkitError: there are not two blocks of zeros, or something else follows them.
-    """
+    """Check that a tar ends at `offset`, behind its last member: tarfile stops at any header that is cut or damaged."""
     with path.open("rb") as file:
         file.seek(offset)
         end, rest = file.read(_TAR_END), file.read(_TAR_REST)
@@ -402,14 +372,13 @@ class _Tree:
                 )
 
     def _add_folder(self, key: str) -> None:
-        while key not in self._folders:
+        if key not in self._folders:
             self._folders[key], self._files[key] = set(), []
             above, _, name = key.rpartition("/")
-            self._folders.setdefault(above, set()) if above in self._folders else self._add_folder(above)
+            self._add_folder(above)
             self._folders[above].add(name)
 
     def survey(self, key: str = "") -> Folder:
-        """Return the tree of folders below `key`, as `layout.survey` does on disk."""
         folders = []
         for name in sorted(self._folders[key]):
             if is_passed_over(name):
@@ -420,7 +389,6 @@ class _Tree:
         return Folder(self._root / key, has_images, tuple(folders))
 
     def images_below(self, folder: Path) -> list[str]:
-        """List the images below a folder by their relative paths, as `storage.images_below` does on disk."""
         return list(self._images(folder.relative_to(self._root).as_posix().removeprefix("."), ""))
 
     def _images(self, key: str, before: str) -> Iterator[str]:
@@ -487,16 +455,13 @@ def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
     path = path.resolve()
     overlooked = Overlooked()
     tree = _Tree(path, overlooked)
-    keys = tuple(tree.images_below(path))
+    keys = tree.images_below(path)
     if not keys:
         raise VitkitError("; ".join([f"no images in {name}", *tree.lines()]))
-    return ImageTable(
-        name=name,
-        root=path,
-        classes=(UNLABELLED,),
-        paths=keys,
-        labels=(0,) * len(keys),
-        splits=(None,) * len(keys),
+    return unlabelled_table(
+        name,
+        path,
+        keys,
         ignored=dict(overlooked.ignored),
         folders=(path,),
         layout="pictures without labels: all in the archive",

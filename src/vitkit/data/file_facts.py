@@ -33,8 +33,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -129,15 +128,24 @@ class FactTable(Sequence[Facts]):
 
     One object per image would take 1.5 kB, or 1.5 GB for a million images. The columns take 50 bytes per image. In
     addition, there are thumbnails and keypoints, which are kept in temporary files if there are many images
-    (`empty_array`).
+    (`empty_array`). Fields with few distinct values are stored once per combination of values.
 
     Args:
         images: the number of images. Until its facts are set, an image counts as unreadable.
     """
 
     def __init__(self, images: int) -> None:
-        self._columns = _FactColumns.empty(images)
         self._rows: npt.NDArray[np.int64] = np.arange(images)
+        # The bytes of each image, (images, bytes); shorter values are padded with zeros.
+        self._digests = np.zeros((images, _DIGEST), np.uint8)
+        self._thumbnails: npt.NDArray[np.uint8] = empty_array((images, 3 * THUMBNAIL**2), "uint8")
+        self._keypoints: npt.NDArray[np.uint8] = empty_array((images, MOST * BYTES), "uint8")
+        self._sizes = np.zeros((images, 3), np.int32)  # width, height, and bytes of keypoints
+        # Each combination of the fields `_KIND`, and of whether there is a thumbnail; and its index for each image.
+        missing = ("not read", "", "", False, None, 0, "", NO_BORDER, False, False)
+        self._kinds: list[tuple[Any, ...]] = [missing]
+        self._numbers: dict[tuple[Any, ...], int] = {missing: 0}
+        self._kind = np.zeros(images, np.int32)
 
     @classmethod
     def of(cls, facts: Sequence[Facts]) -> FactTable:
@@ -156,7 +164,19 @@ class FactTable(Sequence[Facts]):
     @overload
     def __getitem__(self, index: slice) -> FactTable: ...
     def __getitem__(self, index: int | slice) -> Facts | FactTable:
-        return self._at(self._rows[index]) if isinstance(index, slice) else self._columns.get(int(self._rows[index]))
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        row = self._rows[index]
+        *named, has_digest, has_thumbnail = self._kinds[self._kind[row]]
+        width, height, keypoints = self._sizes[row].tolist()
+        return Facts(
+            self._digests[row].tobytes() if has_digest else b"",
+            width=width,
+            height=height,
+            thumbnail=self._thumbnails[row].tobytes() if has_thumbnail else b"",
+            keypoints=self._keypoints[row, :keypoints].tobytes(),
+            **dict(zip(_NAMED, named, strict=True)),
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FactTable) and list(self) == list(other)
@@ -165,21 +185,47 @@ class FactTable(Sequence[Facts]):
 
     def fill(self, indices: Sequence[int], facts: Sequence[Facts]) -> None:
         """Set the facts of the images at these indices."""
-        if indices:
-            self._columns.fill(self._rows[np.asarray(indices, np.int64)], facts)
+        if not indices:
+            return
+        rows = self._rows[np.asarray(indices, np.int64)]
+        kinds = [(*_named(fact), bool(fact.digest), bool(fact.thumbnail)) for fact in facts]
+        for kind in dict.fromkeys(kinds):
+            if kind not in self._numbers:
+                self._numbers[kind] = len(self._kinds)
+                self._kinds.append(kind)
+        self._kind[rows] = [self._numbers[kind] for kind in kinds]
+        self._sizes[rows] = [(fact.width, fact.height, len(fact.keypoints)) for fact in facts]
+        _fill(self._digests, rows, [fact.digest for fact in facts])
+        _fill(self._thumbnails, rows, [fact.thumbnail for fact in facts])
+        for row, fact in zip(rows.tolist(), facts, strict=True):
+            if fact.keypoints:
+                self._keypoints[row, : len(fact.keypoints)] = np.frombuffer(fact.keypoints, np.uint8)
 
     def take(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> FactTable:
         """Return the facts of the images at these indices, in this order. Both tables share their columns."""
-        return self._at(self._rows[np.asarray(indices, np.int64)])
-
-    def _at(self, rows: npt.NDArray[np.int64]) -> FactTable:
         table = copy(self)
-        table._rows = rows
+        table._rows = self._rows[np.asarray(indices, np.int64)]
         return table
 
     def column(self, name: str) -> list[Any]:
         """Return one field of all images, without creating a `Facts` object per image."""
-        return self._columns.column(name, self._rows)
+        rows = self._rows
+        if name in _KIND:
+            values = [kind[_KIND.index(name)] for kind in self._kinds]
+            return [values[number] for number in self._kind[rows].tolist()]
+        if name in _SIZES:
+            pixels: list[Any] = self._sizes[rows, _SIZES.index(name)].tolist()
+            return pixels
+        if name == "digest":
+            digests: list[Any] = self._digests[rows].view(f"V{_DIGEST}")[:, 0].tolist()
+            missing = [number for number, kind in enumerate(self._kinds) if not kind[_KIND.index("has_digest")]]
+            for i in np.flatnonzero(np.isin(self._kind[rows], missing)).tolist():
+                digests[i] = b""
+            return digests
+        if name == "keypoints":
+            lengths = self._sizes[rows, 2].tolist()
+            return [self._keypoints[row, :length].tobytes() for row, length in zip(rows.tolist(), lengths, strict=True)]
+        return [getattr(fact, name) for fact in self]
 
     def columns(self, *names: str) -> list[list[Any]]:
         """Return several fields of all images, each as `column` does."""
@@ -188,91 +234,8 @@ class FactTable(Sequence[Facts]):
     def thumbnails(self) -> npt.NDArray[np.uint8]:
         """Return the thumbnails (n, 16, 16, 3)."""
         pixels = empty_array((len(self), 3 * THUMBNAIL**2), "uint8")
-        np.take(self._columns.thumbnails, self._rows, axis=0, out=pixels, mode="clip")  # "clip" needs no buffer
+        np.take(self._thumbnails, self._rows, axis=0, out=pixels, mode="clip")  # "clip" needs no buffer
         return pixels.reshape(-1, THUMBNAIL, THUMBNAIL, 3)
-
-
-@dataclass(frozen=True)
-class _FactColumns:
-    """The columns of a table of facts.
-
-    Fields with few distinct values are stored once per combination of values, as rows of `kinds`.
-
-    Attributes:
-        digests, thumbnails, keypoints: the bytes of each image, (n, bytes). Shorter values are padded with zeros.
-        sizes: the width, the height and the number of bytes of keypoints of each image, (n, 3).
-        kind: the index of each image's row in `kinds`, (n,).
-        kinds: combinations of the fields `_NAMED`, and of whether there are a digest and a thumbnail.
-        numbers: the index of each row of `kinds`, by row.
-    """
-
-    digests: npt.NDArray[np.uint8]
-    thumbnails: npt.NDArray[np.uint8]
-    keypoints: npt.NDArray[np.uint8]
-    sizes: npt.NDArray[np.int32]
-    kind: npt.NDArray[np.int32]
-    kinds: list[tuple[Any, ...]]
-    numbers: dict[tuple[Any, ...], int]
-
-    @classmethod
-    def empty(cls, images: int) -> _FactColumns:
-        missing = ("not read", "", "", False, None, 0, "", NO_BORDER, False, False)
-        return cls(
-            np.zeros((images, _DIGEST), np.uint8),
-            empty_array((images, 3 * THUMBNAIL**2), "uint8"),
-            empty_array((images, MOST * BYTES), "uint8"),
-            np.zeros((images, 3), np.int32),
-            np.zeros(images, np.int32),
-            [missing],
-            {missing: 0},
-        )
-
-    def fill(self, rows: npt.NDArray[np.int64], facts: Sequence[Facts]) -> None:
-        kinds = [(*_named(fact), bool(fact.digest), bool(fact.thumbnail)) for fact in facts]
-        for kind in dict.fromkeys(kinds):
-            if kind not in self.numbers:
-                self.numbers[kind] = len(self.kinds)
-                self.kinds.append(kind)
-        self.kind[rows] = [self.numbers[kind] for kind in kinds]
-        self.sizes[rows] = [(fact.width, fact.height, len(fact.keypoints)) for fact in facts]
-        _fill(self.digests, rows, [fact.digest for fact in facts])
-        _fill(self.thumbnails, rows, [fact.thumbnail for fact in facts])
-        for row, fact in zip(rows.tolist(), facts, strict=True):
-            if fact.keypoints:
-                self.keypoints[row, : len(fact.keypoints)] = np.frombuffer(fact.keypoints, np.uint8)
-
-    def get(self, row: int) -> Facts:
-        *named, has_digest, has_thumbnail = self.kinds[self.kind[row]]
-        width, height, keypoints = self.sizes[row].tolist()
-        return Facts(
-            self.digests[row].tobytes() if has_digest else b"",
-            width=width,
-            height=height,
-            thumbnail=self.thumbnails[row].tobytes() if has_thumbnail else b"",
-            keypoints=self.keypoints[row, :keypoints].tobytes(),
-            **dict(zip(_NAMED, named, strict=True)),
-        )
-
-    def column(self, name: str, rows: npt.NDArray[np.int64]) -> list[Any]:
-        if name in _KIND:
-            values = [kind[_KIND.index(name)] for kind in self.kinds]
-            return [values[number] for number in self.kind[rows].tolist()]
-        if name in _SIZES:
-            pixels: list[Any] = self.sizes[rows, _SIZES.index(name)].tolist()
-            return pixels
-        if name == "digest":
-            digests: list[Any] = self.digests[rows].view(f"V{_DIGEST}")[:, 0].tolist()
-            missing = [number for number, kind in enumerate(self.kinds) if not kind[_KIND.index("has_digest")]]
-            for i in np.flatnonzero(np.isin(self.kind[rows], missing)).tolist():
-                digests[i] = b""
-            return digests
-        if name == "keypoints":
-            lengths = self.sizes[rows, 2].tolist()
-            return [
-                self.keypoints[row, :length].tobytes() if length else b""
-                for row, length in zip(rows.tolist(), lengths, strict=True)
-            ]
-        return [getattr(self.get(row), name) for row in rows.tolist()]
 
 
 def _fill(array: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64], values: Sequence[bytes]) -> None:
@@ -312,45 +275,37 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
         progress: receives the number of files done and their total. A file that is listed several times counts once.
     """
     rows = {file: row for row, file in enumerate(dict.fromkeys(files))}
-    return _scan(list(rows), memory, progress).take([rows[file] for file in files])
-
-
-def _scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], None] | None) -> FactTable:
-    table = FactTable(len(files))
+    distinct = list(rows)
+    table = FactTable(len(distinct))
     stamps: dict[int, bytes | None] = {}  # of new files
-    for start in range(0, len(files), _MOST_AT_ONCE):
-        part = {i: stamp_of(files[i]) for i in range(start, min(start + _MOST_AT_ONCE, len(files)))}
-        seen = memory.of_files(list(part.values()))
-        known = {i: seen[stamp] for i, stamp in part.items() if stamp is not None and stamp in seen}
+    for start in range(0, len(distinct), _MOST_AT_ONCE):
+        part = {i: stamp_of(distinct[i]) for i in range(start, min(start + _MOST_AT_ONCE, len(distinct)))}
+        facts_of = memory.of_files(list(part.values()))
+        known = {i: facts_of[stamp] for i, stamp in part.items() if stamp is not None and stamp in facts_of}
         table.fill(list(known), list(known.values()))
         stamps |= {i: stamp for i, stamp in part.items() if i not in known}
     new = list(stamps)
     batches = [new[start : start + _BATCH] for start in range(0, len(new), _BATCH)]
-    done = len(files) - len(new)
+    done = len(distinct) - len(new)
     processes = (os.cpu_count() or 1) if len(new) >= _MANY else 1
     with Readers(processes) as readers, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def look(batch: Sequence[int]) -> list[Facts]:
-            return _examine_all([(files[i], stamps[i]) for i in batch], readers, memory)
+            stamped = [(distinct[i], stamps[i]) for i in batch]
+            facts = readers.examine(stamped)
+            if left := [i for i, fact in enumerate(facts) if fact is None]:  # no other process can examine them
+                for i, fact in zip(left, examine([stamped[i] for i in left], memory), strict=True):
+                    facts[i] = fact
+            return [fact for fact in facts if fact is not None]
 
         for batch, batch_facts in zip(batches, pool.map(look, batches), strict=True):
             table.fill(batch, batch_facts)
             done += len(batch)
             if progress is not None:
-                progress(done, len(files))
+                progress(done, len(distinct))
     if progress is not None and not new:
-        progress(done, len(files))
-    return table
-
-
-def _examine_all(files: Sequence[Stamped], readers: Readers, memory: Memory) -> list[Facts]:
-    """Examine files in another process. If that process cannot examine a file, examine the file in this process."""
-    facts = readers.examine(files)
-    left = [i for i, fact in enumerate(facts) if fact is None]
-    if left:
-        for i, fact in zip(left, examine([files[i] for i in left], memory), strict=True):
-            facts[i] = fact
-    return [fact for fact in facts if fact is not None]
+        progress(done, len(distinct))
+    return table.take([rows[file] for file in files])
 
 
 # --- Reading files -----------------------------------------------------------------------------------------------
@@ -362,49 +317,25 @@ def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
     Return the facts of each file; None for a picture that needs more memory than this process may use.
     """
     with QUIET:
-        contents = [_read(file) for file, _ in files]
-        known = memory.of_contents([content.digest for content in contents if isinstance(content, _Content)])
+        contents = [_content_of(file) for file, _ in files]
+        known = memory.of_contents([content[0] for content in contents if not isinstance(content, Facts)])
         looks = [
-            _Look(content) if isinstance(content, Facts) else _look(file, content, known.get(content.digest))
+            _Look(content) if isinstance(content, Facts) else _look(file, *content, known.get(content[0]))
             for (file, _), content in zip(files, contents, strict=True)
         ]
-    greys = {i: content.grey for i, content in enumerate(looks) if content.grey is not None}
+    greys = {i: look.grey for i, look in enumerate(looks) if look.grey is not None}
     keypoints = dict(zip(greys, find_keypoints(list(greys.values())), strict=True))
-    facts = [
-        content.facts and replace(content.facts, keypoints=keypoints.get(i, content.facts.keypoints))
-        for i, content in enumerate(looks)
-    ]
-    for (_, stamp), look, content in zip(files, looks, facts, strict=True):
-        if content is not None and look.is_lasting:
-            memory.learn(content, stamp)
+    facts: list[Facts | None] = []
+    for i, ((_, stamp), look) in enumerate(zip(files, looks, strict=True)):
+        found = look.facts and replace(look.facts, keypoints=keypoints.get(i, look.facts.keypoints))
+        facts.append(found)
+        if found is not None and look.is_lasting:
+            memory.learn(found, stamp)
     return facts
 
 
-@dataclass(frozen=True)
-class _Look:
-    """The result of reading one file.
-
-    Attributes:
-        facts: the facts; None for a picture that needs more memory than this process may use.
-        grey: the grey values in which keypoints are to be searched for; None if no search is needed.
-        is_lasting: whether reading the file again would give the same facts, so that they can be stored.
-    """
-
-    facts: Facts | None
-    grey: Grey | None = None
-    is_lasting: bool = False
-
-
-@dataclass(frozen=True)
-class _Content:
-    """The digest of a file, and its bytes if it is small, so that it need not be read again for decoding."""
-
-    digest: bytes
-    itself: bytes | None
-
-
-def _read(file: Place) -> _Content | Facts:
-    """Read a file and compute its digest. If the file cannot be opened, return facts with the reason."""
+def _content_of(file: Place) -> tuple[bytes, bytes | None] | Facts:
+    """Return the digest of a file, and its bytes if they are few; if it cannot be opened, facts with the reason."""
     digest = hashlib.sha256()
     parts, first = 0, b""
     try:
@@ -415,49 +346,49 @@ def _read(file: Place) -> _Content | Facts:
     except (OSError, UnreadableImageError) as error:
         raise_if_short(file, error)
         return Facts(b"", reason(file, error))
-    return _Content(digest.digest(), first if parts == 1 and first.startswith(_KEPT) else None)
+    return digest.digest(), first if parts == 1 and first.startswith(_KEPT) else None
 
 
-def _look(file: Place, content: _Content, known: Facts | None) -> _Look:
+class _Look(NamedTuple):
+    """The facts of a file; None for a picture that needs more memory than this process may use.
+
+    `grey` holds the grey values in which keypoints are to be searched for, if any. `is_lasting` is whether examining
+    the file again would give the same facts, so that they can be stored.
+    """
+
+    facts: Facts | None
+    grey: Grey | None = None
+    is_lasting: bool = False
+
+
+def _look(file: Place, digest: bytes, content: bytes | None, known: Facts | None) -> _Look:
     if known is not None:
         return _Look(known, is_lasting=True)
     try:
-        return _decode(file, content)
+        with picture_of(file, short_side=SHORT // 2, content=content) as opened:  # reads a JPEG to its end
+            levels: Any = opened.image.getextrema()  # a pair for each channel
+            facts = Facts(
+                digest,
+                None,
+                opened.format,
+                opened.mode,
+                opened.width,
+                opened.height,
+                opened.is_animated,
+                opened.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes(),
+                opened.doubt,
+                quality=opened.quality,
+                camera=opened.camera,
+                border=PLAIN if all(high - low <= _NOISE for low, high in levels) else _border(opened.image),
+            )
+            grey = working_copy(opened.image) if min(opened.image.size) >= LEAST_SIDE else None
+            return _Look(facts, grey, is_lasting=True)
     except OverBudgetError:
         return _Look(None)
     except UnreadableImageError as error:
-        return _Look(Facts(content.digest, str(error)), is_lasting=not _may_pass(error.__cause__))
-
-
-def _may_pass(cause: BaseException | None) -> bool:
-    """Return whether a failure may be temporary, because it is due to the machine and not to the file."""
-    return isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
-
-
-def _decode(file: Place, content: _Content) -> _Look:
-    with picture_of(file, short_side=SHORT // 2, content=content.itself) as opened:  # reads a JPEG to its end
-        small = opened.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX).tobytes()
-        facts = Facts(
-            content.digest,
-            None,
-            opened.format,
-            opened.mode,
-            opened.width,
-            opened.height,
-            opened.is_animated,
-            small,
-            opened.doubt,
-            quality=opened.quality,
-            camera=opened.camera,
-            border=PLAIN if _is_plain(opened.image) else _border(opened.image),
-        )
-        grey = working_copy(opened.image) if min(opened.image.size) >= LEAST_SIDE else None
-        return _Look(facts, grey, is_lasting=True)
-
-
-def _is_plain(picture: Image.Image) -> bool:
-    levels: Any = picture.getextrema()  # of an RGB picture: a pair for each channel
-    return all(high - low <= _NOISE for low, high in levels)
+        cause = error.__cause__
+        is_passing = isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno is not None)
+        return _Look(Facts(digest, str(error)), is_lasting=not is_passing)
 
 
 def _border(picture: Image.Image) -> int:
@@ -504,13 +435,11 @@ class Readers:
             self._idle.put(reader)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for reader in self._all:
-            reader.close()
+            reader.worker.close()  # asks it to store its results and end
         for reader in self._all:
-            reader.wait()
+            reader.worker.wait()
 
     def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
         """Return the facts of each file; None for files that the calling process must examine."""
@@ -530,36 +459,22 @@ class _Reader:
     """
 
     def __init__(self, room: int) -> None:
-        self._worker = Worker(__name__, is_quiet=True)
+        self.worker = Worker(__name__, is_quiet=True)
         self._is_able: bool | None = None  # None until the process has answered
         self._room = room
 
     def examine(self, files: Sequence[Stamped]) -> list[Facts | None]:
         try:
             if self._is_able is None:  # a format may have been added in this process
-                self._is_able = self._worker.ask(self._room) == decoders()
+                self._is_able = self.worker.ask(self._room) == decoders()
             if self._is_able:
-                rows = self._worker.ask(
-                    [(str(file) if isinstance(file, Path) else file, stamp) for file, stamp in files]
+                rows = self.worker.ask(
+                    [(str(place) if isinstance(place, Path) else place, stamp) for place, stamp in files]
                 )
                 return [None if row is None else Facts(*row) for row in rows]
-        except (
-            OSError,
-            EOFError,
-            pickle.PickleError,
-            AttributeError,
-            TypeError,
-        ):  # pickling fails for a storage that only this process has
-            self._is_able = False
+        except (OSError, EOFError, pickle.PickleError, AttributeError, TypeError):
+            self._is_able = False  # it died, or the storage of the files cannot be pickled
         return [None] * len(files)
-
-    def close(self) -> None:
-        """Ask the process to store its results and end."""
-        self._worker.close()
-
-    def wait(self) -> None:
-        """Wait until the process has ended."""
-        self._worker.wait()
 
 
 def serve() -> None:
@@ -611,9 +526,7 @@ class Memory:
         self._open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.write()
         self._give_up()
 
@@ -653,7 +566,8 @@ class Memory:
         wanted, most, best = set(digests), len(digests) // 2, None
         for names in self._query("SELECT name FROM compared WHERE LENGTH(name) IN", [_DIGEST]):
             rows = self._ask("SELECT contents, name FROM compared WHERE name IN", names, _name_of)
-            contents = _split(rows[0][0]) if rows else []
+            joined = rows[0][0] if rows else b""
+            contents = [joined[i : i + _DIGEST] for i in range(0, len(joined), _DIGEST)]
             there = len(wanted.intersection(contents))
             if there > most:
                 most, best = there, (names, contents)
@@ -764,10 +678,6 @@ def stamp_of(file: Place) -> bytes | None:
 
 def _name_of(contents: Any) -> bytes:
     return hashlib.sha256(contents if isinstance(contents, bytes) else b"").digest()
-
-
-def _split(contents: bytes) -> list[bytes]:
-    return [contents[i : i + _DIGEST] for i in range(0, len(contents), _DIGEST)]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from vitkit.data.file_names import is_passed_over, why_ignored
 from vitkit.data.layout import LayoutName, split_of_word
 from vitkit.data.remote import copy_of, read_file, read_part
 from vitkit.data.storage import UnreadableImageError, entries_in
-from vitkit.data.table import TASKS, UNLABELLED, EarlierLabel, ImageTable, TaskName
+from vitkit.data.table import TASKS, EarlierLabel, ImageTable, TaskName, unlabelled_table
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_bytes
 from vitkit.text.cells import listed, plural
@@ -238,7 +239,7 @@ class ShardFolder:
             VitkitError: there is no index, it is damaged or of another version, or the server does not answer.
         """
         try:
-            return _index_at(self.name) if self.is_afar else _index_of(self.name, _stamp_of(f"{self.name}/{INDEX}"))
+            return _index_at(self.name, None if self.is_afar else _stamp_of(f"{self.name}/{INDEX}"))
         except FileNotFoundError as error:
             raise VitkitError(
                 f"{self.name} has no {INDEX}, because writing was interrupted or the file was removed: {_AGAIN}"
@@ -247,10 +248,7 @@ class ShardFolder:
             raise VitkitError(f"{self.name}/{INDEX} cannot be read: {error.strerror or error}") from error
 
     def stamp(self, key: str) -> bytes | None:
-        """Return bytes that change if the image's shard, or its position in the shard, changes.
-
-        Return None if there is no such image, or if the shards cannot be accessed.
-        """
+        """Return bytes that change if the image's shard, or its position in the shard, changes; None if it cannot be read."""
         try:
             index = self._recently(INDEX, self.index)
             row = index.rows[key]
@@ -263,10 +261,7 @@ class ShardFolder:
         return f"{self.name}\0{shard.name}\0{version}\0{place}".encode("utf-8", "surrogateescape")
 
     def _recently(self, file: str, look: Callable[[], _Looked]) -> _Looked:
-        """Return the result of `look` for a file. A result that is less than a second old is used again.
-
-        Calling `look` for every image would be slower.
-        """
+        """Return the result of `look` for a file, or the last one if it is less than a second old."""
         now = time.monotonic()
         checked, result = self._recent.get(file, (-_RECENT, None))
         if result is None or now - checked > _RECENT:
@@ -283,7 +278,10 @@ class ShardFolder:
         file, place = f"{self.name}/{shard.name}", (index.offsets[row], index.lengths[row])
         if self.is_afar:
             copy = copy_of(shard.sha256)
-            data = None if copy is None else _read_copy(copy, *place)
+            data = None
+            if copy is not None:
+                with suppress(FileNotFoundError):  # it may have been deleted
+                    data = _read(_OpenFile(copy), *place)  # closed at once: a deleted file occupies the disk while open
             if data is None or zlib.crc32(data) != check:
                 data = read_part(file, *place, lambda answer: zlib.crc32(answer) == check)
             return io.BytesIO(data)
@@ -346,42 +344,24 @@ def _read(file: _OpenFile, offset: int, length: int) -> bytes:
     return os.read(file.descriptor, length)
 
 
-def _read_copy(path: str, offset: int, length: int) -> bytes | None:
-    """Read a part of a local copy of a shard; return None if the copy has been deleted.
-
-    The file is closed after each read, because a deleted file occupies the disk while it is open.
-    """
-    try:
-        return _read(_OpenFile(path), offset, length)
-    except FileNotFoundError:
-        return None
-
-
 def _stamp_of(path: str) -> tuple[int, int, int, int]:
     seen = os.stat(path)  # noqa: PTH116  # half the time of a Path's own
     return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
 
 
-@lru_cache(maxsize=4)
-def _index_of(folder: str, stamp: tuple[int, ...]) -> ShardIndex:  # noqa: ARG001  # another one for a file that has changed
-    return _parsed(folder, read_bytes(f"{folder}/{INDEX}"))
-
-
-@lru_cache(maxsize=4)
-def _index_at(address: str) -> ShardIndex:
-    index = _parsed(address, read_file(f"{address}/{INDEX}"))
-    _FOLDERS.add(address)
+@lru_cache(maxsize=8)
+def _index_at(folder: str, stamp: tuple[int, ...] | None) -> ShardIndex:
+    """Read the index of a local folder, again if its stamp has changed, or of an address without a stamp."""
+    try:
+        index = ShardIndex.from_json((read_file if stamp is None else read_bytes)(f"{folder}/{INDEX}"))
+    except ValueError as error:
+        raise VitkitError(f"{folder}/{INDEX} cannot be used: {error}; {_AGAIN}") from error
+    if stamp is None:
+        _FOLDERS.add(folder)
     return index
 
 
 _FOLDERS: set[str] = set()  # addresses that contain shards; servers are not asked about each of their images
-
-
-def _parsed(folder: str, text: bytes) -> ShardIndex:
-    try:
-        return ShardIndex.from_json(text)
-    except ValueError as error:
-        raise VitkitError(f"{folder}/{INDEX} cannot be used: {error}; {_AGAIN}") from error
 
 
 # --- The source ---------------------------------------------------------------------------------------------------
@@ -402,7 +382,7 @@ def has_shards(address: str) -> bool:
 @lru_cache(maxsize=1024)
 def _is_at(address: str) -> bool:
     try:
-        return bool(_index_at(address).keys)
+        return bool(_index_at(address, None).keys)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return False
     except OSError as error:
@@ -425,6 +405,19 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
     index = storage.index()
     storage.check_files()
     sets, labels = TASKS[index.task].encode(index.classes_of)
+    overlooked = []
+    if index.left_out:
+        images = plural(len(index.left_out), "image was", "images were")
+        reasons = listed([f"{image.key} ({image.reason})" for image in index.left_out])
+        overlooked.append(f"{images} left out when the shards were written: {reasons}")
+    entries: list[tuple[str, bool]] = []
+    with suppress(PermissionError):  # the shards can be read all the same
+        entries = [] if storage.is_afar else entries_in(storage.path)
+    if beside := sorted(
+        entry for entry, is_file in entries if (not why_ignored(entry) if is_file else not is_passed_over(entry))
+    ):
+        some_lie = plural(len(beside), "folder or image lies", "folders or images lie")
+        overlooked.append(f"{some_lie} beside the shards and will not be read: {listed(beside)}")
     return ImageTable(
         name=name,
         root=storage.path,
@@ -434,48 +427,20 @@ def read_shards(name: str, path: Path, _: LayoutName = "auto") -> ImageTable:
         splits=index.splits,
         folders=() if storage.is_afar else (storage.path,),
         sets=sets,
-        overlooked=(*_left_out(index), *(() if storage.is_afar else _beside(storage.path))),
+        overlooked=tuple(overlooked),
         earlier=index.earlier,
         storage=storage,
         groups=index.groups,
     )
 
 
-def _left_out(index: ShardIndex) -> list[str]:
-    if not index.left_out:
-        return []
-    images = plural(len(index.left_out), "image was", "images were")
-    return [
-        f"{images} left out when the shards were written: "
-        + listed([f"{image.key} ({image.reason})" for image in index.left_out])
-    ]
-
-
-def _beside(folder: Path) -> list[str]:
-    """Return a line about folders and images that lie beside the shards, or no line if there are none."""
-    try:
-        entries = entries_in(folder)
-    except PermissionError:  # the shards can be read all the same
-        return []
-    folders = [name for name, is_file in entries if not is_file and not is_passed_over(name)]
-    images = [name for name, is_file in entries if is_file and why_ignored(name) is None]
-    names = sorted(folders + images)
-    if not names:
-        return []
-    some_lie = plural(len(names), "folder or image lies", "folders or images lie")
-    return [f"{some_lie} beside the shards and will not be read: {listed(names)}"]
-
-
 def read_unlabelled_shards(name: str, path: Path) -> ImageTable:
     """Return all images of a folder of shards as a table of one class without splits."""
     table = read_shards(name, path)
-    return ImageTable(
-        name=name,
-        root=table.root,
-        classes=(UNLABELLED,),
-        paths=table.paths,
-        labels=(0,) * len(table),
-        splits=(None,) * len(table),
+    return unlabelled_table(
+        name,
+        table.root,
+        table.paths,
         folders=table.folders,
         layout="pictures without labels: all in the shards",
         overlooked=table.overlooked,

@@ -17,17 +17,9 @@ from vitkit.data.file_names import is_passed_over
 from vitkit.data.layout import LayoutName, survey, table_of_layout, understand
 from vitkit.data.lists import read_list, read_lists_of_splits
 from vitkit.data.named import DATASETS
-from vitkit.data.storage import (
-    FOLDER_STORAGES,
-    STORAGES,
-    Marks,
-    Overlooked,
-    Storage,
-    entries_in,
-    images_below,
-)
+from vitkit.data.storage import FOLDER_STORAGES, STORAGES, Marks, Overlooked, Storage, entries_in, images_below
 from vitkit.data.storage import storage_at as storage_at  # which knows the kinds that are registered here
-from vitkit.data.table import UNLABELLED, ImageTable
+from vitkit.data.table import ImageTable, unlabelled_table
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of
 
@@ -125,8 +117,12 @@ def check_classes(table: ImageTable) -> None:
         VitkitError: the table has too few classes.
     """
     if len(table.classes) == 1 < table.task.least_classes:
+        folder = table.root / table.classes[0]
+        inner = [child for child in folder.iterdir() if child.is_dir()] if folder.is_dir() else []
+        has_folders = any(not is_passed_over(child.name) for child in inner)
+        advice = f": if the folders in it are the classes, use {folder} as the data" if has_folders else ""
         raise VitkitError(
-            f"{table.name} has a single class, {table.classes[0]!r}; a classifier needs at least two{_within(table)}"
+            f"{table.name} has a single class, {table.classes[0]!r}; a classifier needs at least two{advice}"
             + "".join(f"; {line}" for line in table.overlooked)
         )
 
@@ -164,11 +160,7 @@ def read_table(data: str | Path, layout: LayoutName = "auto", *, follow_links: b
 
 
 def _links_of(kind: SourceKind, data: str | Path, *, follow_links: bool) -> dict[str, bool]:
-    """Return the argument `follow_links` for a kind of source that can have links.
-
-    Raises:
-        VitkitError: links are to be followed, but the source is no folder of images.
-    """
+    """Return the argument `follow_links`, which only folders of images accept."""
     if follow_links and _suffixes(kind) != ("",):
         raise VitkitError(f"--follow-links applies to folders, but {data} is a {kind.name}; leave it out")
     return {"follow_links": True} if follow_links else {}
@@ -198,15 +190,6 @@ def find_source(data: str | Path) -> SourceKind | None:
     raise VitkitError(f"{data} is a file; expected {expected}")
 
 
-def _within(table: ImageTable) -> str:
-    """Return advice to use the folder of the table's only class as the data; "" if that folder has no subfolders."""
-    folder = table.root / table.classes[0]
-    holds_folders = folder.is_dir() and any(
-        child.is_dir() and not is_passed_over(child.name) for child in folder.iterdir()
-    )
-    return f": if the folders in it are the classes, use {folder} as the data" if holds_folders else ""
-
-
 def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links: bool = False) -> ImageTable:
     """Find the images of a folder with class folders, possibly inside split folders (`layout.understand`).
 
@@ -216,14 +199,7 @@ def read_folders(name: str, root: Path, layout_name: LayoutName, *, follow_links
         return table
     overlooked = Overlooked(top=root, follow_links=follow_links)
     layout = understand(name, survey(root, overlooked), layout_name)
-    return table_of_layout(
-        name,
-        root,
-        layout,
-        overlooked,
-        partial(images_below, overlooked=overlooked),
-        entries_in,
-    )
+    return table_of_layout(name, root, layout, overlooked, partial(images_below, overlooked=overlooked), entries_in)
 
 
 def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTable:
@@ -246,17 +222,14 @@ def read_unlabelled(data: str | Path, *, follow_links: bool = False) -> ImageTab
 def _read_unlabelled_folder(name: str, root: Path, *, follow_links: bool = False) -> ImageTable:
     """Return all pictures below a folder as a table of one class without splits."""
     overlooked = Overlooked(follow_links=follow_links)
-    paths = tuple(images_below(root, overlooked))
+    paths = images_below(root, overlooked)
     if not paths:
         notes = "".join(f"; {line}" for line in overlooked.lines(root))
         raise VitkitError(f"no images below {name}{notes}")
-    return ImageTable(
-        name=name,
-        root=root.resolve(),
-        classes=(UNLABELLED,),
-        paths=paths,
-        labels=(0,) * len(paths),
-        splits=(None,) * len(paths),
+    return unlabelled_table(
+        name,
+        root.resolve(),
+        paths,
         ignored=dict(overlooked.ignored),
         folders=(root.resolve(),),
         layout="pictures without labels: all subfolders are included",

@@ -199,16 +199,17 @@ def table_of(name: str, root: Path, rows: Sequence[Row], storage: Storage | None
     )
 
 
+def unlabelled_table(name: str, root: Path, keys: Sequence[str], **fields: Any) -> ImageTable:
+    """Build a table of images without labels and splits. `fields` are further fields of `ImageTable`."""
+    return ImageTable(name, root, (UNLABELLED,), tuple(keys), (0,) * len(keys), (None,) * len(keys), **fields)
+
+
 def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
     """Refuse two class names that differ but look the same, because people could not distinguish the classes.
 
-    Args:
-        name: the name of the data, for messages.
-        classes: the class names.
-        rows: the rows of the table. The message names the first row with the second of the two names.
-
     Raises:
-        VitkitError: two names look the same; the message shows a character in which they differ.
+        VitkitError: two names look the same. The message shows a character in which they differ, and the first of the
+            `rows` with the second name.
     """
     if (twins := alike(classes)) is not None:
         one, other, apart = twins
@@ -442,7 +443,7 @@ def task_of(thresholds: Sequence[float] | None) -> Task:
 # fillers. Two names that differ only in such invisible characters look the same to every reader.
 
 # Unicode's property Default_Ignorable_Code_Point, and the empty Braille pattern, which is drawn as a space.
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
@@ -454,7 +455,7 @@ _UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters,
 def bare(name: str) -> str:
     """Remove the invisible characters of a name, except those that change the shape of other characters."""
     kept = {match.start() for match in _SHAPING.finditer(name)}
-    return _UNSEEN.sub(lambda match: match[0] if match.start() in kept else "", name)
+    return _INVISIBLE.sub(lambda match: match[0] if match.start() in kept else "", name)
 
 
 def look(name: str) -> str:
@@ -469,7 +470,7 @@ def unseen_in(name: str) -> str | None:
     """
     kept = {match.start() for match in _SHAPING.finditer(name)}
     for place, character in enumerate(name):
-        if _UNFIT.match(character) or (_UNSEEN.match(character) and place not in kept):
+        if _UNFIT.match(character) or (_INVISIBLE.match(character) and place not in kept):
             return _code_point(character)
     return None
 
@@ -496,8 +497,7 @@ def alike(names: Iterable[str]) -> tuple[str, str, str] | None:
 
 
 def _visibility(character: str) -> int:
-    """Return how visible a character is: 0 invisible, 1 a space, 2 a combining mark, 3 any other."""
-    if _UNSEEN.match(character):
+    if _INVISIBLE.match(character):
         return 0
     return 1 if character.isspace() else 2 if unicodedata.combining(character) else 3
 
