@@ -226,7 +226,7 @@ def _index_of_zip(path: Path, encoding: str | None) -> _MemberIndex:
 
 
 def _name_of(path: Path, info: ZipInfo, encoding: str | None) -> str:
-    """Return the name of a member of a zip. A name without a flag for UTF-8 may have any encoding, but mostly is UTF-8."""
+    """Return the name of a member of a zip. Without a flag for UTF-8, it is UTF-8 nevertheless, or in `encoding`."""
     if info.flag_bits & _UTF_8:
         return info.orig_filename
     written = info.orig_filename.encode("cp437")  # as which zipfile has decoded it
@@ -304,7 +304,7 @@ def _index_of_tar(path: Path) -> _MemberIndex:
 
 
 class _Headers(io.BufferedReader):
-    """The file of a tar. A member's headers are read as a whole, so what they may take (`left`, in bytes) is limited."""
+    """The file of a tar, of which at most `left` bytes are read for the headers of the next member."""
 
     left = _LONGEST_HEADER
 

@@ -394,11 +394,12 @@ def _check_splits(name: str, top: Folder, splits: Sequence[SplitFolder], request
         theirs = {item.name for item in split.inner.full}
         for new in sorted(theirs - known):
             if _alike(new) in by_case:
-                one, other = f"{below(top, first.inner)}{by_case[_alike(new)]}", f"{below(top, split.inner)}{new}"
-                if one.split("/")[-1].casefold() != new.casefold():  # they may look the same
-                    one, other = ascii(one), ascii(other)
+                old = by_case[_alike(new)]
+                pair = [f"{below(top, first.inner)}{old}", f"{below(top, split.inner)}{new}"]
+                if old.casefold() != new.casefold():  # they may look the same
+                    pair = list(map(ascii, pair))
                 raise VitkitError(
-                    f"{name}: {one} and {other} differ only in spelling, but would be two classes; rename one"
+                    f"{name}: {pair[0]} and {pair[1]} differ only in spelling, but would be two classes; rename one"
                 )
         if not known & theirs:
             raise VitkitError(

@@ -34,7 +34,6 @@ from vitkit.data.preprocess import Preprocess, values_of_levels
 from vitkit.data.remote import fetched_ahead
 from vitkit.data.shards import ShardFolder
 from vitkit.data.splits import in_proportion
-from vitkit.data.storage import Place
 from vitkit.data.table import ImageTable
 from vitkit.errors import ShortageError, VitkitError
 
@@ -109,9 +108,7 @@ class EpochSampler(Sampler[tuple[int, ...]]):
 
     def _balanced(self, labels: Tensor, order: Tensor) -> list[tuple[int, ...]]:
         """Draw one image of each class in turn. When all images of a class have been drawn, they are drawn again."""
-        by_label: dict[
-            int, list[int]
-        ] = {}  # in random order, as the first classes may be drawn once more than the others
+        by_label: dict[int, list[int]] = {}  # in random order: the first classes may be drawn once more than others
         for i, label in zip(order.tolist(), labels[order].tolist(), strict=True):
             by_label.setdefault(label, []).append(i)
         classes = list(by_label)
@@ -154,22 +151,17 @@ class BatchSampler(Sampler[list[tuple[int, ...]]]):
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """A dataset of images whose labels and keys are available without decoding."""
+    """A dataset of images whose labels and keys are available without decoding.
 
-    @property
-    @abstractmethod
-    def labels(self) -> Sequence[int]:
-        """Return the class of each image."""
+    Attributes:
+        labels: the class of each image.
+        paths: the key of each image.
+        shards: the shard number of each image if shards are read remotely; None if any order is equally fast.
+    """
 
-    @property
-    @abstractmethod
-    def paths(self) -> Sequence[str]:
-        """Return the key of each image."""
-
-    @property
-    def shards(self) -> Sequence[int] | None:
-        """Return the shard number of each image if shards are read remotely; None if any order is equally fast."""
-        return None
+    labels: Sequence[int]
+    paths: Sequence[str]
+    shards: Sequence[int] | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -448,35 +440,27 @@ class _TableImages(Images):
         as_levels: bool,
     ) -> None:
         self.table, self.preprocess, self.decoded_side, self.cache = table, preprocess, decoded_side, cache
-        self.as_levels = as_levels
+        self.labels, self.paths, self.as_levels = table.labels, table.paths, as_levels
+        storage = table.storage
+        if isinstance(storage, ShardFolder) and storage.is_afar:
+            self.shards = storage.shards_of(table.paths)
         self._place, self._reduce = table.place, reduce
         self._to_pixels = preprocess.levels if as_levels else preprocess.normalise
-
-    @property
-    def labels(self) -> Sequence[int]:
-        """Return the labels of the table."""
-        return self.table.labels
-
-    @property
-    def paths(self) -> Sequence[str]:
-        """Return the keys of the table: paths relative to the data's folder."""
-        return self.table.paths
-
-    @property
-    def shards(self) -> Sequence[int] | None:
-        """Return the shard number of each image if shards are read remotely; otherwise None."""
-        storage = self.table.storage
-        return storage.shards_of(self.table.paths) if isinstance(storage, ShardFolder) and storage.is_afar else None
 
     def __len__(self) -> int:
         return len(self.table.paths)
 
     def _picture(self, index: int) -> Image.Image:
         """Return the decoded and reduced picture of a row."""
-        file = self._place / self.table.paths[index]
+        file = self._place / self.paths[index]
 
         def make() -> Image.Image:
-            return self._reduce(_decode(file, self.decoded_side))
+            try:
+                return self._reduce(decode(file, self.decoded_side))
+            except UnreadableImageError as error:  # it was readable when the run started
+                raise VitkitError(f"{file}: {error}") from error
+            except ShortageError as error:  # PyTorch passes on only errors that it can construct from a message
+                raise VitkitError(str(error)) from error
 
         return make() if self.cache is None else self.cache.picture(index, file, make)
 
@@ -523,21 +507,6 @@ class TrainingImages(_TableImages):
         return self.transform_pixels(torch.from_numpy(self._to_pixels(self.transform(self._picture(index)))))
 
 
-def _decode(path: Place, short_side: int) -> Image.Image:
-    try:
-        return decode(path, short_side)
-    except UnreadableImageError as error:  # it was readable when the run started
-        raise VitkitError(f"{path}: {error}") from error
-    except ShortageError as error:  # PyTorch passes on only errors that it can construct from a message
-        raise VitkitError(str(error)) from error
-
-
-def _spread(labels: Sequence[int], images: int, seed: int) -> list[int]:
-    """Draw at most `images` indices at random, so that the labels have about the same proportions as in `labels`."""
-    drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(mix_seeds(seed))).tolist()
-    return sorted(in_proportion(drawn, labels)[:images])
-
-
 class ImageData(BatchedImages):
     """Batches of the train and val splits of a table.
 
@@ -573,23 +542,18 @@ class ImageData(BatchedImages):
         self.preprocess, self.normalise_on = preprocess, normalise_on
         super().__init__(train, val, table, seed=seed, **options)
         if cache != "none":
-            self.cache, self.kept_bytes = self._keep(cache, self.workers, self.process[1])
-
-    def _keep(self, cache: str, workers: int, processes: int) -> tuple[str, int]:
-        """Choose and open caches for decoded pictures. Return their kind and the estimated bytes of all pictures."""
-        train, val, preprocess = self.train, self.val, self.train.preprocess
-        short_side = train.augment.short_side(preprocess)
-        files = train.table.files(), val.table.files()
-        needs = [
-            bytes_of(files[0], short_side, preprocess.size if short_side is None else None),
-            bytes_of(files[1], None, preprocess.size),
-        ]
-        cache = choose_cache(cache, sum(needs), workers=workers, processes=processes)
-        evaluated = f"evaluation {preprocess.to_dict()}"
-        rule = evaluated if short_side is None else f"short side {short_side}, decoded for {train.decoded_side}"
-        train.cache = open_cache(cache, len(files[0]), needs[0], rule)
-        val.cache = open_cache(cache, len(files[1]), needs[1], evaluated)
-        return cache, sum(needs)
+            short_side = augment.short_side(preprocess)
+            files = train.table.files(), val.table.files()
+            needs = [
+                bytes_of(files[0], short_side, preprocess.size if short_side is None else None),
+                bytes_of(files[1], None, preprocess.size),
+            ]
+            self.cache = choose_cache(cache, sum(needs), workers=self.workers, processes=self.process[1])
+            self.kept_bytes = sum(needs)
+            evaluated = f"evaluation {preprocess.to_dict()}"
+            rule = evaluated if short_side is None else f"short side {short_side}, decoded for {train.decoded_side}"
+            train.cache = open_cache(self.cache, len(files[0]), needs[0], rule)
+            val.cache = open_cache(self.cache, len(files[1]), needs[1], evaluated)
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         batches, shards = map(self._normalised, super().train_batches(epoch, first)), self.train.shards
@@ -634,10 +598,11 @@ class ImageData(BatchedImages):
 
         If there are no validation images, training images are used instead, prepared as in evaluation.
         """
-        judged = self.val.table if self.has_val else self.train.table
+        table = self.val.table if self.has_val else self.train.table
         sampled = copy.copy(self)
         sampled.close()
         sampled.process = (0, 1)
-        spread = judged.take(_spread(judged.labels, images, self.seed))
-        sampled.val = EvaluationImages(spread, self.val.preprocess, as_levels=self.val.as_levels)
+        order = torch.randperm(len(table), generator=torch.Generator().manual_seed(mix_seeds(self.seed))).tolist()
+        chosen = sorted(in_proportion(order, table.labels)[:images])  # the labels in about the same proportions
+        sampled.val = EvaluationImages(table.take(chosen), self.val.preprocess, as_levels=self.val.as_levels)
         return sampled

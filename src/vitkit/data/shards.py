@@ -248,7 +248,7 @@ class ShardFolder:
             raise VitkitError(f"{self.name}/{INDEX} cannot be read: {error.strerror or error}") from error
 
     def stamp(self, key: str) -> bytes | None:
-        """Return bytes that change if the image's shard, or its position in the shard, changes; None if it cannot be read."""
+        """Return bytes that change if the image's shard, or its place in it, changes; None if there is none."""
         try:
             index = self._recently(INDEX, self.index)
             row = index.rows[key]

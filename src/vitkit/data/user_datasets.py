@@ -343,18 +343,10 @@ class _DatasetImages(Images):
 
     def __init__(self, images: Labelled, labels: Sequence[int], name: str, preprocess: Preprocess) -> None:
         self.images, self.name, self.preprocess = images, name, preprocess
-        self._labels, self._paths = labels, tuple(f"{name}/{index}" for index in range(len(labels)))
-
-    @property
-    def labels(self) -> Sequence[int]:
-        return self._labels
-
-    @property
-    def paths(self) -> Sequence[str]:
-        return self._paths
+        self.labels, self.paths = labels, tuple(f"{name}/{index}" for index in range(len(labels)))
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.labels)
 
     def item(self, index: int) -> tuple[Image.Image | Tensor, int]:
         """Return the image and label at an index, after checking that the label has not changed.
@@ -363,10 +355,9 @@ class _DatasetImages(Images):
             VitkitError: the label has changed, or the dataset no longer returns an image at this index.
         """
         image, label = item_of(self.images, index, self.name)
-        if label != self._labels[index]:
-            then = self._labels[index]
+        if label != (before := self.labels[index]):
             raise VitkitError(
-                f"{self.name}_dataset[{index}] has label {label} now, and had {then}: an index must "
+                f"{self.name}_dataset[{index}] has label {label} now, and had {before}: an index must "
                 "always return the same image"
             )
         return image, label
@@ -454,16 +445,18 @@ class Survey:
         Args:
             preprocess: the model's preprocessing. Tensors are assumed to have the same normalisation.
         """
-        return [
-            Facts(
-                bytes.fromhex(look.digest),
-                width=look.width,
-                height=look.height,
-                thumbnail=_to_rgb(look.thumbnail, preprocess),
-                keypoints=look.keypoints,
-            )
-            for look in self.looks
-        ]
+        facts = []
+        for look in self.looks:
+            pixels = look.thumbnail
+            if pixels.dtype != np.uint8:
+                levels = (pixels * np.array(preprocess.std) + np.array(preprocess.mean)) * 255
+                pixels = np.round(np.clip(levels, 0, 255)).astype(np.uint8)
+            if pixels.shape[2] != 3:
+                pixels = np.repeat(pixels.mean(axis=2, keepdims=True).round().astype(np.uint8), 3, axis=2)
+            digest, thumbnail = bytes.fromhex(look.digest), pixels.tobytes()
+            size = (look.width, look.height)
+            facts.append(Facts(digest, None, "", "", *size, thumbnail=thumbnail, keypoints=look.keypoints))
+        return facts
 
     @property
     def digest(self) -> str:
@@ -527,7 +520,12 @@ def survey(datasets: Datasets) -> Survey:
     contents, shapes = dict[str, str](), dict[tuple[str, tuple[int, ...]], str]()
     looks: list[Fingerprint] = []
     named_datasets = {"train": datasets.train} | ({} if datasets.val is None else {"val": datasets.val})
-    lengths = {name: _length(dataset, name) for name, dataset in named_datasets.items()}
+    lengths = dict[str, int]()
+    for name, dataset in named_datasets.items():
+        try:
+            lengths[name] = len(dataset)
+        except Exception as error:  # the caller's code may raise anything
+            raise VitkitError(f"{name}_dataset has no length, which a dataset needs: {first_line(error)}") from error
     for name, length in lengths.items():
         if length == 0:
             raise VitkitError(f"{name}_dataset contains no images")
@@ -539,7 +537,7 @@ def survey(datasets: Datasets) -> Survey:
                     f"{name}_dataset[{index}] has label {label}, but there are {len(names)} classes, numbered from 0"
                 )
             contents[f"{name}/{index}"] = _content(image)
-            looks.append(_look(image, contents[f"{name}/{index}"]))
+            looks.append(_fingerprint(image, contents[f"{name}/{index}"]))
             if isinstance(image, Tensor):
                 shapes.setdefault((name, tuple(image.shape)), f"{name}_dataset[{index}]")
             labels.append(label)
@@ -567,8 +565,12 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
     try:
         item = dataset[index]
         image, label = item if isinstance(item, Sequence) and len(item) == 2 else (None, None)
-        if isinstance(image, Image.Image):
-            image = _rgb_of(image)
+        if isinstance(image, Image.Image):  # as `decode` converts a file
+            if image.mode.startswith(("I", "F")):
+                raise VitkitError(
+                    f"a picture of mode {image.mode}, whose range of numbers is unknown: convert it to 8 bits"
+                )
+            image = flattened(ImageOps.exif_transpose(image))[0]
     except Exception as error:  # the caller's code may raise anything, even StopIteration, which would end an epoch
         raise VitkitError(f"{where}: {type(error).__name__}: {first_line(error)}") from error
     if image is None or label is None:
@@ -594,51 +596,19 @@ def _numbers(values: tuple[float, ...]) -> str:
     return "/".join(f"{value:.4g}" for value in values)
 
 
-def _length(dataset: Labelled, name: str) -> int:
-    try:
-        return len(dataset)
-    except Exception as error:  # the caller's code may raise anything
-        raise VitkitError(f"{name}_dataset has no length, which a dataset needs: {first_line(error)}") from error
-
-
 def _content(image: Image.Image | Tensor) -> str:
     raw = image.numpy() if isinstance(image, Tensor) else np.asarray(image)
     return hashlib.sha256(repr(raw.shape).encode() + raw.tobytes()).hexdigest()
 
 
-def _look(image: Image.Image | Tensor, digest: str) -> Fingerprint:
+def _fingerprint(image: Image.Image | Tensor, digest: str) -> Fingerprint:
     if isinstance(image, Tensor):
         thumbnail = F.adaptive_avg_pool2d(image, THUMBNAIL).permute(1, 2, 0).numpy()
-        picture = _as_picture(image)
+        grey = image.mean(dim=0)  # of unknown scale: the minimum becomes black, and the maximum white
+        low, high = grey.aminmax()
+        picture = Image.fromarray(((grey - low) * (255 / (high - low).clamp(min=1e-6))).round().byte().numpy())
     else:
         thumbnail = np.asarray(image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX))
         picture = image
     keypoints = find_keypoints([working_copy(picture)])[0] if min(picture.size) >= LEAST_SIDE else b""
     return Fingerprint(digest, *picture.size, thumbnail, keypoints)
-
-
-def _as_picture(image: Tensor) -> Image.Image:
-    """Convert a tensor of unknown scale to a grey picture, in which its minimum is black and its maximum white."""
-    grey = image.mean(dim=0)
-    low, high = grey.aminmax()
-    return Image.fromarray(((grey - low) * (255 / (high - low).clamp(min=1e-6))).round().byte().numpy())
-
-
-def _to_rgb(look: npt.NDArray[np.generic], preprocess: Preprocess) -> bytes:
-    if look.dtype != np.uint8:
-        pixels = (look * np.array(preprocess.std) + np.array(preprocess.mean)) * 255
-        look = np.round(np.clip(pixels, 0, 255)).astype(np.uint8)
-    if look.shape[2] != 3:
-        look = np.repeat(look.mean(axis=2, keepdims=True).round().astype(np.uint8), 3, axis=2)
-    return look.tobytes()
-
-
-def _rgb_of(image: Image.Image) -> Image.Image:
-    """Convert a PIL image as `decode` converts a file: upright, in RGB, transparency composited on white.
-
-    Raises:
-        VitkitError: the pixels have more than 8 bits, so it is unknown which numbers are black and white.
-    """
-    if image.mode.startswith(("I", "F")):
-        raise VitkitError(f"a picture of mode {image.mode}, whose range of numbers is unknown: convert it to 8 bits")
-    return flattened(ImageOps.exif_transpose(image))[0]

@@ -205,21 +205,7 @@ class KeyedImages(Images):
 
     def __init__(self, images: Images, seed: int, kind: int) -> None:
         self.images, self.seed, self.kind = images, seed, kind
-
-    @property
-    def labels(self) -> Sequence[int]:
-        """Return the labels of the images, which are not used."""
-        return self.images.labels
-
-    @property
-    def paths(self) -> Sequence[str]:
-        """Return the paths of the images."""
-        return self.images.paths
-
-    @property
-    def shards(self) -> Sequence[int] | None:
-        """Return the number of each image's shard if the images are in remote shards; otherwise None."""
-        return self.images.shards
+        self.labels, self.paths, self.shards = images.labels, images.paths, images.shards
 
     def __len__(self) -> int:
         return len(self.images)
