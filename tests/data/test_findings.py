@@ -39,15 +39,15 @@ def told(found: object) -> list[str]:
 
 
 def test_files_that_are_in_order_are_not_spoken_of() -> None:
-    assert told(findings.of_files(table_of({"a": 2}), {})) == []
+    assert told(findings.check_files(table_of({"a": 2}), {})) == []
 
 
 def test_unreadable_files_are_named_up_to_five() -> None:
     reasons = {f"a/{i}.png": "truncated" for i in range(8)}
-    assert told(findings.of_files(table_of({"a": 9}), {"a/0.png": "empty file"})) == [
+    assert told(findings.check_files(table_of({"a": 9}), {"a/0.png": "empty file"})) == [
         "warning: 1 of 9 images is unreadable and left out: a/0.png (empty file)"
     ]
-    (line,) = told(findings.of_files(table_of({"a": 9}), reasons))
+    (line,) = told(findings.check_files(table_of({"a": 9}), reasons))
     assert line.startswith("warning: 8 of 9 images are unreadable and left out: a/0.png (truncated); a/1.png")
     assert line.endswith("; and 3 more")
     assert line.count("truncated") == 5
@@ -61,7 +61,7 @@ def test_unreadable_files_are_named_up_to_five() -> None:
     ],
 )
 def test_ignored_files_are_counted_by_reason(ignored: dict[str, int], text: str) -> None:
-    assert told(findings.of_files(table_of({"a": 2}, ignored=ignored), {})) == [text]
+    assert told(findings.check_files(table_of({"a": 2}, ignored=ignored), {})) == [text]
 
 
 # --- Copies ----------------------------------------------------------------------------------------
@@ -74,16 +74,16 @@ def copies(*images: int, kind: str = "exact", leak: bool = False, conflict: bool
 
 
 def test_no_copies_no_words() -> None:
-    assert told(findings.of_copies(table_of({"a": 6}), [])) == []
-    assert told(findings.of_likeness("altered", 0)) == []
+    assert told(findings.check_copies(table_of({"a": 6}), [])) == []
+    assert told(findings.check_likeness("altered", 0)) == []
 
 
 def test_leaks_count_what_is_held_out_and_name_two_images_of_different_splits() -> None:
     table = table_of({"a": 6}, SPLIT)
-    assert told(findings.of_copies(table, [copies(0, 1, 2, kind="near", leak=True)])) == [
+    assert told(findings.check_copies(table, [copies(0, 1, 2, kind="near", leak=True)])) == [
         "problem: 1 picture is in more than one split (1 val image), which inflates results: a/0.png = a/2.png (near)"
     ]
-    (line,) = told(findings.of_copies(table, [copies(0, 2, leak=True), copies(1, 3, 4, kind="mirrored", leak=True)]))
+    (line,) = told(findings.check_copies(table, [copies(0, 2, leak=True), copies(1, 3, 4, kind="mirrored", leak=True)]))
     assert line == (
         "problem: 2 pictures are in more than one split (1 test image and 1 val image), which inflates results: "
         "a/0.png = a/2.png; a/1.png = a/3.png (mirrored)"
@@ -92,7 +92,7 @@ def test_leaks_count_what_is_held_out_and_name_two_images_of_different_splits() 
 
 def test_conflicts_come_first_and_name_two_images_of_different_classes() -> None:
     table = table_of({"a": 3, "b": 3}, SPLIT)
-    lines = told(findings.of_copies(table, [copies(0, 1, 2, 5, leak=True, conflict=True)]))
+    lines = told(findings.check_copies(table, [copies(0, 1, 2, 5, leak=True, conflict=True)]))
     assert lines == [
         "problem: 1 picture is in more than one class, and one label at most is right: a/0.png = b/5.png",
         "problem: 1 picture is in more than one split (1 val image), which inflates results: a/0.png = a/2.png",
@@ -101,61 +101,61 @@ def test_conflicts_come_first_and_name_two_images_of_different_classes() -> None
 
 def test_harmless_copies_are_counted_by_kind() -> None:
     own = [copies(0, 1), copies(2, 3, kind="near"), copies(4, 5, kind="near")]
-    assert told(findings.of_copies(table_of({"a": 6}), own)) == [
+    assert told(findings.check_copies(table_of({"a": 6}), own)) == [
         "note: 3 pictures are in the data more than once (2 near, 1 exact); copies are kept in one split"
     ]
-    assert told(findings.of_copies(table_of({"a": 6}, ("train",) * 6), own[:1])) == [
+    assert told(findings.check_copies(table_of({"a": 6}, ("train",) * 6), own[:1])) == [
         "note: 1 picture is in the data more than once (1 exact)"
     ]
 
 
 def test_likeness_is_warned_of_and_mirror_images_noted() -> None:
-    (warning,) = told(findings.of_likeness("exact", 0))
+    (warning,) = told(findings.check_likeness("exact", 0))
     assert warning.startswith("warning: the images are too alike")
-    assert told(findings.of_likeness("altered", 1)) == [
+    assert told(findings.check_likeness("altered", 1)) == [
         "note: 1 image is the mirror image of one in another class; if left and right matter, train with --no-hflip"
     ]
-    assert len(told(findings.of_likeness("exact", 2))) == 2
+    assert len(told(findings.check_likeness("exact", 2))) == 2
 
 
 # --- Classes and splits ----------------------------------------------------------------------------
 
 
 def test_classes_of_ten_images_and_more_are_not_spoken_of() -> None:
-    assert told(findings.of_classes(table_of({"a": 10, "b": 100}))) == []
+    assert told(findings.check_classes(table_of({"a": 10, "b": 100}))) == []
 
 
 def test_small_empty_and_uneven_classes_are_named() -> None:
-    assert told(findings.of_classes(table_of({"a": 9, "b": 10}))) == [
+    assert told(findings.check_classes(table_of({"a": 9, "b": 10}))) == [
         "warning: 1 class has fewer than 10 images: a (9)"
     ]
-    lines = told(findings.of_classes(table_of({"a": 9, "b": 101, "c": 10}, empty=("none",)), lost=["broken"]))
+    lines = told(findings.check_classes(table_of({"a": 9, "b": 101, "c": 10}, empty=("none",)), lost=["broken"]))
     assert lines == [
         "warning: 2 class folders have no readable image and are left out: broken, none",
         "warning: 1 class has fewer than 10 images: a (9)",
         "note: the classes are uneven, 101 images of 'b' and 9 of 'a'; look at the balanced accuracy too",
     ]
-    (line, *_) = told(findings.of_classes(table_of({"a": 10, "b": 10}, empty=("none",))))
+    (line, *_) = told(findings.check_classes(table_of({"a": 10, "b": 10}, empty=("none",))))
     assert line == "warning: 1 class folder has no readable image and is left out: none"
-    (line, *_) = told(findings.of_classes(table_of({f"class {i}": 2 for i in range(7)})))
+    (line, *_) = told(findings.check_classes(table_of({f"class {i}": 2 for i in range(7)})))
     assert line.startswith("warning: 7 classes have fewer than 10 images: class 0 (2), ")
     assert line.endswith(", and 2 more")
 
 
 def test_the_plural_of_empty_class_folders_says_what_they_have_not() -> None:
-    (line, *_) = told(findings.of_classes(table_of({"a": 10, "b": 10}, empty=("x", "y"))))
+    (line, *_) = told(findings.check_classes(table_of({"a": 10, "b": 10}, empty=("x", "y"))))
     assert line.startswith("warning: 2 class folders have no readable image")
 
 
 def test_a_class_that_a_split_lacks_is_named_with_what_follows() -> None:
     splits = ("train", "train", "train", "val", "test", "val")
-    lines = told(findings.of_splits(table_of({"a": 1, "b": 4, "c": 1}, splits)))
+    lines = told(findings.check_splits(table_of({"a": 1, "b": 4, "c": 1}, splits)))
     assert lines == [
         "warning: class 'a' has 1 image, none of them in val or test",
         "warning: class 'c' has 1 image, none of them in train or test, so the model cannot learn it",
     ]
-    assert told(findings.of_splits(table_of({"a": 2, "b": 2}))) == [], "nothing is split yet"
-    assert told(findings.of_splits(table_of({"a": 2, "b": 1}, ("train", "val", "train")))) == [
+    assert told(findings.check_splits(table_of({"a": 2, "b": 2}))) == [], "nothing is split yet"
+    assert told(findings.check_splits(table_of({"a": 2, "b": 1}, ("train", "val", "train")))) == [
         "warning: class 'b' has 1 image, none of them in val"
     ]
 
@@ -163,7 +163,7 @@ def test_a_class_that_a_split_lacks_is_named_with_what_follows() -> None:
 def test_many_classes_that_a_split_lacks_are_told_in_a_line_for_each_split() -> None:
     counts = {**{f"class {i}": 2 for i in range(30)}, "lone": 1}
     splits = (*("train", "test") * 30, "val")
-    assert told(findings.of_splits(table_of(counts, splits))) == [
+    assert told(findings.check_splits(table_of(counts, splits))) == [
         (
             "warning: 30 classes have no image in val; the numbers of their images: "
             "class 0 (2), class 1 (2), class 2 (2), class 3 (2), class 4 (2), and 25 more"
@@ -179,18 +179,18 @@ def test_many_classes_that_a_split_lacks_are_told_in_a_line_for_each_split() -> 
 
 
 def test_usual_pictures_are_not_spoken_of() -> None:
-    assert told(findings.of_pictures(table_of({"a": 2}), [fact(), fact(mode="L")])) == []
+    assert told(findings.check_pictures(table_of({"a": 2}), [fact(), fact(mode="L")])) == []
 
 
 def test_odd_modes_frames_and_names_are_noted() -> None:
     table = table_of({"a": 4})
     own = [fact(mode="CMYK", form="JPEG"), fact(mode="RGBA"), fact(mode="RGBA"), fact(form="GIF", animated=True)]
-    assert told(findings.of_pictures(table, own)) == [
+    assert told(findings.check_pictures(table, own)) == [
         "note: 3 images are neither RGB nor grey, and converted (transparency becomes white): 2 RGBA, 1 CMYK",
         "note: of 1 file with several frames, the first one is used",
         "note: 2 images are of another format than the name says, and read anyway: a/0.png, a/3.png",
     ]
-    assert told(findings.of_pictures(table, [fact(), fact(), fact(mode="P"), fact()])) == [
+    assert told(findings.check_pictures(table, [fact(), fact(), fact(mode="P"), fact()])) == [
         "note: 1 image is neither RGB nor grey, and converted (transparency becomes white): 1 P"
     ]
 
@@ -206,7 +206,7 @@ def test_odd_modes_frames_and_names_are_noted() -> None:
     ],
 )
 def test_a_name_fits_its_format(ending: str, form: str, fits: bool) -> None:
-    assert (told(findings.of_pictures(table_of({"a": 1}, endings=ending), [fact(form=form)])) == []) == fits
+    assert (told(findings.check_pictures(table_of({"a": 1}, endings=ending), [fact(form=form)])) == []) == fits
 
 
 # --- What the model sees ---------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_what_is_kept_is_what_the_models_pixels_show(
 def test_fits_that_show_the_whole_picture_lose_nothing(fit: str) -> None:
     preprocess = Preprocess(size=(32, 32), fit=fit)
     assert preprocess.kept(1, 4000) == 1.0
-    assert told(findings.of_crop([fact(1, 4000)] * 10, preprocess)) == []
+    assert told(findings.check_crop([fact(1, 4000)] * 10, preprocess)) == []
 
 
 @pytest.mark.parametrize("fit", ["crop", "squash_crop"])
@@ -262,7 +262,7 @@ def test_fits_that_show_the_whole_picture_lose_nothing(fit: str) -> None:
 def test_the_crop_is_warned_of_if_it_loses_more_than_half(fit: str, shape: tuple[int, int], crop_pct: float) -> None:
     preprocess = Preprocess(size=(64, 64), fit=fit, crop_pct=crop_pct, mean=(0, 0, 0), interpolation="bilinear")
     lost = 1 - simulated(preprocess, *shape)
-    lines = told(findings.of_crop([fact(*shape)] * 7, preprocess))
+    lines = told(findings.check_crop([fact(*shape)] * 7, preprocess))
     assert abs(lost - MOST_LOST) > 0.005, "the example is too close to the limit to tell"
     assert bool(lines) == (lost > MOST_LOST)
     if lines:
@@ -273,5 +273,5 @@ def test_the_crop_is_warned_of_if_it_loses_more_than_half(fit: str, shape: tuple
 def test_a_few_long_pictures_are_not_warned_of() -> None:
     preprocess = Preprocess(size=(64, 64), crop_pct=1.0)
     for long in (2, 3):
-        lines = told(findings.of_crop([fact(300, 100)] * long + [fact()] * (10 - long), preprocess))
+        lines = told(findings.check_crop([fact(300, 100)] * long + [fact()] * (10 - long), preprocess))
         assert bool(lines) == (long > MOST_CROPPED * 10)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitkit.data import ImageTable, scenes
-from vitkit.data.doctor.examine import of_names
+from vitkit.data.doctor.examine import check_names
 
 GROUPS, EACH = 12, 4
 
@@ -62,7 +62,7 @@ def in_class_folders(name: Callable[[int, int], str], groups: int = GROUPS) -> I
 )
 def test_group_names_are_recognised_and_the_printed_flag_keeps_each_together(name: Callable[[int, int], str]) -> None:
     table = in_class_folders(name)
-    (finding,) = of_names(table)
+    (finding,) = check_names(table)
     assert finding.severity == "problem"
     assert f"show {GROUPS} groups" in finding.text
     found = scenes(table, flag_of(finding.text), range(len(table)))
@@ -74,7 +74,7 @@ def test_groups_may_be_numbered_anew_in_each_class() -> None:
     tracks = [
         (f"{label}/{track:05}_{i:05}.ppm", label) for label in "abcdefghij" for track in range(10) for i in range(3)
     ]
-    (finding,) = of_names(table_of(tracks))
+    (finding,) = check_names(table_of(tracks))
     assert "show 100 groups" in finding.text
     found = scenes(table_of(tracks), flag_of(finding.text), range(len(tracks)))
     assert len(set(found)) == 100
@@ -117,16 +117,16 @@ def test_usual_names_are_not_spoken_of(name: Callable[[str, int], str], split: b
     rows = [(label, i) for label in "abc" for i in range("abc".index(label), 240, 3)]
     folder = (lambda i: ("train/", "test/")[i % 7 == 0]) if split else (lambda i: "")
     table = table_of((f"{folder(i)}{label}/{name(label, i)}", label) for label, i in rows)
-    assert list(of_names(table)) == []
+    assert list(check_names(table)) == []
 
 
 def test_a_split_that_keeps_the_groups_together_is_not_spoken_of() -> None:
     names = [f"{'ab'[g % 2]}/patient{g:03}_{i}.jpg" for g in range(GROUPS) for i in range(EACH)]
     by_group = tuple("test" if g % 3 == 0 else "train" for g in range(GROUPS) for _ in range(EACH))
     rows = [(name, name[0]) for name in names]
-    assert list(of_names(table_of(rows, by_group))) == []
+    assert list(check_names(table_of(rows, by_group))) == []
     torn = ("test", *by_group[1:3], "train", *by_group[4:])
-    (finding,) = of_names(table_of(rows, torn))
+    (finding,) = check_names(table_of(rows, torn))
     assert "1 is in more than one of the data's own splits (a/patient000_0.jpg and a/patient000_3.jpg)" in finding.text
 
 
@@ -135,4 +135,6 @@ def test_photographs_of_a_site_have_no_groups() -> None:
     if not root.is_dir():
         pytest.skip("needs the flowers")
     photographs = sorted(root.glob("*/*.jpg"))
-    assert list(of_names(table_of((f"{path.parent.name}/{path.name}", path.parent.name) for path in photographs))) == []
+    assert (
+        list(check_names(table_of((f"{path.parent.name}/{path.name}", path.parent.name) for path in photographs))) == []
+    )

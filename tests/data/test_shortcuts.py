@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from vitkit.data import Facts, FactTable, Memory, read_source, scan
-from vitkit.data.doctor.examine import examine, of_shortcuts
+from vitkit.data.doctor.examine import check_shortcuts, examine
 from vitkit.data.doctor.shortcuts import CHANCE, find_shortcuts
 from vitkit.data.table import UNLABELLED, ImageTable
 
@@ -76,7 +76,7 @@ def test_a_property_of_a_part_of_a_class_is_a_warning() -> None:
     """Half of class b is PNG, and all other images are JPEG."""
     labels = [i % 2 for i in range(200)]
     facts = [Facts(b"", None, "PNG" if i % 4 == 1 else "JPEG", "RGB", 9, 9) for i in range(200)]
-    (finding,) = of_shortcuts(table_of(labels), facts)
+    (finding,) = check_shortcuts(table_of(labels), facts)
     assert finding.severity == "warning"
     assert "format (right for 75 % of the images); the most frequent label is right for 50 %" in finding.text
 

@@ -23,7 +23,6 @@ from vitkit.data import (
     split,
     split_from_file,
     split_to_dict,
-    splits,
     stratify,
 )
 from vitkit.errors import VitkitError
@@ -417,12 +416,6 @@ def test_scenes_and_copies_are_joined() -> None:
 def test_an_expression_that_tells_nothing_apart_is_refused(pattern: str, said: str) -> None:
     with pytest.raises(VitkitError, match=said):
         scenes(named("a/1.png", "a/2.png"), pattern, range(2))
-
-
-def test_an_expression_that_takes_for_ever_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "_LONGEST_SEARCH", 1.0)
-    with pytest.raises(VitkitError, match=r"takes more than 1 seconds.*such as a\+ instead of"):
-        scenes(named("a" * 60, f"{'a' * 60}.png"), "(a+)+$", range(2))
 
 
 def test_paths_of_any_characters_are_searched() -> None:

@@ -34,13 +34,12 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
 
     In a multi-label table, the paths are listed by set of classes, whose names are joined by `;`.
     """
-    names = [JOINT.join(table.classes[k] for k in split_or_labels) for split_or_labels in table.sets] or table.classes
-    splits: dict[str, dict[str, list[str]]] = {
-        name: {cls: [] for cls in names} for name in SPLITS if name in table.splits
-    }
-    for path, label, split_or_labels in zip(table.paths, table.labels, table.splits, strict=True):
-        if split_or_labels is not None:
-            splits[split_or_labels][names[label]].append(path)
+    names = [JOINT.join(table.classes[k] for k in labels) for labels in table.sets] or table.classes
+    present = [name for name in SPLITS if name in table.splits]
+    splits: dict[str, dict[str, list[str]]] = {name: {cls: [] for cls in names} for name in present}
+    for path, label, split in zip(table.paths, table.labels, table.splits, strict=True):
+        if split is not None:
+            splits[split][names[label]].append(path)
     content = {
         "classes": list(table.classes),
         **({} if table.task is SINGLE_LABEL else {"task": table.task.name}),
@@ -58,16 +57,19 @@ def split_from_file(path: Path) -> ImageTable:
     """
     try:
         stored = from_json(read_text(path))
-        names, sets = _stored_sets(stored) if stored.get("task") == "multi" else (stored["classes"], ())
+        names, sets = stored["classes"], tuple[tuple[int, ...], ...]()
+        if stored.get("task") == "multi":  # the keys are sets of class names
+            number = {name: i for i, name in enumerate(names)}
+            names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
+            sets = tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
         rows = [
             (image, label, name)
             for name, by_class in stored["splits"].items()
             for label, cls in enumerate(names)
             for image in by_class[cls]
         ]
-        if not all(
-            isinstance(text, str) for text in (stored["data"], stored["root"], *names, *(row[0] for row in rows))
-        ):
+        texts = (stored["data"], stored["root"], *names, *(row[0] for row in rows))
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError("a name or a path is not text")
         table = ImageTable(
             name=stored["data"],
@@ -89,12 +91,7 @@ def split_from_file(path: Path) -> ImageTable:
 
 
 def groups_to_list(table: ImageTable, groups: Sequence[int]) -> list[list[str]]:
-    """List the paths of each group of two or more images. The images of a group show the same picture or scene.
-
-    Args:
-        table: n images.
-        groups: a number for each image, (n,); images of a group have the same number.
-    """
+    """List the paths of each group of two or more images; `groups` holds the number of each image's group, (n,)."""
     sizes, members = Counter(groups), dict[int, list[str]]()
     for path, number in zip(table.paths, groups, strict=True):
         if sizes[number] > 1:
@@ -118,13 +115,6 @@ def groups_from_file(path: Path) -> dict[str, int]:
         return {}
     except (ValueError, TypeError) as error:
         raise VitkitError(f"{path} is damaged: {error}; restore it, or train again") from error
-
-
-def _stored_sets(stored: dict[str, Any]) -> tuple[list[str], tuple[tuple[int, ...], ...]]:
-    """Return the keys of a multi-label split.json, which are sets of class names, and the class numbers of each key."""
-    number = {name: i for i, name in enumerate(stored["classes"])}
-    names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
-    return names, tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
 
 
 _OTHER = " (another picture now)"  # appended to an image's path, so that there is no such file
@@ -170,10 +160,7 @@ class Changes:
         return {"changed": {"images": count, **paths, "text": self.text}}
 
     def refuse(self, remedy: str = "set their new folder with --data-root DIR") -> None:
-        """Raise an error if an image has changed.
-
-        Args:
-            remedy: advice to the user, as an alternative to restoring the images.
+        """Raise an error if an image has changed, with a remedy as an alternative to restoring the images.
 
         Raises:
             VitkitError: an image has changed or is missing.
@@ -223,11 +210,7 @@ def is_unchanged(file: Place, digest: str | None) -> bool:
 
 
 def refuse_changed(split_file: Path, remedy: str) -> None:
-    """Refuse to continue a run whose images have changed.
-
-    Args:
-        split_file: the run's split.json.
-        remedy: advice to the user, as an alternative to restoring the images.
+    """Refuse to continue a run whose images have changed; `remedy` is an alternative to restoring them.
 
     Raises:
         VitkitError: an image has changed or is missing, or the folder no longer exists.
@@ -332,49 +315,31 @@ def _under(table: ImageTable, root: Path, contents: Mapping[str, str]) -> ImageT
     paths = list(table.paths)
     lost = [i for i, path in enumerate(paths) if digests[i] is None or digests[i] != contents.get(path, digests[i])]
     if lost:
-        paths_of = by_content(table)
+        storage = table.storage
+        if storage is None:
+            keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
+        else:
+            keys = sorted(storage.keys())
+        keys = [key for key in keys if Path(key).suffix.lower() in SUFFIXES]
+        path_of: dict[str, str] = {}
+        for done, key in enumerate(keys, start=1):
+            if (digest := digest_of(table.at(key))) is not None:
+                path_of.setdefault(digest, key)
+            progress("looking for the run's images", done, len(keys))
         for i in lost:
-            paths[i] = paths_of.get(contents.get(paths[i], ""), paths[i])
+            paths[i] = path_of.get(contents.get(paths[i], ""), paths[i])
     if all(digests[i] is None and paths[i] == table.paths[i] for i in range(len(paths))):
         raise VitkitError(
             f"--data-root {root} contains none of the run's {len(table)} images (first: {table.paths[0]})"
         )
-    return _without_impostors(replace(table, paths=tuple(paths)), lost, table.paths)
-
-
-def _without_impostors(table: ImageTable, lost: Sequence[int], before: Sequence[str]) -> ImageTable:
-    """Invalidate the paths at which another picture has taken the place of an image that was not found.
-
-    A suffix is appended to such a path, so that no file has this path and the image counts as unreadable.
-
-    Args:
-        table: the images.
-        lost: the indices of the images that are not at their old paths.
-        before: the old path of each image.
-    """
-    gone = {i for i in lost if table.paths[i] == before[i] and is_there(table.file(i))}
-    paths = (f"{path}{_OTHER}" if i in gone else path for i, path in enumerate(table.paths))
+    for i in lost:  # another picture has taken the place of an image that was not found
+        if paths[i] == table.paths[i] and is_there(table.file(i)):
+            paths[i] += _OTHER
     return replace(table, paths=tuple(paths))
 
 
-def by_content(table: ImageTable) -> dict[str, str]:
-    """Return the keys of the images in a table's folder or storage, by the digest of their content."""
-    if table.storage is None:
-        keys = [file.relative_to(table.root).as_posix() for file in walk(table.root)]
-    else:
-        keys = sorted(table.storage.keys())
-    keys = [key for key in keys if Path(key).suffix.lower() in SUFFIXES]
-    paths_of: dict[str, str] = {}
-    for done, key in enumerate(keys, start=1):
-        digest = digest_of(table.at(key))
-        if digest is not None:
-            paths_of.setdefault(digest, key)
-        progress("looking for the run's images", done, len(keys))
-    return paths_of
-
-
 def exact_copies(table: ImageTable, paths: Sequence[str]) -> dict[str, int]:
-    """Return a number for each of these images of a table, by path. Files with the same content have the same number.
+    """Return a number for each of these images, by path, which is equal for files with the same content.
 
     Files that cannot be read have no number.
     """

@@ -6,10 +6,8 @@ All classes are divided in the same proportions, and the images of a group stay 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
@@ -18,8 +16,6 @@ import numpy as np
 from vitkit.data.doctor.duplicates import Forest
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.system.files import from_json, to_json
-from vitkit.system.processes import python
 
 UNEQUAL = 3  # ratio of the largest to the smallest class above which classes are very unequal
 
@@ -64,9 +60,7 @@ def deal_sets(
         for want, size, already in zip(wants, (images - val - test, val, test), have, strict=True):
             want[label] = size - already[label]
     parts = stratify(members, counts, wants, rng)
-    learned = {label for counts_of, part in zip(counts, parts, strict=True) if part == 0 for label in counts_of} | set(
-        have[0]
-    )
+    learned = {label for count, part in zip(counts, parts, strict=True) if part == 0 for label in count} | set(have[0])
     for i in sorted(range(len(members)), key=lambda i: len(members[i])):
         if not learned.issuperset(counts[i]):
             parts[i] = 0
@@ -215,17 +209,23 @@ def split(
         shares = np.array([shares[0], 0.0 if "test" in present else shares[1]])
     rng = np.random.default_rng(seed)
     free = [i for i, item in enumerate(splits) if item in (None, "train")]
-    held = _keep(splits, free, kept, {"train", "val"} if present else set(SPLITS))
+    may_be = ("train", "val") if present else SPLITS
+    assigned = {i for i in free if kept is not None and kept[i] in may_be}
+    for i in assigned:
+        splits[i] = kept[i]  # type: ignore[index]  # without it, none is assigned
     groups = range(len(table)) if groups is None else groups
-    members = members_of(groups, [i for i in free if i not in held])
+    members = members_of(groups, [i for i in free if i not in assigned])
     if table.sets:
-        parts = deal_sets(table, members, shares, rng, _have_sets(table, held, splits))
+        counts: list[Counter[int]] = [Counter() for _ in SPLITS]
+        for i in assigned:
+            counts[SPLITS.index(str(splits[i]))].update([*classes_in(table, [i]), ALL])
+        parts = deal_sets(table, members, shares, rng, counts)
         for images, part in zip(members, parts, strict=True):
             for i in images:
                 splits[i] = SPLITS[part]
         return replace(table, splits=tuple(splits))
     there: dict[int, Counter[str | None]] = {}
-    for i in held:
+    for i in assigned:
         there.setdefault(table.labels[i], Counter())[splits[i]] += 1
     for label, item in enumerate(by_class(table, members)):
         rng.shuffle(item)
@@ -261,25 +261,6 @@ def check_trainable(table: ImageTable) -> None:
             f"{table.name} has {' and '.join(present)} images and none to train on; add a train split, "
             "or name a folder of class folders"
         )
-
-
-def _keep(
-    splits: list[str | None], free: Sequence[int], kept: Sequence[str | None] | None, may_be: Collection[str]
-) -> set[int]:
-    """Give each free image its earlier split if this is in `may_be`. Return the indices of images that got one."""
-    held = {i for i in free if kept is not None and kept[i] in may_be}
-    for i in held:
-        assert kept is not None
-        splits[i] = kept[i]
-    return held
-
-
-def _have_sets(table: ImageTable, held: Collection[int], splits: Sequence[str | None]) -> list[Counter[int]]:
-    """Count the images that each split already contains, by class and in total (`ALL`)."""
-    have: list[Counter[int]] = [Counter() for _ in SPLITS]
-    for i in held:
-        have[SPLITS.index(str(splits[i]))].update([*classes_in(table, [i]), ALL])
-    return have
 
 
 def fold(table: ImageTable, folds: int, seed: int, groups: Sequence[int] | None = None) -> list[int]:
@@ -335,16 +316,17 @@ def scenes(table: ImageTable, pattern: str | None, groups: Sequence[int]) -> lis
         A number for each image, which is the same for images of the same scene or group.
 
     Raises:
-        VitkitError: no path matches, all paths match the same text, or the search takes too long.
+        VitkitError: no path matches, or all paths match the same text.
         re.error: the pattern is not a regular expression.
     """
-    names = [None] * len(table) if pattern is None else _search(re.compile(pattern), table.paths)
+    names: list[str | None] = [None] * len(table)
+    if pattern is not None:
+        matches = [re.search(pattern, path) for path in table.paths]
+        names = [match and (match[1] if match.re.groups else match[0]) for match in matches]
     if pattern is not None and len(set(names)) == 1:
-        what = (
-            f"matches no path, such as {table.paths[0]!r}"
-            if names[0] is None
-            else f"matches {names[0]!r} in every path"
-        )
+        what = f"matches no path, such as {table.paths[0]!r}"
+        if names[0] is not None:
+            what = f"matches {names[0]!r} in every path"
         raise VitkitError(f"--group-by {pattern!r} {what}; it should match the part of the path that names the scene")
     forest, first = Forest(len(table)), dict[tuple[str, str], int]()
     for i, (path, name, group) in enumerate(zip(table.paths, names, groups, strict=True)):
@@ -353,31 +335,6 @@ def scenes(table: ImageTable, pattern: str | None, groups: Sequence[int]) -> lis
             if key[1] is not None:
                 forest.join(i, first.setdefault((key[0], key[1]), i))
     return forest.roots()
-
-
-_LONGEST_SEARCH = 60.0  # seconds; a million paths take a few
-
-
-def _search(pattern: re.Pattern[str], paths: Sequence[str]) -> list[str | None]:
-    """Return what a pattern finds in each path.
-
-    The search of some patterns would take years and cannot be interrupted, so it is done in another process.
-    """
-    try:
-        done = subprocess.run(  # noqa: S603  # this module
-            python("vitkit.data.splits"),
-            input=to_json([pattern.pattern, list(paths)]).encode(),
-            stdout=subprocess.PIPE,
-            check=True,
-            timeout=_LONGEST_SEARCH,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise VitkitError(
-            f"--group-by {pattern.pattern!r} takes more than {_LONGEST_SEARCH:.0f} seconds to search {len(paths)} "
-            "paths: repeat nothing that is itself repeated, such as a+ instead of (a+)+"
-        ) from error
-    names: list[str | None] = from_json(done.stdout)
-    return names
 
 
 def limit_training(table: ImageTable, limit: int, seed: int) -> ImageTable:
@@ -437,15 +394,3 @@ def differ_much(counts: Sequence[int]) -> bool:
     """Return whether the largest class has more than `UNEQUAL` times as many images as the smallest."""
     occurring = [count for count in counts if count]
     return bool(occurring) and max(occurring) > UNEQUAL * min(occurring)
-
-
-def _answer_search() -> None:
-    """Answer the question of `_search` on standard input."""
-    pattern, paths = from_json(sys.stdin.buffer.read())
-    matches = [re.search(pattern, path) for path in paths]
-    names = [match and (match[1] if match.re.groups else match[0]) for match in matches]
-    sys.stdout.buffer.write(to_json(names).encode())
-
-
-if __name__ == "__main__":
-    _answer_search()

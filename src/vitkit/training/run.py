@@ -24,7 +24,7 @@ from torch import Tensor
 
 import vitkit
 from vitkit.classifier import Classifier
-from vitkit.data.doctor.examine import Finding, find_twins, of_splits
+from vitkit.data.doctor.examine import Finding, check_splits, find_twins
 from vitkit.data.earlier_labels import UNCHANGED
 from vitkit.data.loading import BatchedImages
 from vitkit.data.preprocess import Preprocess
@@ -326,7 +326,7 @@ def _prepare(
             for number, split_images in enumerate(start.parts):
                 folder = fold_folder(run.folder, number)
                 folder.mkdir()
-                own = [*told, *split_images.findings, *of_splits(split_images.images.table)]
+                own = [*told, *split_images.findings, *check_splits(split_images.images.table)]
                 write_start(folder, recipe.replace(folds=None), split_images, start.before, own)
             assert start.whole is not None
             write_start(run.folder, recipe, start.whole, start.before, told)

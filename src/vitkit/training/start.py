@@ -35,7 +35,7 @@ import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, CustomAugment
 from vitkit.data.corrections import read_corrected
-from vitkit.data.doctor.examine import Finding, examine, of_lost, of_scenes, of_splits
+from vitkit.data.doctor.examine import Finding, check_lost, check_scenes, check_splits, examine
 from vitkit.data.earlier_labels import UNCHANGED, compare_with_runs, runs_of
 from vitkit.data.loading import mix_seeds
 from vitkit.data.preprocess import HALF, Preprocess, by_conversion
@@ -519,7 +519,7 @@ class Start:
             *self.torn,
             *part.findings,
             *self.findings,
-            *of_splits(part.images.table),
+            *check_splits(part.images.table),
         ]
 
 
@@ -565,7 +565,7 @@ def resolve(
         blueprint, of_head = resolve_model(recipe, request.fields, diagnosis.table)
         recipe = blueprint.recipe
     groups = scenes(diagnosis.table, recipe.group_by, diagnosis.twins)
-    torn = [] if recipe.group_by is None else of_scenes(diagnosis.table, groups)
+    torn = [] if recipe.group_by is None else check_scenes(diagnosis.table, groups)
     seen = blueprint.pictures
     images = RunImages.of(diagnosis, groups)
     before = ancestry_of(recipe, seen, taught)
@@ -579,7 +579,7 @@ def resolve(
     if recipe.max_images is not None:
         parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
         whole = None if whole is None else limit(whole, recipe.max_images, recipe.seed)
-    findings = (*diagnosis.findings, *of_lost(table, diagnosis.unreadable))
+    findings = (*diagnosis.findings, *check_lost(table, diagnosis.unreadable))
     return Start(blueprint, (*reasons, *of_head), table, tuple(parts), before, findings, tuple(torn), whole)
 
 

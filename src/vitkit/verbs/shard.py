@@ -127,7 +127,7 @@ def shard(
     """
     check_choice("--layout", layout, LayoutName)
     from vitkit.data.corrections import read_corrected
-    from vitkit.data.doctor.examine import of_files
+    from vitkit.data.doctor.examine import check_files
     from vitkit.data.shard_writer import write_shards
     from vitkit.data.sources import has_no_folders, read_unlabelled
 
@@ -140,7 +140,7 @@ def shard(
     if address_of(target) is None:
         check_outside("the folder", target, map(str, table.folders))
     index = write_shards(table, target, most)
-    notes = [*filter(None, [table.layout]), *(finding.text for finding in of_files(table, {}))]
+    notes = [*filter(None, [table.layout]), *(finding.text for finding in check_files(table, {}))]
     return Sharding(target, index, tuple(notes))
 
 

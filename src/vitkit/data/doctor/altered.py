@@ -32,29 +32,6 @@ PRECISE, DEARER = 0.0035, 1300.0  # the least score grows by the second times th
 LEAST_AGREEING = 8
 LEAST_REACHED = 0.4
 LEAST_CORRELATION = 0.25
-_ALIKE = 0.7  # least cosine of the descriptors of two keypoints that match
-_PROBES = 96  # hashes with which each keypoint is looked up
-_UNSURE = 10  # signs of a hash that may be flipped: those of the values nearest to zero
-_LEAST_HITS = 3
-_MANY_HITS = 5  # as many agreeing hits suffice, whatever the number of other hits
-_ARRANGED = 16  # hits of two pictures whose arrangement is compared
-_MATCHES, _BASES = 48, 12  # the number of matches that are counted, and of the best ones, which define maps
-_SHORTEST = 0.08  # least distance of two keypoints that define a map; in short sides of the picture
-_TURN = 0.36  # tangent of the largest angle between two pictures
-_SCALE = 3.0  # largest factor between the change of area and that of the keypoints' sizes
-_NEAR = 0.02  # largest distance of a keypoint from its mapped position
-_ROUGH = 0.03  # the same limit before the map is fitted
-_AROUND = 0.2  # a keypoint is reached if an agreeing keypoint is within this distance
-_FINE = 3  # samples along each side of a thumbnail's pixel
-_LEAST_CELLS = 12  # the least number of a thumbnail's pixels that must lie in the other picture
-_HITS = 1 << 19  # hits that are processed at a time
-_MOST_HITS = 4_000_000  # per picture; with more, the search is given up
-_MOST_LOOKS, _MOST_COPIES, _ALLOWED = 200, 25, 5_000  # per picture, and in addition; with more, give up
-_PART = 128  # pairs of pictures that are matched at a time
-_AT_ONCE = 1024  # pairs of pictures whose arrangement is compared at a time
-_BLOCK = 128  # pictures whose keypoints are looked up in one task
-_REPORT_EVERY = 2048  # pictures between two reports of progress
-
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -90,27 +67,35 @@ class Described:
         pixels = table.thumbnails()
         counts = [len(packed) // BYTES for packed in keypoints]
         aspects = np.array(widths, np.float64) / np.array(heights, np.float64)
-        return cls(*_unpack(keypoints), ends_of(counts), aspects, pixels)
+        words = [np.frombuffer(packed, "<u8", count) for packed, count in zip(keypoints, counts, strict=True)]
+        places = [
+            np.frombuffer(packed, "<u2", 2 * count, 8 * count).reshape(2, -1).T
+            for packed, count in zip(keypoints, counts, strict=True)
+        ]
+        return cls(
+            np.concatenate([np.zeros(0, np.uint64), *words]),
+            np.concatenate([np.zeros((0, 2), np.uint16), *places]),
+            ends_of(counts),
+            aspects,
+            pixels,
+        )
 
     def __len__(self) -> int:
         return len(self.aspects)
 
     @cached_property
     def has_much(self) -> Bools:
-        """Return whether each picture has as much detail as a photograph, (n,).
-
-        Pictures with less detail, such as drawings or digits, may share all of their keypoints without being copies.
-        """
+        """Whether each picture has as much detail as a photograph, (n,); drawings or digits may share all keypoints."""
         return np.diff(self.ends) == MOST
 
     @cached_property
     def owner(self) -> Ints:
-        """Return the index of the picture that each keypoint belongs to, (keypoints,)."""
+        """The index of the picture that each keypoint belongs to, (keypoints,)."""
         return np.repeat(np.arange(len(self)), np.diff(self.ends))
 
     @cached_property
     def codes(self) -> npt.NDArray[np.int8]:
-        """Return the unpacked descriptors (keypoints, 20), whose values are odd numbers from -7 to 7."""
+        """The unpacked descriptors (keypoints, 20), whose values are odd numbers from -7 to 7."""
         shifts = 3 * np.arange(COEFFICIENTS, dtype=np.uint64)
         codes = np.empty((len(self.words), COEFFICIENTS), np.int8)
         for start in range(0, len(codes), 1 << 16):
@@ -120,7 +105,7 @@ class Described:
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.float32]:
-        """Return the norm of each descriptor, (keypoints,)."""
+        """The norm of each descriptor, (keypoints,)."""
         return np.sqrt((self.codes.astype(np.float32) ** 2).sum(axis=1))
 
     @cached_property
@@ -133,7 +118,7 @@ class Described:
 
     @cached_property
     def points(self) -> npt.NDArray[np.complex128]:
-        """Return the position x + y i of each keypoint, in units of the short side of its picture."""
+        """The position x + y i of each keypoint, in units of the short side of its picture, (keypoints,)."""
         wide = self.aspects / np.minimum(self.aspects, 1)
         high = 1 / np.minimum(self.aspects, 1)
         x, y = self.places.T
@@ -141,26 +126,9 @@ class Described:
 
     @cached_property
     def tags(self) -> npt.NDArray[np.uint64]:
-        """Return one number per picture, (n,), which depends only on the picture's keypoints.
-
-        These numbers decide which picture of a pair is mapped onto the other, whatever the order of the pictures.
-        """
+        """A number per picture, (n,), which decides which picture of a pair is mapped onto the other, in any order."""
         sums = np.concatenate([[np.uint64(0)], np.cumsum(self.words)])
         return sums[self.ends[1:]] - sums[self.ends[:-1]]
-
-
-def _unpack(packed: Sequence[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint16]]:
-    """Unpack the keypoints of several pictures to descriptors (keypoints,) and positions (keypoints, 2).
-
-    Positions are x and y in 4095ths of the picture's width and height.
-    """
-    counts = [len(blob) // BYTES for blob in packed]
-    words = [np.frombuffer(blob, "<u8", count) for blob, count in zip(packed, counts, strict=True)]
-    places = [
-        np.frombuffer(blob, "<u2", 2 * count, 8 * count).reshape(2, -1).T
-        for blob, count in zip(packed, counts, strict=True)
-    ]
-    return np.concatenate([np.zeros(0, np.uint64), *words]), np.concatenate([np.zeros((0, 2), np.uint16), *places])
 
 
 _MIRROR = np.where(frequencies()[1] % 2, -1, 1).astype(np.int8)
@@ -244,17 +212,13 @@ def find_altered(
         for task, block in zip(search.tasks, waiting, strict=True):
             pairs, looks = block.result()
             looked += looks
-            done += task.stop - task.start
+            done += task[2] - task[1]
             if pairs is not None:
                 near += pairs[0]
                 mirrored += pairs[1]
-            if (
-                pairs is None
-                or len(near) + len(mirrored) > _MOST_COPIES * done + _ALLOWED
-                or _is_too_many(looked, done)
-            ):
-                for task_of_pool in waiting:
-                    task_of_pool.cancel()
+            is_given_up = pairs is None or looked > _MOST_LOOKS * done + _ALLOWED
+            if is_given_up or len(near) + len(mirrored) > _MOST_COPIES * done + _ALLOWED:
+                pool.shutdown(wait=False, cancel_futures=True)
                 return None
             if progress is not None and (done >= reported + _REPORT_EVERY or done == search.size):
                 reported = done
@@ -262,20 +226,16 @@ def find_altered(
     return sorted(near), sorted(mirrored)
 
 
-def _is_too_many(looks: int, pictures: int) -> bool:
-    return looks > _MOST_LOOKS * pictures + _ALLOWED
-
-
-@dataclass(frozen=True)
-class _SearchTask:
-    """A range of pictures of one set that are searched for in the other set.
-
-    The range is `start` to `stop` of `pictures`, or of `others` if `is_swapped`.
-    """
-
-    is_swapped: bool
-    start: int
-    stop: int
+_PROBES = 96  # hashes with which each keypoint is looked up
+_UNSURE = 10  # signs of a hash that may be flipped: those of the values nearest to zero
+_ALIKE = 0.7  # least cosine of the descriptors of two keypoints that match
+_LEAST_HITS = 3
+_HITS = 1 << 19  # hits that are processed at a time
+_MOST_HITS = 4_000_000  # per picture; with more, the search is given up
+_MOST_LOOKS, _MOST_COPIES, _ALLOWED = 200, 25, 5_000  # per picture, and in addition; with more, give up
+_PART = 128  # pairs of pictures that are matched at a time
+_BLOCK = 128  # pictures whose keypoints are looked up in one task
+_REPORT_EVERY = 2048  # pictures between two reports of progress
 
 
 @dataclass(frozen=True)
@@ -312,14 +272,12 @@ class _Search:
     pictures are detailed, the picture with the lower `Described.tags` is looked up. Therefore it makes no difference
     which of the two sets contains a picture. Two pictures with little detail are not compared.
 
-    Args:
-        pictures, others: the sets of pictures, as for `find_altered`.
+    Attributes:
+        tasks: ranges of pictures to search for: the number of their set, and the first and last index (exclusive).
     """
 
     def __init__(self, pictures: Described, others: Described | None) -> None:
-        sides = [pictures] if others is None else [pictures, others]
-        self._within = others is None
-        self._sides = sides
+        self._sides = sides = [pictures] if others is None else [pictures, others]
         tags, has_much = (np.concatenate([getattr(side, name) for side in sides]) for name in ("tags", "has_much"))
         order = np.lexsort((tags, has_much))
         ranks = np.empty(len(order), np.int32)
@@ -327,20 +285,16 @@ class _Search:
         self._ranks = [ranks[: len(pictures)], ranks[len(pictures) :]]
         self._indices = [_Index.of(side, side_ranks) for side, side_ranks in zip(sides, self._ranks, strict=False)]
         self.tasks = [
-            _SearchTask(bool(side), start, min(start + _BLOCK, len(sides[side])))
+            (side, start, min(start + _BLOCK, len(sides[side])))
             for side in range(len(sides))
             for start in range(0, len(sides[side]), _BLOCK)
         ]
         self.size = sum(map(len, sides))
 
-    def block(self, task: _SearchTask) -> tuple[Pairs | None, int]:
-        """Search for altered copies of the pictures of one task.
-
-        Returns:
-            The pairs, or None if there are too many of them; and the number of pairs that were compared in detail.
-        """
-        source = self._sides[task.is_swapped]
-        target = 0 if self._within or task.is_swapped else 1
+    def block(self, task: tuple[int, int, int]) -> tuple[Pairs | None, int]:
+        """Return the altered copies of a task's pictures, or None if there are too many, and how many were compared."""
+        number, first, last = task
+        source, target = self._sides[number], len(self._sides) - 1 - number
         side = self._sides[target]
         matches: Pairs = ([], [])
         looks = 0
@@ -350,34 +304,31 @@ class _Search:
                 return None, looks
             i, j = _arranged(source, side, *hits, is_mirrored=is_mirrored)
             looks += len(i)
-            if _is_too_many(looks, task.stop - task.start):
+            if looks > _MOST_LOOKS * (last - first) + _ALLOWED:
                 return None, looks
             for start in range(0, len(i), _PART):
                 part = slice(start, start + _PART)
                 accepted = compare_closely(source, side, i[part], j[part], is_mirrored=is_mirrored).is_enough
                 pairs = zip(i[part][accepted].tolist(), j[part][accepted].tolist(), strict=True)
-                matches[kind].extend(
-                    (b, a) if task.is_swapped or (self._within and b < a) else (a, b) for a, b in pairs
-                )
+                is_within = len(self._sides) == 1
+                matches[kind].extend((b, a) if number == 1 or (is_within and b < a) else (a, b) for a, b in pairs)
         return matches, looks
 
     def _hits(
-        self, source: Described, index: _Index, task: _SearchTask, *, is_mirrored: bool
+        self, source: Described, index: _Index, task: tuple[int, int, int], *, is_mirrored: bool
     ) -> tuple[Ints, Ints] | None:
-        """Find pairs of similar keypoints (hits) between the pictures of a task and the pictures in the index.
+        """Find similar keypoints (hits) of the pictures of a task and of those in the index that have a higher rank.
 
-        Each picture of the task is compared only with those pictures in the index that have a higher rank than itself.
-
-        Returns:
-            For each hit, the index of the keypoint in the task's pictures and that of the keypoint in the index. None
-            if there are too many hits.
+        Return, for each hit, the index of the keypoint in the task's set and that of the keypoint in the index. Return
+        None if there are too many hits.
         """
-        ends = source.ends[task.start : task.stop + 1]
+        number, first_picture, last_picture = task
+        ends = source.ends[first_picture : last_picture + 1]
         span = slice(int(ends[0]), int(ends[-1]))
         keys = _keys(source, span, _PROBES, is_mirrored=is_mirrored)
         codes = source.codes[span] * _MIRROR if is_mirrored else source.codes[span]
         least = np.float32(_ALIKE) * source.lengths[span]
-        ranks = self._ranks[task.is_swapped][task.start : task.stop]
+        ranks = self._ranks[number][first_picture:last_picture]
         picture = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(ends))
         lows = index.starts[keys]
         counts = index.starts[keys + 1] - lows  # (keypoints, probes)
@@ -404,7 +355,7 @@ class _Search:
 
 
 def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> Ints:
-    """Return several hashes per keypoint, (keypoints, probes): the signs of its descriptor, with some of them flipped.
+    """Return hashes of each keypoint, (keypoints, probes): the signs of its descriptor, with some of them flipped.
 
     The signs of the values nearest to zero are flipped, because they are the least certain. The most likely
     combinations of flips come first.
@@ -421,14 +372,16 @@ def _keys(side: Described, rows: slice, probes: int, *, is_mirrored: bool) -> In
 
 @cache
 def _choices(probes: int) -> Ints:
-    """Return, for each probe, which of the 10 least certain signs are flipped, (probes, 10).
-
-    The columns are the signs, the least certain one first. The rows are the probes. Probes that flip few signs, and
-    signs that are uncertain, come first.
-    """
+    """Return, for each probe, which of the 10 least certain signs are flipped, (probes, 10), the likeliest first."""
     sets = [chosen for size in range(5) for chosen in combinations(range(_UNSURE), size)]
     likely = sorted(sets, key=lambda chosen: (sum((i + 1) * (i + 2) for i in chosen), chosen))[:probes]
     return np.array([[i in chosen for i in range(_UNSURE)] for chosen in likely], np.int64)
+
+
+_MANY_HITS = 5  # as many agreeing hits suffice, whatever the number of other hits
+_ARRANGED = 16  # hits of two pictures whose arrangement is compared
+_ROUGH = 0.03  # largest distance of a keypoint from its mapped position, before the map is fitted
+_AT_ONCE = 1024  # pairs of pictures whose arrangement is compared at a time
 
 
 def _arranged(source: Described, side: Described, first: Ints, second: Ints, *, is_mirrored: bool) -> tuple[Ints, Ints]:
@@ -478,19 +431,18 @@ def _laid(side: Described, rows: Ints, *, is_mirrored: bool) -> npt.NDArray[np.c
     return wide - points.real + 1j * points.imag
 
 
+_SHORTEST = 0.08  # least distance of two keypoints that define a map; in short sides of the picture
+_TURN = 0.36  # tangent of the largest angle between two pictures
+_SCALE = 3.0  # largest factor between the change of area and that of the keypoints' sizes
+
+
 def _movements(
     a: npt.NDArray[np.complex128], b: npt.NDArray[np.complex128], grown: Ints, p: Ints, q: Ints
 ) -> tuple[npt.NDArray[np.complex128], Bools]:
-    """Return the rotation and scale that each pair of matches implies, and whether they are plausible.
+    """Return the rotation and scale that each pair (p, q) of m matches implies, and whether they are plausible.
 
-    Rotation and scale are the argument and the absolute value of a complex number.
-
-    Args:
-        a: the keypoint positions of m matches in the first picture, (..., m).
-        b: the keypoint positions of the matches in the second picture, (..., m).
-        grown: the difference between the size levels of the two keypoints of each match.
-        p: the index of the first match of each pair.
-        q: the index of the second match of each pair.
+    Rotation and scale are the argument and the absolute value of a complex number. `a` and `b` are the positions of the
+    matching keypoints in the first and the second picture, (..., m), and `grown` the difference of their size levels.
     """
     before = a[..., q] - a[..., p]
     movement = (b[..., q] - b[..., p]) / np.where(before == 0, 1, before)
@@ -500,6 +452,13 @@ def _movements(
         by_level = 2.0 ** grown[..., points]
         fits &= (area < _SCALE * by_level) & (area * _SCALE > by_level)
     return movement, fits
+
+
+_MATCHES, _BASES = 48, 12  # the number of matches that are counted, and of the best ones, which define maps
+_NEAR = 0.02  # largest distance of a keypoint from its mapped position
+_AROUND = 0.2  # a keypoint is reached if an agreeing keypoint is within this distance
+_FINE = 3  # samples along each side of a thumbnail's pixel
+_LEAST_CELLS = 12  # the least number of a thumbnail's pixels that must lie in the other picture
 
 
 def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_mirrored: bool) -> Evidence:
@@ -536,9 +495,11 @@ def compare_closely(source: Described, side: Described, i: Ints, j: Ints, *, is_
         onto = plane[k]
         if abs(np.linalg.det(onto[:2])) < 1e-6:
             continue
+        turned = np.linalg.inv(onto[:2])
+        back_onto = np.vstack([turned, -onto[2] @ turned])
         reached[k] = min(
             _reached(_laid(source, mine, is_mirrored=is_mirrored), a[k, agrees[k]], onto, aspects[1]),
-            _reached(side.points[other], b[k, agrees[k]], _inverse(onto), aspects[0]),
+            _reached(side.points[other], b[k, agrees[k]], back_onto, aspects[0]),
         )
         pixels = source.pixels[i[k]]
         correlation[k] = _correlation(pixels[:, ::-1] if is_mirrored else pixels, side.pixels[j[k]], onto, aspects)
@@ -556,9 +517,8 @@ def _best_movement(
 ) -> tuple[Bools, Floats, Floats]:
     """Find the affine map that agrees with the most matches, for each pair of pictures.
 
-    Returns:
-        Whether each match agrees with the map (n, 48), the map (n, 3, 2), and the median distance of the agreeing
-        matches from their mapped positions (n,).
+    Return whether each match agrees with the map (n, 48), the map (n, 3, 2), and the median distance of the agreeing
+    matches from their mapped positions (n,).
     """
     n, m = a.shape
     p, q = np.triu_indices(_BASES, 1)
@@ -594,12 +554,6 @@ def _best_movement(
     return kept, plane, off
 
 
-def _inverse(plane: Floats) -> Floats:
-    """Return the inverse of an affine map (3, 2)."""
-    turned = np.linalg.inv(plane[:2])
-    return np.vstack([turned, -plane[2] @ turned])
-
-
 def _extent(aspect: float) -> Floats:
     """Return the (width, height) of a picture in units of its short side."""
     return np.array([aspect, 1.0]) / min(aspect, 1.0)
@@ -608,13 +562,9 @@ def _extent(aspect: float) -> Floats:
 def _reached(
     points: npt.NDArray[np.complex128], agreeing: npt.NDArray[np.complex128], onto: Floats, aspect: float
 ) -> float:
-    """Return the fraction of a picture's keypoints in the overlap that have an agreeing keypoint nearby.
+    """Return the fraction of a picture's keypoints (`points`) in the overlap that have an agreeing keypoint nearby.
 
-    Args:
-        points: the keypoints of a picture.
-        agreeing: the keypoints of this picture whose matches agree with the map.
-        onto: the affine map to the other picture, (3, 2).
-        aspect: the width / height of the other picture.
+    `onto` is the affine map to the other picture, (3, 2), whose width / height is `aspect`.
     """
     there = np.stack([points.real, points.imag, np.ones(len(points))], axis=1) @ onto
     inside = ((there >= 0) & (there <= _extent(aspect))).all(axis=1)

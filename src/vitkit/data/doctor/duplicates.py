@@ -12,7 +12,6 @@ valid when pictures are added.
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +26,8 @@ from vitkit.data.doctor.altered import Described, Pairs, Pixels, find_altered
 from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable, column
 
 Kind = Literal["exact", "near", "altered", "mirrored"]
-LookedFor = Literal[
-    "altered", "near", "exact"
-]  # copies of this kind and of those before it in `Kind`, and mirrored ones
+# How far a search got: copies of this kind and of those before it in `Kind`, and mirrored ones.
+LookedFor = Literal["altered", "near", "exact"]
 # If a larger share of the images are near copies of one another, they show one scene rather than one picture.
 LARGEST_GROUP, LEAST_LARGE = 0.25, 20
 _MOST_PAIRS = 100  # per image and kind of copies; with more, the comparison is given up
@@ -40,9 +38,7 @@ _LUMA = np.array([299, 587, 114])  # thousandths
 _COARSE = 6  # low frequencies per direction; they suffice to exclude nearly all pairs
 _EVEN = _COARSE**2 // 2 + 1  # values of a spectrum that do not change in a mirror image
 _LIKELY = LEAST_CORRELATION - 1e-4  # the same limit, lowered for products in single precision
-_REACH = (
-    float(np.sqrt(2 * (1 - _LIKELY))) + 1e-3
-)  # largest distance of a likely pair along any axis; the vectors have length 1
+_REACH = float(np.sqrt(2 * (1 - _LIKELY))) + 1e-3  # largest distance of a likely pair of unit vectors along any axis
 _BLOCK, _WIDE = 512, 4096  # rows and columns of pairs at a time: about what a core's cache holds
 _REPORT_EVERY = 2048  # pictures between two reports of progress, and spectra computed at a time
 
@@ -147,10 +143,16 @@ def compare(
     row_of = {digest: row for row, digest in enumerate(table.column("digest"))}
     digests = tuple(sorted(row_of))
     known: frozenset[bytes] = frozenset()
-    kept, kept_altered = _none(), _none()
+    kept: Pairs = [], []
+    kept_altered: Pairs = [], []
     if before is not None and before.pairs is not None and before.altered is not None:
         known = frozenset(before.digests)
-        kept, kept_altered = (_kept(indices, before.digests, digests) for indices in (before.pairs, before.altered))
+        now = {digest: i for i, digest in enumerate(digests)}
+        places = [now.get(digest) for digest in before.digests]
+        for pairs_before, pairs_now in ((before.pairs, kept), (before.altered, kept_altered)):
+            for pairs_of_kind, still in zip(pairs_before, pairs_now, strict=True):
+                ends = ((places[a], places[b]) for a, b in pairs_of_kind)
+                still += [_sorted(i, j) for i, j in ends if i is not None and j is not None]
     there = [i for i, digest in enumerate(digests) if digest in known]
     new = [i for i, digest in enumerate(digests) if digest not in known]
     fresh, old = (Described.of(table.take([row_of[digests[i]] for i in indices])) for indices in (new, there))
@@ -164,15 +166,13 @@ def compare(
         return find_altered(some, others, second_half)
 
     def all_of(search: Callable[[Described, Described | None], Pairs | None], kept: Pairs) -> Pairs | None:
-        among = search(fresh, None) if new else _none()
-        across = search(fresh, old) if new and there and among is not None else _none()
-        if among is None or across is None:
+        within: Pairs | None = search(fresh, None) if new else ([], [])
+        across: Pairs | None = search(fresh, old) if new and there and within is not None else ([], [])
+        if within is None or across is None:
             return None
         first, second = (
-            sorted(
-                [*old_ones, *((new[i], new[j]) for i, j in indices), *(_sorted(new[i], there[j]) for i, j in beside)]
-            )
-            for old_ones, indices, beside in zip(kept, among, across, strict=True)
+            sorted([*before, *((new[i], new[j]) for i, j in ours), *(_sorted(new[i], there[j]) for i, j in theirs)])
+            for before, ours, theirs in zip(kept, within, across, strict=True)
         )
         return (first, second) if len(first) + len(second) <= most else None
 
@@ -184,27 +184,6 @@ def compare(
         linked = {pair for indices in pairs for pair in indices}
         more = ([pair for pair in more[0] if pair not in linked], [pair for pair in more[1] if pair not in linked])
     return Compared(digests, pairs, more)
-
-
-def _none() -> Pairs:
-    return [], []
-
-
-def _kept(pairs: Pairs, before: Sequence[bytes], now: Sequence[bytes]) -> Pairs:
-    """Return the pairs whose two contents are still present, converted to indices into `now`.
-
-    The pairs are indices into `before`. Both lists of digests are sorted.
-    """
-
-    def place(pair: int) -> int | None:
-        i = bisect_left(now, before[pair])
-        return i if i < len(now) and now[i] == before[pair] else None
-
-    near, mirrored = (
-        [_sorted(i, j) for i, j in ((place(a), place(b)) for a, b in pair) if i is not None and j is not None]
-        for pair in pairs
-    )
-    return near, mirrored
 
 
 def _sorted(i: int, j: int) -> tuple[int, int]:
@@ -344,11 +323,7 @@ def find_pairs(
 class _LikenessSearch:
     """A search for similar thumbnails, which are sorted along the axis of their largest variance.
 
-    Similar pictures are close together along this axis. Each block of pictures is therefore compared only with nearby
-    pictures.
-
-    Args:
-        pixels, others: the thumbnails, as for `find_pairs`.
+    Similar pictures are close together along this axis, so a block of pictures is compared only with nearby ones.
     """
 
     def __init__(self, pixels: Pixels, others: Pixels | None) -> None:
@@ -357,9 +332,9 @@ class _LikenessSearch:
         self._spectra = spectra(pixels)
         self._beside = self._spectra if others is None else spectra(others)
         bounds = _bounds(self._spectra)
-        axis = (
-            np.linalg.eigh(np.cov(bounds, rowvar=False, dtype=np.float64))[1][:, -1] if len(bounds) > 1 else bounds[0]
-        )
+        axis = bounds[0]
+        if len(bounds) > 1:
+            axis = np.linalg.eigh(np.cov(bounds, rowvar=False, dtype=np.float64))[1][:, -1]
         self._order, self._keys, self._bounds = _in_order(bounds, axis)
         self._order_beside, self._keys_beside, self._bounds_beside = (
             (self._order, self._keys, self._bounds) if self._within else _in_order(_bounds(self._beside), axis)
@@ -432,7 +407,12 @@ def spectra(pixels: Pixels) -> Floats:
 
     def fill(start: int) -> None:
         span = slice(start, start + _REPORT_EVERY)
-        structure = _structure(pixels[span])
+        # Grey values minus their mean, as unit vectors (n, 256). A spread below one level is noise, and becomes zeros;
+        # the limit is slightly lower here, since `agree` decides.
+        grey = (pixels[span].reshape(-1, 3) @ (_LUMA / 1000).astype(np.float32)).reshape(-1, THUMBNAIL**2)
+        grey -= grey.mean(axis=1, keepdims=True)
+        length = np.linalg.norm(grey, axis=1, keepdims=True)
+        structure = np.where(length > 0.999 * THUMBNAIL, grey / np.maximum(length, 1e-6), 0)
         low = structure @ waves.T
         rest = np.sqrt(np.maximum(_dot(structure, structure) - _dot(low, low), 0))  # lengths do not change in the basis
         result[span] = np.hstack([low[:, even], rest[:, None], low[:, ~even]])
@@ -448,15 +428,6 @@ def cosines() -> Floats:
     basis = np.cos(np.pi * k * (2 * x + 1) / (2 * THUMBNAIL)) * np.sqrt(2 / THUMBNAIL)
     basis[0] /= np.sqrt(2)
     return basis.astype(np.float32)
-
-
-def _structure(pixels: Pixels) -> Floats:
-    """Return the grey values of thumbnails minus their mean, as unit vectors (n, 256); zeros for a uniform picture."""
-    grey = (pixels.reshape(-1, 3) @ (_LUMA / 1000).astype(np.float32)).reshape(len(pixels), -1)
-    grey -= grey.mean(axis=1, keepdims=True)
-    length = np.linalg.norm(grey, axis=1, keepdims=True)
-    # A spread below one level is noise. The limit here is slightly lower, since `agree` decides.
-    return np.where(length > 0.999 * THUMBNAIL, grey / np.maximum(length, 1e-6), 0)
 
 
 def agree(pixels: Pixels, others: Pixels, first: Places, second: Places, *, is_mirrored: bool) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,10 +28,7 @@ from vitkit.system.progress import progress
 from vitkit.text.cells import plural
 
 TINY_CLASS = 10  # images
-MOST_LOST, MOST_CROPPED = (
-    0.5,
-    0.2,
-)  # warn if a crop loses more than this share of the area in more than this share of the images
+MOST_LOST, MOST_CROPPED = 0.5, 0.2  # warn if a crop loses so large a share of the area in so many of the images
 _SINGLY = 20  # if more classes than this lack a split, they are reported together
 _DECISIVE = 0.8  # Cramér's V of a property that leaves nothing to learn
 _IMBALANCE = 10.0  # ratio of the largest class to the smallest
@@ -80,17 +77,18 @@ def read_findings(file: Path) -> list[Finding]:
         stored = from_json(file.read_text(encoding="utf-8"))
         if not isinstance(stored, list):
             raise TypeError("it is not a list")
-        # Earlier versions stored text, such as "note: 2 images are ...".
-        return [_from_text(entry) if isinstance(entry, str) else Finding(**entry) for entry in stored]
+        findings = []
+        for entry in stored:
+            if isinstance(entry, str):  # earlier versions stored text, such as "note: 2 images are ..."
+                severity: Severity = next((name for name in SEVERITIES if entry.startswith(f"{name}: ")), "note")
+                findings.append(Finding(severity, entry.removeprefix(f"{severity}: ")))
+            else:
+                findings.append(Finding(**entry))
+        return findings
     except FileNotFoundError:
         return []
     except (ValueError, TypeError) as error:
         raise VitkitError(f"{file} is damaged: {error}; delete it to leave it out of the report") from error
-
-
-def _from_text(line: str) -> Finding:
-    severity: Severity = next((name for name in SEVERITIES if line.startswith(f"{name}: ")), "note")
-    return Finding(severity, line.removeprefix(f"{severity}: "))
 
 
 def caveats_of(findings: Iterable[Finding]) -> list[str]:
@@ -117,7 +115,7 @@ class Copies:
     is_conflict: bool
 
 
-def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
+def check_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
     """Report ignored and unreadable files, and the changes that a label file made."""
     if unreadable:
         named = _list([f"{path} ({reason})" for path, reason in unreadable.items()], "; ")
@@ -131,17 +129,16 @@ def of_files(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Findi
         yield Finding("note", f"{were} ignored: {reasons}")
 
 
-def of_lost(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
+def check_lost(table: ImageTable, unreadable: Mapping[str, str]) -> Iterator[Finding]:
     """Report unreadable images of the split that a run is tested on, if the data come split."""
     split = held_out_split(table)
     images = table.of_split(split)
     if lost := sum(path in unreadable for path in images.paths):
         does = "does" if lost == 1 else "do"
-        text = f"{lost} of the {len(images)} {split} images cannot be read and {does} not count"
-        yield Finding("problem", text)
+        yield Finding("problem", f"{lost} of the {len(images)} {split} images cannot be read and {does} not count")
 
 
-def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
+def check_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
     """Report pictures that occur more than once, with examples if they invalidate results."""
     conflicts, leaks = [group for group in copies if group.is_conflict], [group for group in copies if group.is_leak]
     what = table.task.conflict
@@ -169,7 +166,7 @@ def of_copies(table: ImageTable, copies: Sequence[Copies]) -> Iterator[Finding]:
         yield Finding("note", f"{_pictures(harmless)} in the data more than once ({kinds}){kept}")
 
 
-def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
+def check_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
     """Report the kinds of copies that were not searched for, and pairs of mirror images in different classes.
 
     `looked_for` is the second result of `find_duplicates`, and `opposite` is the number of such pairs.
@@ -186,7 +183,7 @@ def of_likeness(looked_for: LookedFor, opposite: int) -> Iterator[Finding]:
         yield Finding("note", f"{were} of one in another class; if left and right matter, train with --no-hflip")
 
 
-def of_sets(table: ImageTable) -> Iterator[Finding]:
+def check_sets(table: ImageTable) -> Iterator[Finding]:
     """If the table is multi-label, report that images may have several classes.
 
     A single `;` in one label makes a table multi-label, possibly by mistake.
@@ -196,7 +193,7 @@ def of_sets(table: ImageTable) -> Iterator[Finding]:
         yield Finding("note", summary)
 
 
-def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]:
+def check_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]:
     """Report classes without images, with few images, or with far fewer images than other classes.
 
     `lost` holds the names of classes whose images are all unreadable.
@@ -214,7 +211,7 @@ def of_classes(table: ImageTable, lost: Sequence[str] = ()) -> Iterator[Finding]
         yield Finding("note", f"{text}; look at the balanced accuracy too")
 
 
-def of_splits(table: ImageTable) -> Iterator[Finding]:
+def check_splits(table: ImageTable) -> Iterator[Finding]:
     """Report classes that have no image in one of the splits, and data without training images."""
     have = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
     if have and "train" not in have:
@@ -227,7 +224,10 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
     ]
     if len(lacking) > _SINGLY:
         for missing in dict.fromkeys(missing for _, _, missing in lacking):
-            yield _of_many([(name, count) for name, count, absent in lacking if absent == missing], missing)
+            counts = [f"{name} ({count})" for name, count, absent in lacking if absent == missing]
+            lesson = ", so the model cannot learn them" if "train" in missing else ""
+            text = f"{plural(len(counts), 'class has', 'classes have')} no image in {' or '.join(missing)}{lesson}"
+            yield Finding("warning", f"{text}; the numbers of their images: {_list(counts)}")
         return
     for name, count, missing in lacking:
         lesson = ", so the model cannot learn it" if "train" in missing else ""
@@ -235,20 +235,7 @@ def of_splits(table: ImageTable) -> Iterator[Finding]:
         yield Finding("warning", f"class {name!r} has {images}, none of them in {' or '.join(missing)}{lesson}")
 
 
-def _of_many(counts: Sequence[tuple[str, int]], missing: Sequence[str]) -> Finding:
-    """Report in a single sentence that several classes have no image in the splits `missing`.
-
-    `counts` holds the name and the number of images of each of these classes.
-    """
-    lesson = ", so the model cannot learn them" if "train" in missing else ""
-    have = plural(len(counts), "class has", "classes have")
-    named = _list([f"{name} ({count})" for name, count in counts])
-    return Finding(
-        "warning", f"{have} no image in {' or '.join(missing)}{lesson}; the numbers of their images: {named}"
-    )
-
-
-def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
+def check_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
     """Report scenes or groups whose images are in more than one of the data's original splits.
 
     `groups` holds the number of each image's scene or group.
@@ -262,7 +249,7 @@ def of_scenes(table: ImageTable, groups: Sequence[int]) -> Iterator[Finding]:
         yield Finding("problem", f"{text}; held-out images of these do not count", is_settled=True)
 
 
-def of_names(table: ImageTable) -> Iterator[Finding]:
+def check_names(table: ImageTable) -> Iterator[Finding]:
     """Report groups of images that the names of files reveal, unless each group is in one of the data's own splits."""
     groups = find_groups(table)
     if groups is None:
@@ -278,19 +265,17 @@ def of_names(table: ImageTable) -> Iterator[Finding]:
     yield Finding("problem", f"{text}: train with --group-by {shlex.quote(groups.pattern)}")
 
 
-def of_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
+def check_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report properties of files that tell the classes apart, so that nothing else need be learned."""
     if shortcuts := find_shortcuts(table, facts):
         named = _list([f"{each.name} (right for {100 * each.right:.0f} % of the images)" for each in shortcuts])
-        text = (
-            f"the label can be guessed from what is not the subject of the pictures: {named}; the most frequent label"
-        )
-        text += f" is right for {100 * shortcuts[0].trivial:.0f} %"
+        text = f"the label can be guessed from what is not the subject of the pictures: {named}; "
+        text += f"the most frequent label is right for {100 * shortcuts[0].trivial:.0f} %"
         severity: Literal["problem", "warning"] = "problem" if shortcuts[0].strength >= _DECISIVE else "warning"
         yield Finding(severity, f"{text}; a model may learn that alone, so collect all classes in the same way")
 
 
-def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
+def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report unusual properties of readable pictures."""
     all_modes, are_animated, doubts, formats, borders = columns(
         facts, "mode", "is_animated", "doubt", "format", "border"
@@ -314,7 +299,7 @@ def of_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
         yield Finding("note", f"{were} of another format than the name says, and read anyway: {_list(misnamed)}")
 
 
-def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
+def check_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
     """Report if the preprocessing crops away a large part of many pictures."""
     sizes = Counter(zip(*columns(facts, "width", "height"), strict=True))
     lost = {size: 1 - preprocess.kept(*size) for size in sizes}
@@ -327,12 +312,7 @@ def of_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]
 
 
 def _fits_name(path: str, image_format: str) -> bool:
-    return _fits(os.path.splitext(path)[1], image_format)  # noqa: PTH122  # ten times as fast as a Path's
-
-
-@lru_cache(maxsize=256)
-def _fits(suffix: str, image_format: str) -> bool:
-    suffix = suffix.lower()
+    suffix = os.path.splitext(path)[1].lower()  # noqa: PTH122  # ten times as fast as a Path's
     return suffix not in SUFFIXES or suffix in _SUFFIXES_OF.get(image_format, {f".{image_format.lower()}"})
 
 
@@ -411,12 +391,7 @@ class Diagnosis:
         }
 
 
-def examine(
-    table: ImageTable,
-    preprocess: Preprocess | None = None,
-    *,
-    seek_groups: bool = True,
-) -> Diagnosis:
+def examine(table: ImageTable, preprocess: Preprocess | None = None, *, seek_groups: bool = True) -> Diagnosis:
     """Decode every file of a table, search for copies, and report problems.
 
     Files that have been examined before are not decoded again.
@@ -435,24 +410,30 @@ def examine(
         everything = scan(table.files(), memory, partial(progress, "reading images"))
         errors = everything.column("error")
         unreadable = {path: error for path, error in zip(table.paths, errors, strict=True) if error is not None}
-        readable = _readable(table, unreadable)
+        readable = table.take([i for i, path in enumerate(table.paths) if path not in unreadable])
+        if len(set(readable.labels)) < min(2, len(table.classes)):
+            first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
+            left = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
+            message = f"{len(unreadable)} of {len(table)} images are unreadable{first}"
+            raise VitkitError(f"{table.name}: {left}; {message}")
+        readable = readable.compact()
         facts = everything.take([i for i, error in enumerate(errors) if error is None])
         links, looked_for = _compare(facts, memory, partial(progress, "comparing images"))
-    links, opposite = _set_opposites_apart(links, readable, facts)
+    links, opposite = _without_opposites(links, readable, facts)
     twins = connect(links, len(facts))
     copies = _copies(readable, links, twins)
     noted = [
-        *of_files(table, unreadable),
-        *of_copies(readable, copies),
-        *of_likeness(looked_for, opposite),
-        *of_sets(readable),
-        *of_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
-        *of_splits(readable),
-        *(of_scenes(readable, scenes(readable, None, range(len(readable)))) if readable.groups else ()),
-        *(of_names(readable) if seek_groups and not readable.groups else ()),
-        *of_shortcuts(readable, facts),
-        *of_pictures(readable, facts),
-        *(of_crop(facts, preprocess) if preprocess is not None else ()),
+        *check_files(table, unreadable),
+        *check_copies(readable, copies),
+        *check_likeness(looked_for, opposite),
+        *check_sets(readable),
+        *check_classes(readable, lost=sorted(set(table.classes) - set(readable.classes))),
+        *check_splits(readable),
+        *(check_scenes(readable, scenes(readable, None, range(len(readable)))) if readable.groups else ()),
+        *(check_names(readable) if seek_groups and not readable.groups else ()),
+        *check_shortcuts(readable, facts),
+        *check_pictures(readable, facts),
+        *(check_crop(facts, preprocess) if preprocess is not None else ()),
     ]
     noted.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(readable, facts, unreadable, tuple(copies), tuple(twins), tuple(noted))
@@ -470,7 +451,7 @@ def find_twins(table: ImageTable, facts: Sequence[Facts]) -> tuple[int, ...]:
     """
     with Memory() as memory:
         links, _ = _compare(facts, memory, lambda *_: None)
-    links, _ = _set_opposites_apart(links, table, facts)
+    links, _ = _without_opposites(links, table, facts)
     return tuple(connect(links, len(facts)))
 
 
@@ -487,17 +468,7 @@ def _compare(
     return find_duplicates(facts, compared=compared)
 
 
-def _readable(table: ImageTable, unreadable: dict[str, str]) -> ImageTable:
-    readable = table.take([i for i, path in enumerate(table.paths) if path not in unreadable])
-    if len(set(readable.labels)) < min(2, len(table.classes)):
-        first = f" (first: {': '.join(next(iter(unreadable.items())))})" if unreadable else ""
-        message = f"{len(unreadable)} of {len(table)} images are unreadable"
-        left = "no image is left" if len(table.classes) == 1 else table.task.too_few_classes
-        raise VitkitError(f"{table.name}: {left}; {message}{first}")
-    return readable.compact()
-
-
-def _set_opposites_apart(links: Sequence[Link], table: ImageTable, facts: Sequence[Facts]) -> tuple[list[Link], int]:
+def _without_opposites(links: Sequence[Link], table: ImageTable, facts: Sequence[Facts]) -> tuple[list[Link], int]:
     """Remove links between mirror images in different classes. Return the other links and the number of removed ones.
 
     Mirror images in different classes are not copies, because the classes may distinguish left from right. The same

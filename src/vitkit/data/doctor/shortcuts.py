@@ -7,7 +7,7 @@ Yekutieli 2001), and the strength of what is left is Cramér's V without its bia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +44,13 @@ class Shortcut:
 
 def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
     """Return the properties of files that tell the classes apart, the strongest first."""
-    labelled = [i for i in range(len(table)) if table.name_of(i) != UNLABELLED]
-    classes = _without_rare(np.array(table.labels, dtype=np.int64)[labelled])
-    tables = {name: _counts(values[labelled], classes) for name, values in _properties(facts).items()}
-    return of_counts({name: counts for name, counts in tables.items() if min(counts.shape) > 1})
-
-
-def of_counts(tables: Mapping[str, Ints]) -> list[Shortcut]:
-    """Return the shortcuts among properties, given the number of images of each value and each class, (V, K)."""
     from scipy.stats import chi2_contingency, false_discovery_control
 
+    labelled = [i for i in range(len(table)) if table.name_of(i) != UNLABELLED]
+    classes = _without_rare(np.array(table.labels, dtype=np.int64)[labelled])
+    # The number of images of each value and each class, (V, K).
+    every = {name: _counts(values[labelled], classes) for name, values in _properties(facts).items()}
+    tables = {name: counts for name, counts in every.items() if min(counts.shape) > 1}
     if not tables:
         return []
     tests = [chi2_contingency(counts, correction=False) for counts in tables.values()]
