@@ -114,14 +114,21 @@ def picture_in(
 def _picture_in(source: str | bytes, short_side: int | None, reserve: Callable[[int], None]) -> Picture:
     with QUIET, open_picture(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
         _check_pixels(image.size)
-        _check_support(image)
+        if image.format == "TIFF" and _is_raw(image.tag_v2, image.fp):  # type: ignore[attr-defined]
+            raise UnsupportedError(_RAW)
+        if image.format == "PNG" and _is_shortened(image) and "transparency" in image.info:
+            raise UnsupportedError(
+                "colours of 16 bits of which one is transparent, which is not supported: save it with an alpha channel"
+            )
         file_size, mode = image.size, image.mode
         is_animated = image.format != "MPO" and getattr(image, "is_animated", False)
         if short_side is not None and image.format in ("JPEG", "MPO") and min(image.size) >= 4 * short_side:
-            _draft(image, 2 * short_side)
+            scale = 2 * short_side / min(image.size)
+            image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
         samples = _read_samples(image)
+        own_bytes = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(image.mode, 4)
         working_bytes = _RGB_BYTES + _READER_BYTES.get(str(image.format), 0)
-        reserve(image.width * image.height * (_bytes_per_pixel(image.mode) + working_bytes))
+        reserve(image.width * image.height * (own_bytes + working_bytes))
         image.load()
         width, height = file_size[::-1] if _orientation(image) in _SIDEWAYS else file_size
         rgb, *doubts = _to_rgb(upright(image), samples, is_png=image.format == "PNG")
@@ -157,11 +164,6 @@ def _check_pixels(size: tuple[int, int]) -> None:
         raise UnsupportedError(f"{size[0]}x{size[1]} pixels, more than the limit of {MAX_PIXELS:,}")
 
 
-def _draft(image: Image.Image, short_side: int) -> None:
-    scale = short_side / min(image.size)
-    image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
-
-
 def upright(image: Image.Image) -> Image.Image:
     """Apply the EXIF orientation to a picture."""
     orientation = _orientation(image)
@@ -188,11 +190,6 @@ def _camera(image: Image.Image) -> str:
     return " ".join(str(name).strip("\0 ")[:40] for name in named if name)
 
 
-def _bytes_per_pixel(mode: str) -> int:
-    """Return the number of bytes per pixel of a Pillow image with this mode."""
-    return {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}.get(mode, 4)
-
-
 def _to_rgb(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None, str | None]:
     """Return the picture in 8-bit RGB, and the reasons why its brightness and its colours may be wrong, or None."""
     doubt = None
@@ -212,25 +209,15 @@ def flattened(image: Image.Image) -> tuple[Image.Image, str | None]:
     doubt = None
     if image.has_transparency_data:
         if any(strip.convert("RGBA").getchannel("A").getextrema()[1] for _, strip in _strips(image)):
-            return _in_strips(image, _on_white), None
+            flat = Image.new("RGB", image.size)
+            for top, strip in _strips(image):  # so that large pictures need little working memory
+                rgba = strip.convert("RGBA")
+                white = Image.new("RGBA", rgba.size, _WHITE)
+                flat.paste(Image.alpha_composite(white, rgba).convert("RGB"), (0, top))
+            return flat, None
         doubt = "it is transparent everywhere, and read as if it were opaque"
     is_done = image.mode == "RGB" and image.format == "JPEG"  # other readers may keep their file or its bytes alive
     return image if is_done else image.convert("RGB"), doubt
-
-
-def _in_strips(image: Image.Image, change: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """Apply `change` to a few rows of a picture at a time, so that large pictures need little working memory."""
-    if image.width * image.height <= STRIP:
-        return change(image)
-    changed = Image.new("RGB", image.size)
-    for top, strip in _strips(image):
-        changed.paste(change(strip), (0, top))
-    return changed
-
-
-def _on_white(image: Image.Image) -> Image.Image:
-    rgba = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
 
 
 # --- Opening files ----------------------------------------------------------------------------------------
@@ -246,8 +233,7 @@ _REGISTERING = threading.Lock()
 class _Quiet:
     """A context manager that ignores warnings while at least one thread is inside it.
 
-    It counts the threads, because `warnings.catch_warnings` is not safe if threads enter and leave it at different
-    times.
+    `warnings.catch_warnings` is not safe if threads enter and leave it at different times.
     """
 
     def __init__(self) -> None:
@@ -289,7 +275,12 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
     except UnidentifiedImageError:
         if not _is_heif(source):
             raise
-    _register_heif()
+    with _REGISTERING:
+        if "HEIF" not in Image.OPEN:
+            import pillow_heif
+
+            # One thread is enough, because several pictures are decoded at a time.
+            pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False, depth_images=False, aux_images=False)
     try:
         return Image.open(source, formats=_available())
     except UnidentifiedImageError as error:
@@ -298,16 +289,6 @@ def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
 
 def _available() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
-
-
-def _check_support(image: ImageFile.ImageFile) -> None:
-    """Raise UnsupportedError if Pillow reads something else than the picture that the file contains."""
-    if image.format == "TIFF" and _is_raw(image.tag_v2, image.fp):  # type: ignore[attr-defined]
-        raise UnsupportedError(_RAW)
-    if image.format == "PNG" and _is_shortened(image) and "transparency" in image.info:
-        raise UnsupportedError(
-            "colours of 16 bits of which one is transparent, which is not supported: save it with an alpha channel"
-        )
 
 
 def _is_raw(tags: Any, file: Any) -> bool:
@@ -333,21 +314,19 @@ def _why_unidentified(file: BinaryIO) -> str:
             tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(16 if head[2] == 43 else 8))
             file.seek(tags.next)
             tags.load(file)
-            return _RAW if _is_raw(tags, file) else _unsupported_tiff(tags)
+            if _is_raw(tags, file):
+                return _RAW
+            if tags.get(_COMPRESSION, 1) not in TiffImagePlugin.COMPRESSION_INFO:
+                named = f"compression {tags[_COMPRESSION]}"
+                return f"a TIFF with {named}, which is not supported: save it without compression"
+            bands, number = tags.get(_BANDS, 1), tags.get(_PHOTOMETRIC)
+            colours = _COLOURS.get(number, f"(photometric interpretation {number})")
+            bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
+            kind = {2: "signed ", 3: "floating-point "}.get(int(_number(tags.get(_FORMAT)) or 1), "")
+            instead = "save three of them as RGB" if bands > 4 else "save it as RGB or grey of 8 or 16 bits"
+            content = f"{bands} {colours} band{'s' * (bands != 1)} of {kind}{bits} bits"
+            return f"a TIFF of {content}, which is not supported: {instead}"
     return "not an image" if head else "empty file"
-
-
-def _unsupported_tiff(tags: Any) -> str:
-    if tags.get(_COMPRESSION, 1) not in TiffImagePlugin.COMPRESSION_INFO:
-        return f"a TIFF with compression {tags[_COMPRESSION]}, which is not supported: save it without compression"
-    bands = tags.get(_BANDS, 1)
-    number = tags.get(_PHOTOMETRIC)
-    colours = _COLOURS.get(number, f"(photometric interpretation {number})")
-    bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
-    kind = {2: "signed ", 3: "floating-point "}.get(int(_number(tags.get(_FORMAT)) or 1), "")
-    instead = "save three of them as RGB" if bands > 4 else "save it as RGB or grey of 8 or 16 bits"
-    bands = f"{bands} {colours} band" + "s" * (bands != 1)
-    return f"a TIFF of {bands} of {kind}{bits} bits, which is not supported: {instead}"
 
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -385,19 +364,6 @@ def _is_heif(source: str | Path | BinaryIO) -> bool:
         head = source.read(12)
         source.seek(0)
     return head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS
-
-
-def _register_heif() -> None:
-    """Register HEIF with Pillow, without thumbnails and with one thread per picture.
-
-    One thread is enough, because several pictures are decoded at a time.
-    """
-    with _REGISTERING:
-        if "HEIF" in Image.OPEN:
-            return
-        import pillow_heif
-
-        pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False, depth_images=False, aux_images=False)
 
 
 # --- Samples of more than 8 bits --------------------------------------------------------------------------
@@ -438,8 +404,7 @@ class Samples:
     unread: str | None = None
 
     @property
-    def are_bytes(self) -> bool:
-        """Return whether the samples are ordinary bytes, which Pillow converts to RGB correctly."""
+    def are_bytes(self) -> bool:  # which Pillow converts to RGB correctly
         return self.bits <= 8 and self.kind == "unsigned"
 
 
@@ -447,16 +412,16 @@ def _read_samples(image: ImageFile.ImageFile) -> Samples:
     """Return the sample format of an image file whose pixels have not been loaded yet."""
     wide = image.mode.startswith(("I", "F"))
     if image.format == "TIFF":
-        return _of_tiff(image, is_grey=wide or image.mode == "L")
+        return _samples_of_tiff(image, is_grey=wide or image.mode == "L")
     if not wide and not _is_shortened(image):
         return Samples()
     high = hole = None
     if image.format == "PNG" and wide and image.fp is not None:
-        high, hole = _of_png(image.fp), image.info.get("transparency")
+        high, hole = _most_in_png(image.fp), image.info.get("transparency")
     return Samples(16, high=high, is_shortened=_is_shortened(image), hole=hole)
 
 
-def _of_tiff(image: Any, *, is_grey: bool) -> Samples:
+def _samples_of_tiff(image: Any, *, is_grey: bool) -> Samples:
     tags, is_shortened = image.tag_v2, _is_shortened(image)
     bands, read = tags.get(_BANDS, 1), len(image.getbands())
     unread = f"it has {bands} bands, of which only {read} can be read" if bands > read else None
@@ -489,11 +454,8 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _of_png(file: IO[bytes]) -> float | None:
-    """Return the largest number that a PNG's significant bits (sBIT) allow.
-
-    Return None if the file does not state the number of significant bits, or if all 16 bits are significant.
-    """
+def _most_in_png(file: IO[bytes]) -> float | None:
+    """Return the largest number that the significant bits of a PNG (sBIT) allow; None if it states none or 16."""
     position = file.tell()
     try:
         file.seek(8)
@@ -528,11 +490,7 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 
 def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Image.Image, str | None]:
-    """Convert wide, signed or floating-point samples to 8-bit grey.
-
-    Returns:
-        The picture, and the reason why its brightness may be wrong, or None.
-    """
+    """Convert wide, signed or floating-point samples to 8-bit grey. Return why the brightness may be wrong, too."""
     low, high, is_finite = _extent(image, samples)
     if is_png and not _is_unscaled(image, samples):
         samples = replace(samples, high=None)
@@ -553,16 +511,14 @@ def _to_grey(image: Image.Image, samples: Samples, *, is_png: bool) -> tuple[Ima
 def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, str | None]:
     """Stretch a picture to the range that its file states, if Pillow has kept only the upper 8 of 16 bits.
 
-    If the file states no range, the picture is returned unchanged.
-
-    Returns:
-        The picture, and the reason why its brightness may be wrong, or None.
+    Return the picture, unchanged if the file states no range, and the reason why its brightness may be wrong, or None.
     """
     kept = image
     if samples.hole is not None:
         hole = samples.hole // 256
         kept = image.point([0 if value == hole else value for value in range(256)] * len(image.getbands()))
-    top = max(int(high) for _, high in _pairs(kept.getextrema()[:3]))
+    extrema: Any = kept.getextrema()[:3]  # a pair for each channel, or of the only one
+    top = max(int(high) for _, high in (extrema if isinstance(extrema[0], tuple) else [extrema]))
     bits = _stated_bits(samples, 256 * top)
     if bits is None:
         return image, _dark(256 * top + 255, 16) if 0 < top < 64 else None
@@ -572,10 +528,6 @@ def _stretch_bytes(image: Image.Image, samples: Samples) -> tuple[Image.Image, s
     table = [min(255, round(255 * (256 * value + 128 * (value > 0)) / most)) for value in range(256)]
     colours, has_alpha = len(image.getbands()), image.mode.endswith("A")
     return image.point(table * (colours - has_alpha) + list(range(256)) * has_alpha), None
-
-
-def _pairs(extrema: Any) -> list[tuple[float, float]]:
-    return list(extrema) if isinstance(extrema[0], tuple) else [extrema]
 
 
 def _values(image: Image.Image, samples: Samples) -> npt.NDArray[Any]:
@@ -617,9 +569,11 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
     """
     if samples.kind == "float" and low >= 0 and high <= 1:
         return 0.0, 1.0, None
-    if samples.kind != "unsigned" and _states_range(samples, low, high):
-        assert samples.low is not None and samples.high is not None
-        return samples.low, samples.high, None
+    if samples.kind != "unsigned" and samples.low is not None and samples.high is not None:
+        least, most = samples.low, samples.high
+        is_stated = least < most and least <= low and high <= most
+        if is_stated:
+            return least, most, None
     if samples.kind == "float" or low < 0:
         return low, high, f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
     bits = _stated_bits(samples, high)
@@ -629,11 +583,8 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
         bits = next((usual for usual in _USUAL_BITS if high < 2**usual), None)
         if bits is None:
             return low, high, f"it does not say which of its numbers, {low:g} to {high:g}, are black and white"
-        return (
-            0.0,
-            float(2**bits - 1),
-            f"it does not say how many of its {samples.bits} bits are used; {bits} are enough",
-        )
+        doubt = f"it does not say how many of its {samples.bits} bits are used; {bits} are enough"
+        return 0.0, float(2**bits - 1), doubt
     bits = samples.bits - (samples.kind == "signed")
     is_dark = bits > 8 and 0 < high < 2 ** (bits - 2)
     return 0.0, float(2**bits - 1), _dark(high, bits) if is_dark else None
@@ -641,13 +592,6 @@ def _range(samples: Samples, low: float, high: float) -> tuple[float, float, str
 
 def _dark(high: float, bits: int) -> str:
     return f"none of its numbers is above {high:g} of {2**bits - 1}: it is dark, or does not say that it has fewer bits"
-
-
-def _states_range(samples: Samples, low: float, high: float) -> bool:
-    """Return whether the file states a range, and this range contains all of its samples (`low` to `high`)."""
-    if samples.low is None or samples.high is None:
-        return False
-    return samples.low < samples.high and samples.low <= low and high <= samples.high
 
 
 def _stated_bits(samples: Samples, high: float) -> int | None:
@@ -662,10 +606,7 @@ def _stated_bits(samples: Samples, high: float) -> int | None:
 
 
 def _is_unscaled(image: Image.Image, samples: Samples) -> bool:
-    """Return whether the significant bits of a PNG's samples are the lowest bits.
-
-    The PNG standard requires them to be the highest bits.
-    """
+    """Return whether the significant bits of a PNG's samples are the lowest, not the highest as its standard says."""
     if samples.high is None:
         return False
     used = 0

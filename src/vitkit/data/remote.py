@@ -287,24 +287,23 @@ def fetched_ahead(batches: Iterator[T], shards: _Shards, order: Sequence[int], b
         order: for each remaining image of the epoch, the index of its shard.
         batch_size: the number of images in a batch.
     """
-    fetcher = _Fetcher(shards, order)
-    return _while_fetching(fetcher, batches, batch_size)
+    fetcher = _Fetcher(shards, order)  # starts at once, not when the first batch is read
 
+    def yield_batches() -> Iterator[T]:
+        try:
+            for number, batch in enumerate(batches, start=1):
+                yield batch
+                fetcher.reach(number * batch_size)
+        finally:
+            fetcher.close()
 
-def _while_fetching(fetcher: _Fetcher, batches: Iterator[T], batch_size: int) -> Iterator[T]:
-    try:
-        for number, batch in enumerate(batches, start=1):
-            yield batch
-            fetcher.reach(number * batch_size)
-    finally:
-        fetcher.close()
+    return yield_batches()
 
 
 class _Fetcher:
     """A thread that fetches shards in the order in which they are needed, a few shards ahead.
 
-    If a shard cannot be fetched, the thread skips it. Its images are then read remotely, one by one, which raises an
-    error if the server does not answer.
+    It skips shards that cannot be fetched. Their images are then read remotely, one by one.
     """
 
     def __init__(self, shards: _Shards, order: Sequence[int]) -> None:
@@ -317,14 +316,12 @@ class _Fetcher:
         self._changed = threading.Condition()
         threading.Thread(target=self._fetch_all, name="vitkit-shards", daemon=True).start()
 
-    def reach(self, place: int) -> None:
-        """Tell the thread how many images have been read so far."""
+    def reach(self, place: int) -> None:  # the number of images that have been read so far
         with self._changed:
             self._place = place
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop the thread after the current shard."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -386,11 +383,11 @@ def _make_room(size: int) -> bool:
         with contextlib.suppress(FileNotFoundError):
             seen = path.stat()
             copies.append((seen.st_mtime, seen.st_size, path))
-    held = sum(bytes_used for _, bytes_used, _ in copies)
-    bound = min((shutil.disk_usage(folder).free + held) // 2, _LARGEST)
+    used = sum(bytes_used for _, bytes_used, _ in copies)
+    most = min((shutil.disk_usage(folder).free + used) // 2, _LARGEST)
     for _, bytes_used, path in sorted(copies):
-        if held + size <= bound:
+        if used + size <= most:
             break
         path.unlink(missing_ok=True)
-        held -= bytes_used
-    return held + size <= bound
+        used -= bytes_used
+    return used + size <= most

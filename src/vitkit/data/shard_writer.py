@@ -70,16 +70,21 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
             folder, or an image changed during the call.
         OSError: a shard cannot be written.
     """
-    _check_keys(table)
+    for key in table.paths:  # a CSV file may contain others than paths below the data's folder
+        if key.startswith(("/", "\\")) or PurePosixPath(key).is_absolute() or ".." in key.split("/"):
+            raise VitkitError(
+                f"{table.name}: shards name images by their paths below one folder, so {key!r} cannot be stored: move "
+                "the CSV file into a folder above all images, and write paths relative to this folder"
+            )
     address = address_of(folder)
     target = _LocalTarget(folder) if address is None else _RemoteTarget(address)
-    with target.held():
+    with target.lock():
         names = target.names()
         known = ShardFolder(folder).index() if INDEX in names else None
         if known is None and UNFINISHED not in names and names:
             raise VitkitError(f"{target} is not empty: choose a new folder for the shards")
         plan = _plan(table, size)
-        before = known.plan if known is not None else target.begun() if UNFINISHED in names else None
+        before = known.plan if known is not None else target.plan_begun() if UNFINISHED in names else None
         if before not in (None, plan.digest):
             raise VitkitError(
                 f"{target} contains shards of other images or labels, or of another --size: choose a new folder, or "
@@ -97,7 +102,7 @@ def write_shards(table: ImageTable, folder: Path, size: int) -> ShardIndex:
 
 @dataclass(frozen=True)
 class _LocalTarget:
-    """A local folder that shards are written to."""
+    """A local folder that shards are written to. `lock` keeps other processes out."""
 
     path: Path
 
@@ -105,13 +110,11 @@ class _LocalTarget:
         return str(self.path)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Lock the folder for this process during a `with` block."""
+    def lock(self) -> Iterator[None]:
         with exclusive_in(self.path):
             yield
 
     def names(self) -> set[str]:
-        """Return the names of the files in the folder."""
         return set() if is_empty(self.path) else {path.name for path in self.path.iterdir()}
 
     def tidy(self) -> None:
@@ -119,7 +122,7 @@ class _LocalTarget:
         for _, left in [*unfinished(self.path)]:
             left.unlink()
 
-    def begun(self) -> str:
+    def plan_begun(self) -> str:
         """Return the digest of the plan of an earlier call that was interrupted."""
         return str(read_json(self.path / UNFINISHED).get("plan"))
 
@@ -131,11 +134,6 @@ class _LocalTarget:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        """Yield the path of a file for reading.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-        """
         yield self.path / name
 
     @contextlib.contextmanager
@@ -149,8 +147,7 @@ class _LocalTarget:
 class _RemoteTarget:
     """A remote folder that shards are written to, with the methods of `_LocalTarget`.
 
-    It cannot be locked. If two calls run at the same time, they write the same bytes, because both follow the same
-    plan.
+    It cannot be locked. If two calls run at the same time, they follow the same plan and write the same bytes.
     """
 
     address: str
@@ -159,7 +156,7 @@ class _RemoteTarget:
         return self.address
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         check_writable(self.address)
         try:
             yield
@@ -172,7 +169,7 @@ class _RemoteTarget:
     def tidy(self) -> None:
         """Do nothing, because a remote file becomes visible only when it is complete."""
 
-    def begun(self) -> str:
+    def plan_begun(self) -> str:
         try:
             return str(from_json(read_file(f"{self.address}/{UNFINISHED}").decode())["plan"])
         except (ValueError, TypeError, KeyError) as error:
@@ -196,16 +193,6 @@ class _RemoteTarget:
         with TemporaryDirectory() as scratch:
             yield Path(scratch) / name
             write_file(f"{self.address}/{name}", Path(scratch) / name)
-
-
-def _check_keys(table: ImageTable) -> None:
-    """Refuse keys that are not paths below the data's folder. A CSV file may contain such keys."""
-    for key in table.paths:
-        if key.startswith(("/", "\\")) or PurePosixPath(key).is_absolute() or ".." in key.split("/"):
-            raise VitkitError(
-                f"{table.name}: shards name images by their paths below one folder, so {key!r} cannot be stored: move "
-                "the CSV file into a folder above all images, and write paths relative to this folder"
-            )
 
 
 # --- The plan -----------------------------------------------------------------------------------------------------
@@ -295,7 +282,12 @@ def _plan(table: ImageTable, size: int) -> _ShardPlan:
 
 
 def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
-    order = sorted(range(len(table)), key=lambda row: (_place_of(table.splits[row]), _digest_of(table.paths[row])))
+    def place(row: int) -> tuple[int, bytes]:
+        split = table.splits[row]
+        digest = hashlib.sha256(table.paths[row].encode("utf-8", "surrogateescape")).digest()
+        return -1 if split is None else SPLITS.index(split), digest
+
+    order = sorted(range(len(table)), key=place)
     members: list[_ShardMember] = []
     count = 0
     for number, row in enumerate(order):
@@ -314,14 +306,6 @@ def _divide(table: ImageTable, size: int) -> Iterator[_PlannedShard]:
         if number % 1024 == 0:
             progress("planning shards", number, len(order))
     yield _PlannedShard(f"shard-{count:05}.tar", table.splits[members[0].row], tuple(members))
-
-
-def _place_of(split: str | None) -> int:
-    return -1 if split is None else SPLITS.index(split)
-
-
-def _digest_of(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _files_after(table: ImageTable, row: int, number: str) -> Iterator[tuple[str, bytes]]:
@@ -344,12 +328,7 @@ def _padded(length: int) -> int:
 # --- The files ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A shard that has been written completely, and the CRC-32 of each of its images."""
-
-    shard: Shard
-    checks: tuple[int, ...]
+_Written = tuple[Shard, tuple[int, ...]]  # a complete shard, and the CRC-32 of each of its images
 
 
 def _write_all(plan: _ShardPlan, target: _LocalTarget | _RemoteTarget) -> list[_Written]:
@@ -402,7 +381,7 @@ def _check(plan: _ShardPlan, shard: _PlannedShard, path: Path) -> _Written | Non
         file.seek(0)
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if file.tell() == shard.size:
-            return _Written(Shard(shard.name, shard.size, sha256, shard.split), tuple(checks))
+            return Shard(shard.name, shard.size, sha256, shard.split), tuple(checks)
     return None
 
 
@@ -420,7 +399,16 @@ def _write(plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[Non
         for member in shard.members:
             if is_stopped.is_set():
                 raise VitkitError("the shards are not complete")  # the error that stopped it is reported instead
-            data = _bytes_of(plan, member.row)
+            place = plan.table.file(member.row)
+            try:
+                data = read_place(place)
+            except (OSError, UnreadableImageError) as error:
+                raise VitkitError(
+                    f"{place} could be read when the command started, but not now ({error}): restore or remove it, "
+                    "and repeat the command"
+                ) from error
+            if hashlib.sha256(data).digest() != plan.digests[member.row]:
+                raise VitkitError(f"{place} has changed since it was examined: repeat the command")
             put(f"{member.number:08}{PurePosixPath(plan.table.paths[member.row]).suffix.lower()}", data)
             for name, content in member.after:
                 put(name, content)
@@ -429,35 +417,21 @@ def _write(plan: _ShardPlan, shard: _PlannedShard, path: Path, done: partial[Non
         end = bytes(shard.size - shard.members[-1].end)
         file.write(end)
         digest.update(end)
-    return _Written(Shard(shard.name, shard.size, digest.hexdigest(), shard.split), tuple(checks))
-
-
-def _bytes_of(plan: _ShardPlan, row: int) -> bytes:
-    file = plan.table.file(row)
-    try:
-        data = read_place(file)
-    except (OSError, UnreadableImageError) as error:
-        raise VitkitError(
-            f"{file} could be read when the command started, but not now ({error}): restore or remove it, and repeat "
-            "the command"
-        ) from error
-    if hashlib.sha256(data).digest() != plan.digests[row]:
-        raise VitkitError(f"{file} has changed since it was examined: repeat the command")
-    return data
+    return Shard(shard.name, shard.size, digest.hexdigest(), shard.split), tuple(checks)
 
 
 def _index_of(table: ImageTable, plan: _ShardPlan, written: Sequence[_Written]) -> ShardIndex:
     images = len(plan.table)
     shard_of, offsets, lengths, checks = (array("q", [0] * images) for _ in range(4))
-    for number, (shard, result) in enumerate(zip(plan.shards, written, strict=True)):
-        for member, check in zip(shard.members, result.checks, strict=True):
+    for number, (shard, (_, checks_of_shard)) in enumerate(zip(plan.shards, written, strict=True)):
+        for member, check in zip(shard.members, checks_of_shard, strict=True):
             row = member.row
             shard_of[row], offsets[row], lengths[row], checks[row] = number, member.offset, member.length, check
     return ShardIndex(
         plan=plan.digest,
         task=table.task.name,
         classes=plan.table.classes,
-        shards=tuple(result.shard for result in written),
+        shards=tuple(shard for shard, _ in written),
         keys=plan.table.paths,
         classes_of=tuple(plan.table.classes_of(row) for row in range(images)),
         shard_of=shard_of,

@@ -17,6 +17,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -77,21 +78,19 @@ class Checkable(Protocol):
 
 @dataclass(frozen=True)
 class Stored:
-    """An image in a storage."""
+    """An image in a storage; its name is one such as `flowers.zip/daisy/1.jpg`. `/` appends to the key."""
 
     storage: Storage
     key: str
 
     @property
     def name(self) -> str:
-        """Return a name such as `flowers.zip/daisy/1.jpg`; if the key is empty, return the storage's name."""
         return f"{self.storage.name}/{self.key}" if self.key else self.storage.name
 
     def __str__(self) -> str:
         return self.name
 
     def __truediv__(self, key: str) -> Stored:
-        """Return the image whose key is this image's key followed by `/` and `key`, as `/` joins paths."""
         return Stored(self.storage, f"{self.key}/{key}" if self.key else key)
 
 
@@ -253,8 +252,10 @@ class Overlooked:
 
     def hide(self, folder: str | Path) -> None:
         """Record a folder that is ignored because of its name, but only if it contains images."""
-        if str(folder) not in self.hidden and _has_images(folder):
-            self.hidden.add(str(folder))
+        if str(folder) not in self.hidden:
+            files = islice(walk(Path(folder)), _LOOKED_AT)
+            if any(why_ignored(file.name) is None for file in files):
+                self.hidden.add(str(folder))
 
     def leaves_out(self, link: str, top: str) -> bool:
         """Return whether a link is not followed; record it if it leads out of the folder with the real path `top`.
@@ -272,18 +273,22 @@ class Overlooked:
 
         Paths are relative to `root`, if set.
         """
+
+        def named_from(folder: str) -> str:
+            return folder if root is None else Path(folder).relative_to(root).as_posix()
+
         lines = []
         if self.closed:
-            named = [f"{_from(root, folder)} ({why})" for folder, why in sorted(self.closed.items())]
+            named = [f"{named_from(folder)} ({why})" for folder, why in sorted(self.closed.items())]
             folders = plural(len(named), "folder", "folders")
             lines.append(f"{folders} cannot be read, and their content is left out: {listed(named)}")
         if self.hidden:
             folders = plural(len(self.hidden), "hidden or system folder", "hidden or system folders")
-            names = listed([_from(root, folder) for folder in sorted(self.hidden)])
+            names = listed([named_from(folder) for folder in sorted(self.hidden)])
             lines.append(f"images in {folders} are left out; rename the folders to include them: {names}")
         if self.links:
             links = plural(len(self.links), "link out of the folder is", "links out of the folder are")
-            names = listed([_from(root, link) for link in sorted(self.links)])
+            names = listed([named_from(link) for link in sorted(self.links)])
             flag = "--follow-links of train, doctor, eval, predict, embed and shard takes them"
             lines.append(f"{links} left out ({flag}): {names}")
         return lines
@@ -291,14 +296,6 @@ class Overlooked:
 
 def _lies_in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
-
-
-def _from(root: Path | None, folder: str) -> str:
-    return folder if root is None else Path(folder).relative_to(root).as_posix()
-
-
-def _has_images(folder: str | Path) -> bool:
-    return any(why_ignored(file.name) is None for file in islice(walk(Path(folder)), _LOOKED_AT))
 
 
 def images_below(folder: Path, overlooked: Overlooked) -> list[str]:
@@ -345,10 +342,7 @@ def look_through(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()
 
 
 def _entries(folder: str, overlooked: Overlooked, top: str) -> tuple[list[str], list[str], list[str]]:
-    """Return the sorted names of the folders to enter, of the files, and of the ignored folders in a folder.
-
-    `top` is the real path of the folder that links may not leave.
-    """
+    """Return the sorted names of the folders to enter, of the files, and of the ignored folders in a folder."""
     folders, files, passed_over = list[str](), list[str](), list[str]()
     try:
         with os.scandir(folder) as scanned:
@@ -357,20 +351,15 @@ def _entries(folder: str, overlooked: Overlooked, top: str) -> tuple[list[str], 
         overlooked.close(error)
         entries = []
     for entry in entries:
-        is_folder = _is_folder(entry)
+        is_folder = False
+        with suppress(OSError):  # a link to itself
+            is_folder = entry.is_dir()
         if is_folder and is_passed_over(entry.name):
             passed_over.append(entry.name)
             overlooked.hide(entry.path)
         elif not (entry.is_symlink() and overlooked.leaves_out(entry.path, top)):
             (folders if is_folder else files).append(entry.name)
     return folders, files, passed_over
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
 
 
 def walk(folder: Path, overlooked: Overlooked | None = None) -> Iterator[Path]:
@@ -424,7 +413,13 @@ def _find(source: str, overlooked: Overlooked) -> list[str]:
     if Path(source).exists() or below_storage(source) is not None:
         paths = _as_named(source, overlooked)
     else:
-        _note_closed(source, overlooked)
+        parts = re.split(r"[/\\]" if os.sep == "\\" else "/", source)
+        above = ("/".join([*parts[:i], ""]) for i in range(1, len(parts)) if glob.has_magic(parts[i]))
+        for folder in (folder for pattern in above for folder in glob.glob(pattern, recursive=True)):  # noqa: PTH207
+            try:
+                os.scandir(folder).close()  # `glob` skips unreadable folders silently
+            except OSError as error:
+                overlooked.close(error)
         matches = glob.glob(source, recursive=True)  # noqa: PTH207  # keeps the path as the user typed it
         if not matches and len(overlooked.closed) == closed:
             raise VitkitError(f"no such file, folder or pattern: {source}")
@@ -462,18 +457,6 @@ def _below(source: str, stored: Stored, overlooked: Overlooked) -> list[str]:
     if not images and above and not any(key.startswith(above) for key in keys):
         raise VitkitError(f"no such file or folder in {stored.storage.name}: {stored.key}")
     return [f"{source.rstrip('/')}/{key.removeprefix(above)}" for key in images]
-
-
-def _note_closed(pattern: str, overlooked: Overlooked) -> None:
-    """Record the unreadable folders in which a glob pattern had to be searched, because `glob` skips them silently."""
-    parts = re.split(r"[/\\]" if os.sep == "\\" else "/", pattern)
-    for i in range(1, len(parts)):
-        if glob.has_magic(parts[i]):
-            for folder in glob.glob("/".join([*parts[:i], ""]), recursive=True):  # noqa: PTH207
-                try:
-                    os.scandir(folder).close()
-                except OSError as error:
-                    overlooked.close(error)
 
 
 def _as_named(source: str, overlooked: Overlooked) -> list[str]:
