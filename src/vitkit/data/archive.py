@@ -88,11 +88,7 @@ class _MemberIndex:
     unsafe: list[str] = field(default_factory=list)
 
     def add(self, archive: Path, name: str, member: _Member | None) -> None:
-        """Add a member of the archive, or a folder if `member` is None.
-
-        Raises:
-            VitkitError: the name occurs twice, or there are too many members.
-        """
+        """Add a member of the archive, or a folder if `member` is None; refuse a name that occurs twice."""
         key = name.removeprefix("./").rstrip("/")
         parts = key.split("/")
         if key in ("", ".") and member is None:
@@ -340,15 +336,7 @@ def _check_end(path: Path, offset: int) -> None:
 
 
 class _Tree:
-    """The folders in an archive, with the methods that `data.layout` uses for folders on disk.
-
-    Args:
-        path: the path of the archive.
-        overlooked: receives the ignored files and folders.
-
-    Raises:
-        VitkitError: a file and a folder have the same name, or the archive is not accepted.
-    """
+    """The folders in an archive, with the methods that `data.layout` uses for folders on disk."""
 
     def __init__(self, path: Path, overlooked: Overlooked) -> None:
         self._root, self._overlooked = path, overlooked
@@ -447,11 +435,7 @@ def read_archive(name: str, path: Path, layout_name: LayoutName = "auto") -> Ima
 
 
 def read_unlabelled_archive(name: str, path: Path) -> ImageTable:
-    """Return all images of an archive as a table of one class without splits.
-
-    Raises:
-        VitkitError: the archive contains no images.
-    """
+    """Return all images of an archive as a table of one class without splits."""
     path = path.resolve()
     overlooked = Overlooked()
     tree = _Tree(path, overlooked)

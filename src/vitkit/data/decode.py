@@ -73,26 +73,23 @@ def picture_of(path: str | Place, short_side: int | None = None, content: bytes 
         short_side: see `decode`.
         content: the bytes of the file, if they have been read already.
     """
-    with DECODE_BUDGET.share() as take:
-        yield _read(path, short_side, content, take)
-
-
-def _read(path: str | Place, short_side: int | None, content: bytes | None, take: Callable[[int], None]) -> Picture:
     size = 0
+    with DECODE_BUDGET.share() as take:
 
-    def reserve(needed: int) -> None:
-        nonlocal size
-        size = needed
-        take(needed)
+        def reserve(needed: int) -> None:
+            nonlocal size
+            size = needed
+            take(needed)
 
-    try:
-        content = _stored_bytes(path) if content is None else content
-        return picture_in(str(path) if content is None else content, short_side, reserve)
-    except (UnreadableImageError, OverBudgetError):
-        raise
-    except Exception as error:  # a reader may raise anything if the file is damaged or memory is short
-        raise_if_short(path, error, size)
-        raise UnreadableImageError(reason(path, error, content)) from error
+        try:
+            content = _stored_bytes(path) if content is None else content
+            picture = picture_in(str(path) if content is None else content, short_side, reserve)
+        except (UnreadableImageError, OverBudgetError):
+            raise
+        except Exception as error:  # a reader may raise anything if the file is damaged or memory is short
+            raise_if_short(path, error, size)
+            raise UnreadableImageError(reason(path, error, content)) from error
+        yield picture
 
 
 def _stored_bytes(path: str | Place) -> bytes | None:
@@ -131,15 +128,7 @@ def raise_if_short(path: str | Place, error: Exception, size: int = 0) -> None:
     """Raise ShortageError if reading a file failed because the machine lacks memory or has too many open files.
 
     A decoder may request absurd amounts of memory for a damaged file. The machine therefore counts as short of memory
-    only if it cannot allocate twice the memory that an intact picture of this size needs.
-
-    Args:
-        path: the file.
-        error: the exception that was raised while reading it.
-        size: bytes that the pixels of the file need; 0 if the size of the picture is unknown.
-
-    Raises:
-        ShortageError: the machine is short of memory, or too many files are open.
+    only if it cannot allocate twice the bytes (`size`) that the pixels of an intact picture need; 0 if unknown.
     """
     if are_files_short(error):
         raise ShortageError(f"{path}: too many files are open: close some, or raise the limit (ulimit -n)") from error
@@ -163,13 +152,7 @@ def _is_free(size: int) -> bool:
 
 
 def reason(path: str | Place, error: Exception, content: bytes | None = None) -> str:
-    """Return a short explanation of why a file cannot be read.
-
-    Args:
-        path: the file.
-        error: the exception that was raised while reading it.
-        content: the bytes of the file, if they have been read already.
-    """
+    """Return a short explanation of why a file cannot be read, whose bytes may have been read already (`content`)."""
     if isinstance(error, UnreadableImageError):
         return str(error)
     if _is_out_of_memory(error):
@@ -220,7 +203,7 @@ class MemoryBudget:
 
     def clear(self) -> None:
         """Discard all reservations. This is called in a forked process, in which the parent's threads do not exist."""
-        self._changed, self._held, self._of_thread = threading.Condition(), 0, threading.local()
+        self._changed, self._reserved, self._of_thread = threading.Condition(), 0, threading.local()
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
@@ -238,9 +221,9 @@ class MemoryBudget:
             if size < _UNCOUNTED:
                 return
             with self._changed:
-                if not self._held_here:
-                    self._changed.wait_for(lambda: self._held == 0 or self._fits(self._held + size))
-                self._held, self._of_thread.held = self._held + size, self._held_here + size
+                if not self._reserved_here:
+                    self._changed.wait_for(lambda: self._reserved == 0 or self._fits(self._reserved + size))
+                self._reserved, self._of_thread.reserved = self._reserved + size, self._reserved_here + size
                 taken += size
 
         try:
@@ -248,14 +231,13 @@ class MemoryBudget:
         finally:
             if taken:
                 with self._changed:
-                    self._held, self._of_thread.held = self._held - taken, self._held_here - taken
+                    self._reserved, self._of_thread.reserved = self._reserved - taken, self._reserved_here - taken
                     self._changed.notify_all()
 
     @property
-    def _held_here(self) -> int:
-        """Return the bytes that the current thread has reserved."""
-        held: int = getattr(self._of_thread, "held", 0)
-        return held
+    def _reserved_here(self) -> int:
+        reserved: int = getattr(self._of_thread, "reserved", 0)
+        return reserved
 
     def _fits(self, size: int) -> bool:
         if self._size is None:

@@ -151,11 +151,8 @@ def compare_with_runs(
 def new_names(pairs: Iterable[tuple[str, str]], table: ImageTable) -> dict[str, str]:
     """Return the current label for each earlier label whose class was renamed or merged.
 
-    A label with a class that no longer exists is now what most of its images are.
-
-    Args:
-        pairs: the earlier and the current label of images.
-        table: the images with their current classes.
+    A label with a class that no longer exists is now what most of its images are. `pairs` are the earlier and the
+    current labels of images, and `table` has the current classes.
     """
     votes: dict[str, Counter[str]] = {}
     for (old, new), count in Counter(pairs).items():
@@ -194,11 +191,7 @@ def _labels_of_run(
 
 
 def _tests_of_run(run: Path, contents: Mapping[str, str], stored: LabelsBefore, task: Task) -> dict[str, MissingTest]:
-    """Return the images that a run was tested on, by the digest of the file, without those that its weights had seen.
-
-    Raises:
-        VitkitError: a file of the run is damaged.
-    """
+    """Return the test images of a run by the digests of the files, without those that its weights had seen."""
     tests = {item.digest: item for item in stored.missing}
     if not (run / PREDICTIONS).is_file():
         return tests

@@ -250,18 +250,6 @@ _KIND, _SIZES = (*_NAMED, "has_digest"), ("width", "height")
 _named = attrgetter(*_NAMED)
 
 
-def columns(facts: Sequence[Facts], *names: str) -> list[list[Any]]:
-    """Return several fields of the facts of all images."""
-    if isinstance(facts, FactTable):
-        return facts.columns(*names)
-    return [[getattr(fact, name) for fact in facts] for name in names]
-
-
-def column(facts: Sequence[Facts], name: str) -> list[Any]:
-    """Return one field of the facts of all images."""
-    return columns(facts, name)[0]
-
-
 _BATCH = 32  # files examined together
 _MANY = 2_000  # new files for which it is worth starting processes
 
@@ -395,8 +383,7 @@ def _border(picture: Image.Image) -> int:
     """Return a number for the coarse colour of a border or bar, or NO_BORDER.
 
     An edge belongs to one if its outermost pixels are of one colour, within a tolerance that recognises a border of 4
-    pixels after compression as JPEG. In photographs, 15 % of the edges are of one colour, too. If the edges have
-    several colours, the most frequent one counts.
+    pixels after compression as JPEG. In photographs, 15 % of the edges are, too. The most frequent colour counts.
     """
     width, height = picture.size
     boxes = ((0, 0, width, 1), (0, 0, 1, height), (width - 1, 0, width, height), (0, height - 1, width, height))

@@ -113,11 +113,8 @@ class DiskCache:
     """
 
     def __init__(self, rule: str, size: int) -> None:
-        self._rule, self._room, self._folder = (
-            rule.encode(),
-            _Room(size),
-            cache_folder() / f"pictures-{_FORMAT}-{decoders()}",
-        )
+        self._rule, self._room = rule.encode(), _Room(size)
+        self._folder = cache_folder() / f"pictures-{_FORMAT}-{decoders()}"
 
     def picture(self, index: int, file: Place, make: Make) -> Image.Image:  # noqa: ARG002
         path = self._path_of(file)
@@ -256,10 +253,10 @@ def _kept() -> list[tuple[float, int, Path]]:
 def _make_room(size: int) -> None:
     """Delete the least recently used files of the cache until `size` more bytes fit within the cache's limit."""
     kept = sorted(_kept())
-    held, bound = sum(bytes_used for _, bytes_used, _ in kept), min(_free_disk() // 2, _LARGEST)
+    used, most = sum(bytes_used for _, bytes_used, _ in kept), min(_free_disk() // 2, _LARGEST)
     for _, bytes_used, path in kept:
-        if held + size <= bound:
+        if used + size <= most:
             break
         with contextlib.suppress(OSError):
             path.unlink()
-            held -= bytes_used
+            used -= bytes_used

@@ -84,12 +84,10 @@ def sources_of(sources: object) -> Iterator[Source]:
 def as_image(picture: Image.Image | npt.NDArray[Any] | Tensor, name: str = "the picture") -> Image.Image:
     """Convert an array or tensor to a PIL image in L, RGB or RGBA; return a PIL image unchanged.
 
-    Args:
-        picture: a picture in memory. The docstring of this module lists the accepted shapes and numbers.
-        name: the name of the picture, for messages.
+    The docstring of this module lists the accepted shapes and numbers.
 
     Raises:
-        VitkitError: the shape or the values are not those of a picture.
+        VitkitError: the shape or the values are not those of a picture; the message begins with `name`.
     """
     if isinstance(picture, Image.Image):
         return picture

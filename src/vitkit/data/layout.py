@@ -448,14 +448,11 @@ def table_of_layout(
 
     Args:
         name: the name of the folder or archive, for messages.
-        root: the path of the folder or archive.
+        root: its path.
         layout: the layout that `understand` returned.
         overlooked: receives the ignored files and folders.
         images_below: a function that returns the paths of the images below a folder, relative to that folder.
         entries: a function that returns the entries of a folder as pairs of a name and whether it is a file.
-
-    Raises:
-        VitkitError: there are no images.
     """
     ignored = overlooked.ignored
     rows: list[Row] = []

@@ -125,9 +125,6 @@ def read_lists_of_splits(name: str, root: Path) -> ImageTable | None:
     """Read the lists `_classes.csv` that Roboflow puts beside the images of each split.
 
     Return None if the folder does not contain such lists. A single list beside the images is read without splits.
-
-    Raises:
-        VitkitError: one of the files is not a list.
     """
     if (root / _BESIDE).is_file():
         return read_list(name, root / _BESIDE)
@@ -202,7 +199,15 @@ def splits_in(name: str, rows: CsvRows) -> tuple[tuple[str, ...], list[str | Non
     for column in rows.columns:
         if column not in ("path", "label") and (splits := _splits_of_words(name, rows, column)) is not None:
             found[(column,)] = splits
-    if (flags := _flag_columns(name, rows)) and (splits := _splits_of_flags(name, rows, flags)):
+    if flags := _flag_columns(name, rows):
+        # A row without any yes is in the first split without a column.
+        rest = next((split for split in ("train", "test", "val") if split not in flags.values()), None)
+        splits = []
+        for line, cells in rows.rows:
+            named = [split for column, split in flags.items() if _TRUTH.get(_cell(cells, column).lower())]
+            if len(named) > 1 or (not named and rest is None):
+                raise VitkitError(f"{name}, line {line}: {_quoted([*flags])} must contain one 1, not {len(named)}")
+            splits.append(named[0] if named else rest)
         found[tuple(flags)] = splits
     if not found:
         return (), [None] * len(rows.rows)
@@ -259,18 +264,6 @@ def _flag_columns(name: str, rows: CsvRows) -> dict[str, str]:
             f"is_{flags[column]}; otherwise rename it"
         )
     return flags
-
-
-def _splits_of_flags(name: str, rows: CsvRows, flags: Mapping[str, str]) -> list[str | None]:
-    """Return the split of each row. A row without any yes is in the first split without a column."""
-    rest = next((split for split in ("train", "test", "val") if split not in flags.values()), None)
-    splits = []
-    for line, cells in rows.rows:
-        named = [split for column, split in flags.items() if _TRUTH.get(_cell(cells, column).lower())]
-        if len(named) > 1 or (not named and rest is None):
-            raise VitkitError(f"{name}, line {line}: {_quoted([*flags])} must contain one 1, not {len(named)}")
-        splits.append(named[0] if named else rest)
-    return splits
 
 
 # --- Labels -----------------------------------------------------------------------------------------------------

@@ -258,13 +258,10 @@ QUIET = _Quiet()
 
 
 def open_picture(source: str | Path | BinaryIO) -> ImageFile.ImageFile:
-    """Open a picture without reading its pixels.
+    """Open a picture, from a path or a stream, without reading its pixels.
 
     Pillow reads every accepted format except HEIF, which many phones write. `pillow_heif` is imported when the first
     HEIF file is opened.
-
-    Args:
-        source: a path, or a stream of the file's bytes.
 
     Raises:
         UnidentifiedImageError: the file is in none of `FORMATS`.

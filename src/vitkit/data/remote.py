@@ -73,12 +73,9 @@ class RemoteFile:
 
 
 def read_part(address: str, start: int, length: int, is_right: Callable[[bytes], bool]) -> bytes:
-    """Read `length` bytes of a remote file, beginning at `start`.
+    """Read `length` bytes of a remote file, beginning at `start`. Raises the errors of `read_file`.
 
     If the answer has another length, or `is_right` returns False for it, the bytes are requested again.
-
-    Raises:
-        FileNotFoundError, OSError, VitkitError: as in `read_file`.
     """
 
     def read() -> bytes:
@@ -93,12 +90,9 @@ def read_part(address: str, start: int, length: int, is_right: Callable[[bytes],
 
 
 def _download(address: str, file: BinaryIO, received: Callable[[bytes], None]) -> None:
-    """Download a remote file to `file`. Each chunk of bytes is also passed to `received`.
+    """Download a remote file to `file`, and pass each chunk of bytes to `received`, too.
 
     After a broken connection, the next attempt continues where the previous one ended.
-
-    Raises:
-        FileNotFoundError, OSError, VitkitError: as in `read_file`; `file` then contains a part of the bytes.
     """
 
     def read() -> None:
@@ -116,11 +110,7 @@ _PART = 2**23  # bytes
 
 @contextlib.contextmanager
 def fetched(path: PurePath) -> Iterator[Path]:
-    """Yield the path of a local file, or of a temporary local copy if the path is an address.
-
-    Raises:
-        OSError, VitkitError: as in `read_file`.
-    """
+    """Yield the path of a local file, or of a temporary local copy if the path is an address."""
     address = address_of(path)
     if address is None:
         yield Path(path)
@@ -154,22 +144,13 @@ def write_file(address: str, content: bytes | PurePath) -> None:
 
 
 def remove_file(address: str) -> None:
-    """Delete a remote file, if it exists.
-
-    Raises:
-        OSError: the server refuses, or does not answer.
-    """
+    """Delete a remote file, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         _insist(address, lambda: _filesystem(address).rm_file(address))
 
 
 def names_at(address: str) -> set[str]:
-    """Return the names of the files and folders in a remote folder; the empty set if the folder does not exist.
-
-    Raises:
-        OSError: the server refuses, or does not answer.
-        VitkitError: a package that the scheme needs is missing.
-    """
+    """Return the names of the files and folders in a remote folder; the empty set if the folder does not exist."""
 
     def look() -> list[str]:
         _filesystem(address).invalidate_cache()
@@ -279,13 +260,9 @@ def copy_of(sha256: str) -> str | None:
 
 
 def fetched_ahead(batches: Iterator[T], shards: _Shards, order: Sequence[int], batch_size: int) -> Iterator[T]:
-    """Yield the batches. Meanwhile, a thread fetches the shards that the following batches need.
+    """Yield the remaining batches of an epoch. Meanwhile, a thread fetches the shards that the next ones need.
 
-    Args:
-        batches: the remaining batches of the epoch.
-        shards: all shards.
-        order: for each remaining image of the epoch, the index of its shard.
-        batch_size: the number of images in a batch.
+    `order` holds the index of the shard of each remaining image of the epoch.
     """
     fetcher = _Fetcher(shards, order)  # starts at once, not when the first batch is read
 
@@ -337,11 +314,7 @@ class _Fetcher:
 
 
 def _fetch(address: str, sha256: str, size: int) -> None:
-    """Download a shard, unless there is a copy already, another process is fetching it, or there is no space for it.
-
-    Raises:
-        OSError, VitkitError: the shard cannot be read, or the disk is full.
-    """
+    """Download a shard, unless there is a copy already, another process is fetching it, or there is no space for it."""
     path, partial = _folder() / f"{sha256}.tar", _folder() / f"{sha256}.tar.part"
     with contextlib.suppress(FileNotFoundError):
         os.utime(path)  # the least recently used copies are deleted first

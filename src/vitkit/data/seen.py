@@ -25,7 +25,7 @@ import numpy.typing as npt
 from vitkit.data.doctor.altered import Described, ends_of
 from vitkit.data.doctor.duplicates import Kind, LookedFor, cosines, find_known
 from vitkit.data.doctor.keypoints import MOST
-from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable, Memory, column, scan
+from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable, Memory, scan
 from vitkit.data.table import UNLABELLED, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import empty_array, from_json, to_json
@@ -109,7 +109,7 @@ class PictureRecord:
         aspects = np.where(self.aspects > 0, self.aspects, 1).astype(np.float64)
         return Described(self.words, self.places, ends_of(self.counts), aspects, self.thumbnails())
 
-    def without_looks(self) -> PictureRecord:
+    def without_thumbnails(self) -> PictureRecord:
         """Return the record without thumbnails and keypoints. Hashes, roles and labels remain."""
         return replace(
             self.without_keypoints(),
@@ -145,9 +145,9 @@ class PictureRecord:
         names = tuple(dict.fromkeys((*later.names, *self.names)))
         number = {name: i for i, name in enumerate(names)}
         mapped = np.array([number[name] for name in self.names], np.int32)
-        looks = [later, self] if self.has_thumbnails and later.has_thumbnails else []
-        first, second = looks or [later.without_looks(), self.without_looks()]
-        rest_of = rest if looks else []
+        both = [later, self] if self.has_thumbnails and later.has_thumbnails else []
+        first, second = both or [later.without_thumbnails(), self.without_thumbnails()]
+        rest_of = rest if both else []
         keypoints_kept = np.repeat(np.isin(np.arange(len(second.counts)), rest_of), second.counts)
         return PictureRecord(
             digests=np.concatenate([later.digests, self.digests[rest]]),
@@ -320,7 +320,7 @@ def to_text(data: bytes, most: int = _MOST_TEXT) -> str:
     text = base64.b64encode(data).decode()
     if len(text) > most:
         whole = PictureRecord.from_bytes(data, "this model")
-        for less in (whole.without_keypoints(), whole.without_looks()):
+        for less in (whole.without_keypoints(), whole.without_thumbnails()):
             text = base64.b64encode(less.to_bytes()).decode()
             if len(text) <= most:
                 break
@@ -442,7 +442,7 @@ def find_overlap(
         n = len(facts)
         return Overlap((None,) * n, (None,) * n, (frozenset(),) * n)
     role_of = record.role_of()
-    roles: list[str | None] = [role_of.get(digest[:DIGEST]) for digest in column(facts, "digest")]
+    roles: list[str | None] = [role_of.get(digest[:DIGEST]) for digest in FactTable.of(facts).column("digest")]
     kinds: list[Kind | None] = [None if role is None else "exact" for role in roles]
     touched: list[set[str]] = [set() if role is None else {role} for role in roles]
     rest = [i for i, role in enumerate(roles) if role is None]
@@ -465,7 +465,7 @@ def find_overlap(
         labels.setdefault(digest.tobytes(), set()).add(record.label_of(j))
     relabelled = frozenset(
         i
-        for i, digest in enumerate(column(facts, "digest"))
+        for i, digest in enumerate(FactTable.of(facts).column("digest"))
         if digest[:DIGEST] in labels and not labels[digest[:DIGEST]] & {table.name_of(i), UNLABELLED}
     )
     return Overlap(tuple(roles), tuple(kinds), tuple(map(frozenset, touched)), relabelled, looked_for)

@@ -178,11 +178,7 @@ class ShardIndex:
         return index
 
     def _check(self) -> None:
-        """Validate the index.
-
-        Raises:
-            ValueError: the index contradicts itself, or has invalid names or checksums of shards.
-        """
+        """Refuse an index that contradicts itself, or has invalid names or checksums of shards."""
         images = len(self.keys)
         columns = (self.classes_of, self.shard_of, self.offsets, self.lengths, self.checks)
         if images == 0 or any(len(column) != images for column in columns):
@@ -371,11 +367,7 @@ MARKS = (INDEX, UNFINISHED, "shard-00000.tar")  # a local folder counts even if 
 
 
 def has_shards(address: str) -> bool:
-    """Return whether an address contains shards.
-
-    Raises:
-        VitkitError: a server does not answer.
-    """
+    """Return whether an address contains shards."""
     return not any(address.startswith(f"{folder}/") for folder in _FOLDERS) and _is_at(address)
 
 

@@ -129,8 +129,8 @@ def deal(sizes: Sequence[int], val: int, test: int, trained: int = 0) -> list[st
 
     Groups of several images are assigned first, the largest first, each to the split that lacks the most images. Copies
     of a picture are therefore mostly in train, and val and test contain many different pictures. Single images then
-    fill test, val and train, in this order. At least one group is assigned to train, unless train already has images of
-    the class.
+    fill test, val and train, in this order. At least one group is assigned to train, unless train already has `trained`
+    images of the class.
 
     Args:
         sizes: the number of images of each group.
@@ -239,12 +239,7 @@ def split(
 
 
 def trained_of(per_class: Sequence[int], fractions: Sequence[float]) -> int:
-    """Return the number of images that `split` would assign to train if no images were grouped.
-
-    Args:
-        per_class: the number of images of each class.
-        fractions: the fractions of train, val and test.
-    """
+    """Return the number of images that `split` would assign to train if no images were grouped."""
     shares = np.array(fractions[1:], dtype=float)
     return sum(images - sum(sizes_of(images, shares)) for images in per_class)
 

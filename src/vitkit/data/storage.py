@@ -325,13 +325,7 @@ Branch = tuple[Path, bool, list["Branch"]]  # a folder, whether it contains imag
 
 
 def look_through(path: Path, overlooked: Overlooked, above: tuple[str, ...] = ()) -> Branch:
-    """Return the tree of folders below `path`. Links are followed, except to folders above the link.
-
-    Args:
-        path: the folder.
-        overlooked: the object in which ignored and unreadable folders are recorded.
-        above: the real paths of the folders above `path`.
-    """
+    """Return the tree of folders below `path`. Links are followed, except to folders above the link (`above`)."""
     real = os.path.realpath(path)
     if real in above:
         return path, False, []

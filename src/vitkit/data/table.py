@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 from vitkit.data.storage import Place, Storage, Stored, open_place
 from vitkit.errors import VitkitError
@@ -207,9 +207,7 @@ def unlabelled_table(name: str, root: Path, keys: Sequence[str], **fields: Any) 
 def refuse_twins(name: str, classes: Sequence[str], rows: Iterable[Row]) -> None:
     """Refuse two class names that differ but look the same, because people could not distinguish the classes.
 
-    Raises:
-        VitkitError: two names look the same. The message shows a character in which they differ, and the first of the
-            `rows` with the second name.
+    The message shows a character in which they differ, and the first of the `rows` with the second name.
     """
     if (twins := alike(classes)) is not None:
         one, other, apart = twins
@@ -233,8 +231,10 @@ Sets = tuple[tuple[int, ...], ...]
 NO_THRESHOLD = 0.5  # for a class that no validation image has
 
 
-class Task(Protocol):
+class Task:
     """A classification task: how labels are written, learned and evaluated.
+
+    This class is the task in which each image has exactly one class.
 
     Attributes:
         name: the name of the task in split.json, model.json and evaluation.json.
@@ -255,65 +255,6 @@ class Task(Protocol):
         description: a sentence for users about the number of classes of an image; empty if none is needed.
     """
 
-    name: TaskName
-    no_class: str
-    least_classes: int
-    is_sigmoid: bool
-    least_weight: float
-    recipe_fields: Mapping[str, Any]
-    accuracy: str
-    calibration: str
-    chosen: str
-    conflict: str
-    too_few_classes: str
-    description: str
-
-    def names_in(self, label: str) -> list[str]:
-        """Return the names of the classes in a label."""
-
-    def label_of(self, names: Iterable[str]) -> str:
-        """Return the label that stands for these classes."""
-
-    def label_names(self, classes: Sequence[str], labels: Iterable[str]) -> list[str]:
-        """Return the labels that users can choose from, given the classes and labels of a table."""
-
-    def refuses(self, label: str) -> bool:
-        """Return whether the task does not allow a label, because the label names several classes."""
-
-    def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
-        """Convert the class numbers of each image to the `sets` and `labels` of a table."""
-
-    def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:
-        """Return the training targets for labels: class numbers (n,), or in a multi-label task zeros and ones (n, K).
-
-        Args:
-            labels: class numbers (n,), or in a multi-label table the numbers of sets of classes (n,).
-            sets: the targets of each set of classes, (S, K) (`ImageTable.set_targets`).
-        """
-
-    def thresholds(self, classes: int) -> tuple[float, ...] | None:
-        """Return the thresholds (K,) of an untrained classifier; None if the task has no thresholds."""
-
-    def check_recipe(self, fields: Mapping[str, Any]) -> None:
-        """Refuse recipe fields that have no meaning for this task.
-
-        Raises:
-            VitkitError: there is such a field; the message says what to do.
-        """
-
-    def require_single(self, message: str) -> None:
-        """Raise VitkitError with this message unless each image has exactly one class."""
-
-    def summary(self, sizes: Sequence[int]) -> str | None:
-        """Describe the number of classes per image; return None if each image has exactly one.
-
-        `sizes` holds the number of classes of each image.
-        """
-
-
-class _SingleLabel:
-    """The task in which each image has exactly one class."""
-
     name: TaskName = "single"
     no_class = ""
     least_classes = 2
@@ -328,38 +269,55 @@ class _SingleLabel:
     description = ""
 
     def names_in(self, label: str) -> list[str]:
+        """Return the names of the classes in a label."""
         return [label]
 
     def label_of(self, names: Iterable[str]) -> str:
+        """Return the label that stands for these classes."""
         (name,) = names
         return name
 
     def label_names(self, classes: Sequence[str], labels: Iterable[str]) -> list[str]:  # noqa: ARG002
+        """Return the labels that users can choose from, given the classes and labels of a table."""
         return list(classes)
 
     def refuses(self, label: str) -> bool:
+        """Return whether the task does not allow a label, because the label names several classes."""
         return JOINT in label
 
     def encode(self, indices: Sequence[tuple[int, ...]]) -> tuple[Sets, tuple[int, ...]]:
+        """Convert the class numbers of each image to the `sets` and `labels` of a table."""
         return (), tuple(only for (only,) in indices)
 
     def targets(self, labels: Tensor, sets: Sequence[Sequence[float]]) -> Tensor:  # noqa: ARG002
+        """Return the training targets for labels: class numbers (n,), or in a multi-label task zeros and ones (n, K).
+
+        Args:
+            labels: class numbers (n,), or in a multi-label table the numbers of sets of classes (n,).
+            sets: the targets of each set of classes, (S, K) (`ImageTable.set_targets`).
+        """
         return labels
 
     def thresholds(self, classes: int) -> tuple[float, ...] | None:  # noqa: ARG002
+        """Return the thresholds (K,) of an untrained classifier; None if the task has no thresholds."""
         return None
 
     def check_recipe(self, fields: Mapping[str, Any]) -> None:
-        pass
+        """Refuse recipe fields that have no meaning for this task.
+
+        Raises:
+            VitkitError: there is such a field; the message says what to do.
+        """
 
     def require_single(self, message: str) -> None:
-        pass
+        """Raise VitkitError with this message unless each image has exactly one class."""
 
     def summary(self, sizes: Sequence[int]) -> str | None:  # noqa: ARG002
+        """Describe the numbers of classes of the images (`sizes`); return None if each image has exactly one."""
         return None
 
 
-class _MultiLabel:
+class _MultiLabel(Task):
     """The task in which an image has any number of classes.
 
     A label joins the class names by `;`. The label `;` alone means no class.
@@ -427,8 +385,7 @@ class _MultiLabel:
         return f"multi-label: an image may have several classes, joined by ';', or none; {counts}"
 
 
-SINGLE_LABEL: Task = _SingleLabel()
-MULTI_LABEL: Task = _MultiLabel()
+SINGLE_LABEL, MULTI_LABEL = Task(), _MultiLabel()
 TASKS: dict[TaskName, Task] = {task.name: task for task in (SINGLE_LABEL, MULTI_LABEL)}
 
 

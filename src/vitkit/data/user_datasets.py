@@ -237,13 +237,7 @@ def _preprocess_of(steps: _Steps, shape: tuple[int, int, int]) -> Preprocess:
 
 
 def _try_on_files(dataset: Any, preprocess: Preprocess, item: Callable[[int], Any]) -> None:
-    """Check that preprocessing the files of some images gives the same tensors as the dataset.
-
-    Images whose file is unknown or unreadable are skipped.
-
-    Raises:
-        _UnknownError: the results differ.
-    """
+    """Check that preprocessing the readable files of some images gives the same tensors as the dataset."""
     for index in np.linspace(0, len(dataset) - 1, _TRIED).astype(int).tolist() if len(dataset) else ():
         file = _file_of(dataset, index)
         pixels_of_item = None if file is None else item(index)
@@ -349,11 +343,7 @@ class _DatasetImages(Images):
         return len(self.labels)
 
     def item(self, index: int) -> tuple[Image.Image | Tensor, int]:
-        """Return the image and label at an index, after checking that the label has not changed.
-
-        Raises:
-            VitkitError: the label has changed, or the dataset no longer returns an image at this index.
-        """
+        """Return the image and label at an index, after checking that the label has not changed."""
         image, label = item_of(self.images, index, self.name)
         if label != (before := self.labels[index]):
             raise VitkitError(

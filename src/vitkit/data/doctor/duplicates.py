@@ -23,7 +23,7 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # scikit-learn brings it
 
 from vitkit.data.doctor.altered import Described, Pairs, Pixels, find_altered
-from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable, column
+from vitkit.data.file_facts import THUMBNAIL, Facts, FactTable
 
 Kind = Literal["exact", "near", "altered", "mirrored"]
 # How far a search got: copies of this kind and of those before it in `Kind`, and mirrored ones.
@@ -210,7 +210,7 @@ def find_duplicates(
     """
     first_of: dict[bytes, int] = {}
     exact = []
-    for i, digest in enumerate(column(facts, "digest")):
+    for i, digest in enumerate(FactTable.of(facts).column("digest")):
         first = first_of.setdefault(digest, i)
         if first != i:
             exact.append(Link(first, i, "exact"))

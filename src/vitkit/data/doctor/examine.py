@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
 from vitkit.data.doctor.names import find_groups
 from vitkit.data.doctor.shortcuts import find_shortcuts
-from vitkit.data.file_facts import PLAIN, Facts, FactTable, Memory, column, columns, scan
+from vitkit.data.file_facts import PLAIN, Facts, FactTable, Memory, scan
 from vitkit.data.file_names import SUFFIXES
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS, held_out_split, scenes
@@ -277,8 +277,8 @@ def check_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Findi
 
 def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Finding]:
     """Report unusual properties of readable pictures."""
-    all_modes, are_animated, doubts, formats, borders = columns(
-        facts, "mode", "is_animated", "doubt", "format", "border"
+    all_modes, are_animated, doubts, formats, borders = FactTable.of(facts).columns(
+        "mode", "is_animated", "doubt", "format", "border"
     )
     if plain := [path for path, border in zip(table.paths, borders, strict=True) if border == PLAIN]:
         were = plural(len(plain), "picture is of one colour and shows", "pictures are of one colour and show")
@@ -301,7 +301,7 @@ def check_pictures(table: ImageTable, facts: Sequence[Facts]) -> Iterator[Findin
 
 def check_crop(facts: Sequence[Facts], preprocess: Preprocess) -> Iterator[Finding]:
     """Report if the preprocessing crops away a large part of many pictures."""
-    sizes = Counter(zip(*columns(facts, "width", "height"), strict=True))
+    sizes = Counter(zip(*FactTable.of(facts).columns("width", "height"), strict=True))
     lost = {size: 1 - preprocess.kept(*size) for size in sizes}
     cropped = sum(images for size, images in sizes.items() if lost[size] > MOST_LOST)
     if cropped > MOST_CROPPED * len(facts):
@@ -459,7 +459,7 @@ def _compare(
     facts: Sequence[Facts], memory: Memory, progress: Callable[[int, int], None]
 ) -> tuple[list[Link], LookedFor]:
     """Find the copies among images. Pairs of contents that were compared earlier are not compared again."""
-    digests = tuple(sorted(set(column(facts, "digest"))))
+    digests = tuple(sorted(set(FactTable.of(facts).column("digest"))))
     before = memory.compared(digests)
     compared = None if before is None else Compared(before[0], *before[1])
     if compared is None or compared.digests != digests:
@@ -478,7 +478,7 @@ def _without_opposites(links: Sequence[Link], table: ImageTable, facts: Sequence
     if not any(link.kind == "mirrored" for link in links):
         return list(links), 0
     labels: dict[bytes, set[int]] = {}
-    for digest, label in zip(column(facts, "digest"), table.labels, strict=True):
+    for digest, label in zip(FactTable.of(facts).column("digest"), table.labels, strict=True):
         labels.setdefault(digest, set()).add(label)
     kept = [
         link

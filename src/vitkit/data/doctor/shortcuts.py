@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitkit.data.file_facts import Facts, columns
+from vitkit.data.file_facts import Facts, FactTable
 from vitkit.data.table import UNLABELLED, ImageTable
 
 CHANCE = 0.01  # that data without shortcuts are said to have one
@@ -66,8 +66,8 @@ def find_shortcuts(table: ImageTable, facts: Sequence[Facts]) -> list[Shortcut]:
 
 def _properties(facts: Sequence[Facts]) -> dict[str, Ints]:
     """Return the value of each property, as a number, of each image."""
-    forms, modes, widths, heights, qualities, cameras, borders = columns(
-        facts, "format", "mode", "width", "height", "quality", "camera", "border"
+    forms, modes, widths, heights, qualities, cameras, borders = FactTable.of(facts).columns(
+        "format", "mode", "width", "height", "quality", "camera", "border"
     )
     wide, high = np.array(widths, dtype=float), np.array(heights, dtype=float)
     return {
