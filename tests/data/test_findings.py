@@ -28,7 +28,7 @@ def table_of(
 
 
 def fact(width: int = 100, height: int = 100, form: str = "PNG", mode: str = "RGB", animated: bool = False) -> Facts:
-    return Facts(b"x", None, form, mode, width, height, animated)
+    return Facts(b"x" * 32, None, form, mode, width, height, animated)
 
 
 def told(found: object) -> list[str]:
