@@ -316,7 +316,8 @@ def _why_unidentified(file: BinaryIO) -> str:
             if tags.get(_COMPRESSION, 1) not in TiffImagePlugin.COMPRESSION_INFO:
                 named = f"compression {tags[_COMPRESSION]}"
                 return f"a TIFF with {named}, which is not supported: save it without compression"
-            bands, number = tags.get(_BANDS, 1), tags.get(_PHOTOMETRIC)
+            bands: int = tags.get(_BANDS, 1)
+            number: Any = tags.get(_PHOTOMETRIC)
             colours = _COLOURS.get(number, f"(photometric interpretation {number})")
             bits = "/".join(map(str, sorted(set(tags.get(_BITS, (1,))))))
             kind = {2: "signed ", 3: "floating-point "}.get(int(_number(tags.get(_FORMAT)) or 1), "")
