@@ -260,9 +260,8 @@ def values_of_levels(mean: tuple[float, ...], std: tuple[float, ...]) -> npt.NDA
     Looking values up in this table takes a third of the time of computing them.
     """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
-    values: npt.NDArray[np.float32] = (levels - np.array(mean, np.float32)[:, None]) / np.array(std, np.float32)[
-        :, None
-    ]
+    centre, spread = np.array(mean, np.float32)[:, None], np.array(std, np.float32)[:, None]
+    values: npt.NDArray[np.float32] = (levels - centre) / spread
     return values
 
 
