@@ -426,8 +426,10 @@ def count(data: str | Path) -> Count:
     },
     edits={
         "__init__.py": [
-            ('    "convert": "verbs.convert",\n', '    "convert": "verbs.convert",\n    "count": "verbs.count",\n'),
-            ('    "convert",\n', '    "convert",\n    "count",\n'),
+            (
+                "    from vitkit.verbs.convert import Conversion as Conversion, convert as convert\n",
+                "    from vitkit.verbs.convert import Conversion as Conversion, convert as convert\n    from vitkit.verbs.count import Count as Count, count as count\n",
+            ),
         ]
     },
     trial="""

@@ -49,13 +49,12 @@ def defaults(place: Path) -> dict[str, dict[str, Any]]:
         "create_model": {"name": "vit_micro_patch8_16"},
         "list_models": {},
         "zero_shot": {"source": place / "model", "classes": ["a", "b"]},
-        "plan": {"recipe": "vit_micro_patch8_16", "classes": 10},
     }
 
 
 NAMES = (
     *("load", "predict", "embed", "evaluate", "explain", "info", "doctor", "models", "convert", "create_model"),
-    *("list_models", "zero_shot", "plan"),
+    *("list_models", "zero_shot"),
 )
 
 

@@ -21,6 +21,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, export, load_exported
+from vitkit.model.layers import FeatureHead
 from vitkit.serving.serve import serve
 from vitkit.training import train
 from vitkit.weights import load
@@ -200,13 +201,18 @@ def test_a_program_returns_logits_and_features(made: tuple[Path, Path], tmp_path
 
 def test_a_file_with_other_features_is_refused(made: tuple[Path, Path], tmp_path: Path, monkeypatch: Any) -> None:
     classifier = load(made[0])
-    wrong = lambda model: replace_features(with_features(model))  # noqa: E731
     from vitkit.exporting import writing
     from vitkit.model import with_features
 
-    def replace_features(model: Any) -> Any:
-        model.head.weight[7:] = model.head.weight[7:].flip(0)
-        return model
+    class Mirrored(FeatureHead):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            both = super().forward(x)
+            return torch.cat([both[:, : self.classes], both[:, self.classes :].flip(1)], dim=1)
+
+    def wrong(model: Any) -> Any:
+        wide = with_features(model)
+        wide.head.__class__ = Mirrored
+        return wide
 
     monkeypatch.setattr(writing, "with_features", wrong)
     with pytest.raises(VitkitError, match="other features than the model"):
