@@ -61,11 +61,10 @@ def test_a_step_that_does_not_fit_is_said(command: Any, inside: Path, monkeypatc
     assert list(inside.iterdir()) == []
 
 
-def test_batches_of_a_step_take_their_time_and_not_their_memory(inside: Path) -> None:
+def test_batches_of_a_step_share_its_memory(inside: Path) -> None:
     one, four = (vitkit.dry_run("digits", **QUICK, grad_accum=parts) for parts in (1, 4))
     assert (one.images_in_step, four.images_in_step) == (32, 128)
     assert one.flops_per_image == four.flops_per_image
-    assert four.seconds_per_step > 2 * one.seconds_per_step
     gradients = 4 * one.parameters  # those of the second batch are added to those of the first
     assert one.peak_memory <= four.peak_memory <= one.peak_memory + 2 * gradients
 
