@@ -149,7 +149,7 @@ def _train(function: _Function, values: _Values, *, dry_run: bool, price: float 
             raise VitkitError(f"{'--json' if price is None else '--price'} belongs to --dry-run: add it")
         _silent(function, values)
         return
-    for name in ("resume", "resume_if_there", "data_root"):
+    for name in ("resume", "data_root"):
         if values.pop(name, None):
             raise VitkitError(f"--dry-run writes nothing, so it does not go with {_flags_of(name)[0]}: leave out one")
     from vitkit.verbs.dry_run import dry_run as measured

@@ -65,7 +65,7 @@ def measure_training(start: Start, run: Run, devices: int) -> Figures:
     Raises:
         VitkitError: a step does not fit into memory.
     """
-    recipe, told = _computable(start.recipe)
+    recipe, changes = _computable(start.recipe)
     table = start.parts[0].images.table
     classifier = new_classifier(start.blueprint, table, "")
     teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, start.config.image_size)
@@ -100,7 +100,7 @@ def measure_training(start: Start, run: Run, devices: int) -> Figures:
         "val_images": len(data.val),
         "reading_per_image": cold,
         "seconds": seconds if recipe.budget is None else min(seconds, recipe.budget),
-        "notes": (*told, *found["notes"]),
+        "notes": (*changes, *found["notes"]),
     }
 
 
@@ -167,7 +167,7 @@ def measure_on_noise(name: str, fields: dict[str, Any], extensions: Extensions) 
         VitkitError: the training needs images, or a step does not fit into memory.
     """
     training = paper_training(name, fields)
-    recipe, told = _computable(training.recipe)
+    recipe, changes = _computable(training.recipe)
     config, corpus = training.config, training.corpus
     if recipe.method not in ("scratch", "full") or recipe.teacher is not None:
         what = f"method {recipe.method}" if recipe.teacher is None else "a teacher"
@@ -198,7 +198,7 @@ def measure_on_noise(name: str, fields: dict[str, Any], extensions: Extensions) 
         "val_images": 0,
         "reading_per_image": 0.0,
         "seconds": found["seconds_per_step"] * state.total_steps,
-        "notes": (noise, *told, *found["notes"]),
+        "notes": (noise, *changes, *found["notes"]),
     }
 
 

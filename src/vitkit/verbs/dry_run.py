@@ -167,13 +167,14 @@ def dry_run(
     if launched():
         raise VitkitError("a dry run measures one device: start it without torchrun or srun; --devices divides a batch")
     if data is None and chosen.get("data") is None and is_of_paper(recipe):
-        with _explaining_shortage(Recipe()):
+        with _explaining_shortage():
             return DryRun(**step_cost.measure_on_noise(str(recipe), chosen, extensions), price=price)
-    request, notes = requested(chosen if data is None else {**chosen, "data": str(data)}, recipe)
+    chosen = chosen if data is None else {**chosen, "data": str(data)}
+    request, notes = requested(chosen, recipe)
     devices = (request.recipe.devices or 1) * (request.recipe.nodes or 1)
     observers, team = Observers(ignore, extensions=extensions), ProcessGroup(size=devices)
     start, idle = resolve_request(request, tuple(chosen), out, team, observers, partial(check_free, force=force))
-    with _explaining_shortage(start.recipe), TemporaryDirectory() as folder:
+    with _explaining_shortage(), TemporaryDirectory() as folder:
         if start.recipe.method == "probe":
             found = step_cost.measure_head(start, devices)
         else:
@@ -186,7 +187,7 @@ add_recipe_fields(dry_run)
 
 
 @contextmanager
-def _explaining_shortage(recipe: Recipe) -> Iterator[None]:
+def _explaining_shortage() -> Iterator[None]:
     """Say that a training does not fit if memory runs out in this context."""
     from vitkit.training.stability import TooLittleMemory
 
@@ -197,5 +198,4 @@ def _explaining_shortage(recipe: Recipe) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_memory_short(error):
             raise
-        smaller = max(1, recipe.batch_size // 2)
-        raise VitkitError(f"it does not fit: {first_line(error)}; try --batch-size {smaller}") from error
+        raise VitkitError(f"it does not fit: {first_line(error)}; try a smaller --batch-size") from error
