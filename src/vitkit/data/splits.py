@@ -238,12 +238,6 @@ def split(
     return replace(table, splits=tuple(splits))
 
 
-def trained_of(per_class: Sequence[int], fractions: Sequence[float]) -> int:
-    """Return the number of images that `split` would assign to train if no images were grouped."""
-    shares = np.array(fractions[1:], dtype=float)
-    return sum(images - sum(sizes_of(images, shares)) for images in per_class)
-
-
 def check_trainable(table: ImageTable) -> None:
     """Refuse data that are already split but have no training images.
 

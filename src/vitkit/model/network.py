@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import importlib.metadata
 import warnings
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -171,11 +170,6 @@ def published_by_timm(config: NetworkConfig) -> Any:
         if "." not in config.name:
             return None
         raise VitkitError(f"{config.full_name}: {first_line(error)}") from error
-
-
-def library_version(config: NetworkConfig) -> str:
-    """Return the installed version of the library that builds the network; `custom` for a registered network."""
-    return config.library if config.library == "custom" else importlib.metadata.version(config.library)
 
 
 def _unknown(config: NetworkConfig, names: list[str]) -> str:

@@ -64,11 +64,17 @@ def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
     return adapted
 
 
-def count_trained(model: Model) -> str:
-    """Return the number of trainable parameters as text: `294,912 of 22,000,000 parameters`."""
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """Return the number of trainable parameters, and that of all parameters."""
     parameters = list(model.parameters())
     trainable = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    return f"{trainable:,} of {sum(parameter.numel() for parameter in parameters):,} parameters"
+    return trainable, sum(parameter.numel() for parameter in parameters)
+
+
+def count_trained(model: Model) -> str:
+    """Return the number of trainable parameters as text: `294,912 of 22,000,000 parameters`."""
+    trainable, parameters = count_parameters(model)
+    return f"{trainable:,} of {parameters:,} parameters"
 
 
 def merge_low_rank(model: Model) -> Model:

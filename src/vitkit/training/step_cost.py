@@ -24,7 +24,7 @@ from vitkit.model.build import build
 from vitkit.model.vit import VisionTransformer
 from vitkit.system import environment
 from vitkit.system.progress import ignore, silent
-from vitkit.training.adapters import drop_patches
+from vitkit.training.adapters import count_parameters, drop_patches
 from vitkit.training.checkpoint import TrainingState, in_evaluation
 from vitkit.training.distributed import ProcessGroup, check_team, fabric_of
 from vitkit.training.fine_tune import prepare_to_learn
@@ -352,9 +352,8 @@ def _together(compute: float, reading: float, workers: int) -> float:
 
 
 def _sizes(model: nn.Module) -> dict[str, int]:
-    parameters = list(model.parameters())
-    trained = sum(each.numel() for each in parameters if each.requires_grad)
-    return {"parameters": sum(each.numel() for each in parameters), "trained": trained}
+    trained, parameters = count_parameters(model)
+    return {"parameters": parameters, "trained": trained}
 
 
 def _computable(recipe: Recipe) -> tuple[Recipe, list[str]]:
