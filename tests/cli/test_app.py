@@ -19,7 +19,7 @@ import typer
 import runs
 import vitkit as package
 from vitkit.cli import function_of
-from vitkit.cli.app import VERBS
+from vitkit.cli.app import OTHER_COMMANDS, VERBS
 
 HELPS = ("--help", "--help-all")
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
@@ -109,10 +109,19 @@ def test_what_can_be_refused_by_itself_is_refused_before_anything_slow_is_import
         ["pretrain", nowhere],
         ["compare", nowhere, "--models", "a,b"],
         ["compare", tmp_path, "--models", "a,,b"],
+        ["pretrain", tmp_path, "--group-by", "("],
+        ["compare", tmp_path, "--models", "a,b", "--group-by", "("],
         code=2,
     )
-    assert len(refused) == 6
+    assert len(refused) == 8
     assert refused[-1] & (SLOW | {"torch", "matplotlib", "sklearn", "scipy"}) == set()
+
+
+@pytest.mark.parametrize("verb", OTHER_COMMANDS)
+def test_a_word_that_is_no_command_names_what_does_the_same(vitkit: Any, verb: str) -> None:
+    outcome = vitkit(verb, "photos")
+    assert outcome.code == 2 and f"there is no command {verb}: {OTHER_COMMANDS[verb]}\n" in outcome.err
+    assert verb not in VERBS and set(re.findall(r"vitkit (\w+)", OTHER_COMMANDS[verb])) <= set(VERBS)
 
 
 def test_the_sentence_of_a_verb_begins_its_help() -> None:

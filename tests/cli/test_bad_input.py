@@ -54,6 +54,11 @@ TRAIN: dict[str, tuple[str, tuple[str, ...]]] = {
         f"train photos --model vit_tny_patch16_224 {SCRATCH}",
         ("vit_tny_patch16_224", "did you mean vit_tiny_patch16_224"),
     ),
+    "a run that is not there as a model": (
+        f"train photos --model runs/none {SCRATCH}",
+        ("runs/none", "no such run or model folder"),
+    ),
+    "photographs as a model": (f"train photos --model ./photos {SCRATCH}", ("./photos", "contains no model")),
     "a patch that does not fit": (f"train photos --model vit_tiny_patch16_100 {SCRATCH}", ("16", "100")),
     "no weights": ("train photos", ("--weights none",)),
     "weights that are not there": ("train photos --weights runs/other", ("runs/other",)),
@@ -95,7 +100,7 @@ REST: dict[str, tuple[str, tuple[str, ...]]] = {
     "predict into no folder": ("predict model photos -o nowhere/out.csv", ("nowhere",)),
     "info of nothing": ("info nowhere", ("nowhere",)),
     "info of a folder that is no model": ("info photos", ("photos", "contains no weights")),
-    "models without a match": ("models resnet", ("resnet",)),
+    "models without a match": ("models resnet", ("resnet", "timm:", "--weights")),
 }
 USAGE: dict[str, tuple[str, tuple[str, ...]]] = {
     "an unknown verb": ("trian photos", ("trian",)),

@@ -47,6 +47,15 @@ SCRIPT_FLAGS = {
     "--gpu": "use --device cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU",
     "--gpus": "use --devices",
 }
+# Words that a user may try as a command, with advice on what does the same.
+OTHER_COMMANDS = {
+    "average": "average two state dicts in Python: {name: (a[name] + b[name]) / 2 for name in a}",
+    "gather": "read the .csv, .jsonl or .parquet files of the parts together with pandas or DuckDB",
+    "pack": "use pip wheel --wheel-dir FOLDER, and pip install --no-index --find-links FOLDER",
+    "plan": "use vitkit train DATA --dry-run",
+    "search": "use vitkit embed MODEL PHOTOS --text 'a sentence'",
+    "watch": "use vitkit doctor PHOTOS --against RUN",
+}
 
 
 def function_of(verb: str) -> Callable[..., None]:
@@ -254,6 +263,8 @@ def _describe(error: BaseException) -> str:
         option = str(getattr(error, "option_name", "")).replace("_", "-")
         if option in SCRIPT_FLAGS and _is_of_command(SCRIPT_FLAGS[option], getattr(error, "ctx", None)):
             return f"there is no option {option}: {SCRIPT_FLAGS[option]}"
+        if verb := next((verb for verb in OTHER_COMMANDS if f"No such command '{verb}'" in error.message), None):
+            return f"there is no command {verb}: {OTHER_COMMANDS[verb]}"
         message = error.format_message().replace(": Value error, ", ": ")  # added by the parser
         if "'cuda:" in message:
             message += " Use cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU."

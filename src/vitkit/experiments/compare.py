@@ -26,7 +26,7 @@ from vitkit.experiments.comparison_request import (
 from vitkit.model_folder import WEIGHTS
 from vitkit.system import Progress, Say, read_json, silent, without_place, write_json, write_text
 from vitkit.text import Between, aligned, check_arguments, interval_text, is_number, plural
-from vitkit.training import ComparedFields, add_recipe_fields
+from vitkit.training import ComparedFields, add_recipe_fields, build
 from vitkit.verbs import Result, check_data, csv_table
 
 if TYPE_CHECKING:
@@ -299,6 +299,7 @@ def _planned(
         if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
     check_data(arguments["data"])
+    build({name: value for name, value in fields.items() if name != "weights"}, None)  # before importing torch
     from vitkit.data import read_corrected
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.training import check_place, new_run_folder

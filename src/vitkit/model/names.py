@@ -18,6 +18,7 @@ import dataclasses
 import fnmatch
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from vitkit.errors import VitkitError
@@ -84,7 +85,10 @@ def config_for(name: str, num_classes: int | None = None, **overrides: Any) -> V
     """
     parsed = _parse(name)
     if parsed is None:
-        raise VitkitError(f"unknown model {name!r}{suggest(name, list_models())}; `vitkit models` lists them")
+        known = suggest(name, list_models())
+        if "/" in name:
+            known = f" ({'it contains no model' if Path(name).exists() else 'there is no such run or model folder'})"
+        raise VitkitError(f"unknown model {name!r}{known}; `vitkit models` lists them")
     size = VARIANTS[parsed["size"]]
     in21k = parsed["suffix"] == "_in21k"
     distilled = parsed["distilled"] is not None

@@ -147,7 +147,9 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
 
         instead = suggest(pattern) if ONLY_TIMMS.fullmatch(pattern.partition(".")[0]) else ""
         raise VitkitError(
-            f"no model's name matches {pattern!r}{instead}; `vitkit models` lists all {len(list_models())}"
+            f"no model's name matches {pattern!r}{instead}; `vitkit models` lists all {len(list_models())}, and "
+            "`vitkit models PATTERN --weights` and `vitkit models 'timm:PATTERN'` search published weights and timm's "
+            "networks"
         )
     return ModelList(tuple(names))
 

@@ -13,7 +13,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.progress import Progress, Say, silent
 from vitkit.system.run_files import METRICS, RECIPE, REPORT
 from vitkit.text.arguments import check_arguments
-from vitkit.training.pretraining import OtherDefaults, Pretraining, PretrainingFields
+from vitkit.training.pretraining import OtherDefaults, Pretraining, PretrainingFields, split_fields
 from vitkit.training.recipe import OF_LABELS, Recipe, build, overlay, unfold
 from vitkit.training.request import add_recipe_fields, load_fields
 from vitkit.verbs.inputs import callbacks_and_loggers, check_data, path_of
@@ -170,6 +170,8 @@ def pretrain(
         chosen = overlay(load_fields(recipe), unfold(chosen))
     if chosen.get("data") is not None:
         check_data(chosen["data"])
+    _, of_recipe = split_fields(unfold(chosen))
+    build({name: value for name, value in of_recipe.items() if name != "weights"}, None)  # before importing torch
     from vitkit.training.pretraining import pretrain as run
 
     return PretrainingRun(run.pretrain(chosen, out, force=force, **common))
