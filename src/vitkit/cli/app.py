@@ -51,6 +51,7 @@ SCRIPT_FLAGS = {
 OTHER_COMMANDS = {
     "average": "average two state dicts in Python: {name: (a[name] + b[name]) / 2 for name in a}",
     "gather": "read the .csv, .jsonl or .parquet files of the parts together with pandas or DuckDB",
+    "label": "use vitkit studio PHOTOS",
     "pack": "use pip wheel --wheel-dir FOLDER, and pip install --no-index --find-links FOLDER",
     "plan": "use vitkit train DATA --dry-run",
     "search": "use vitkit embed MODEL PHOTOS --text 'a sentence'",
