@@ -69,6 +69,21 @@ def test_batches_of_a_step_share_its_memory(inside: Path) -> None:
     assert one.peak_memory <= four.peak_memory <= one.peak_memory + 2 * gradients
 
 
+@pytest.mark.parametrize(("parts", "in_step"), [(1, 32), (4, 33)])
+def test_the_time_is_that_of_the_images_there_are(
+    inside: Path, monkeypatch: pytest.MonkeyPatch, parts: int, in_step: int
+) -> None:
+    monkeypatch.setattr(step_cost, "_seconds", lambda work: (1.0, work()))
+    found = vitkit.dry_run("digits", **QUICK | {"max_images": 33}, grad_accum=parts)
+    computed = 1 / 32 / min(parts, 2)  # one or two batches of 32 images take a second
+    reading, checked = 1 / 32, 1 / 2
+    assert (found.images, found.images_in_step, found.reading_per_image) == (33, in_step, reading)
+    assert found.seconds_per_step == pytest.approx(in_step * computed)
+    assert found.seconds == pytest.approx(
+        found.epochs * (33 * (computed + reading) + found.val_images * (checked + reading))
+    )
+
+
 def test_a_long_step_is_estimated_from_a_few_images(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     larger = QUICK | {"image_size": 48}  # the activations need more memory than the optimiser
     measured = vitkit.dry_run("digits", **larger)

@@ -82,7 +82,7 @@ def measure_training(start: Start, run: Run, devices: int) -> Figures:
     with in_evaluation(loop.state.kept), torch.no_grad(), fabric.autocast():
         check, _ = _seconds(lambda: objective.ask(loop.state.kept, *few).float().sum().item())
     train, val, check = len(data.train) / devices, data.val_images, check / len(few[0])
-    compute = found["seconds_per_step"] * loop.state.total_steps / recipe.epochs / train
+    compute = found["seconds_per_step"] / found["images_in_step"]  # the last step of an epoch may have fewer images
 
     def pass_over(reading: float) -> float:
         return train * _together(compute, reading, data.workers) + val * _together(check, reading, data.workers)
@@ -229,8 +229,8 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
     """
     state, device, whole = loop.state, loop.fabric.device, len(batch[0])
     recipe, devices = state.recipe, loop.data.process[1]
-    parts = min(recipe.grad_accum, loop.data.batches)
-    taken = min(parts, 2)  # their gradients are summed, so that more take the same memory
+    taken = min(recipe.grad_accum, loop.data.batches, 2)  # their gradients are summed: more take the same memory
+    in_step, _ = loop.data.images_in(0, recipe.grad_accum - 1)
 
     def take(count: int) -> None:
         loop.take_step(0, [(batch[0][:count], batch[1][:count])] * taken)
@@ -277,9 +277,9 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         "devices": devices,
         "precision": _precision(recipe),
         "flops_per_image": round(counter.get_total_flops() / (few * taken)),
-        "images_in_step": whole * parts,
+        "images_in_step": in_step,
         "peak_memory": peak,
-        "seconds_per_step": seconds * parts / taken,
+        "seconds_per_step": seconds * in_step / (whole * taken),
         "notes": tuple(notes),
     }
 
