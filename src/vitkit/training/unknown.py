@@ -314,7 +314,8 @@ def describe_unknown(unknown: Unknown, kind: str = "validation images") -> str:
     shares += [
         f"{limit.kind} {limit.share:.0%} (95 %: {limit.bounds[0]:.0%} to {limit.bounds[1]:.0%})" for limit in wide
     ]
-    misses = f"; where {unknown.accepted:.0%} of known images pass, so do of {', '.join(shares)}" if shares else ""
+    passing = f"; if {unknown.accepted:.0%} of known images pass as known, so do these unknown ones: "
+    misses = passing + ", ".join(shares) if shares else ""
     images = len(unknown.known)
     by = plural(images, kind.removesuffix("s"), kind)
     return f"unknown images are recognised by the distance to the nearest training images, with {by}{misses}"
