@@ -130,7 +130,10 @@ def measure_head(start: Start, devices: int) -> Figures:
     )
     compute = max(seconds - reading, 0.0)
     each = _together(compute / count, reading / count, choose_workers(recipe, start.config.image_size))
-    notes += ["fitting the head to the features is not included", *_left_out(recipe)]
+    notes += [
+        "fitting the head to the features, and the evaluation and the report after it, are not included",
+        *_left_out(recipe),
+    ]
     if devices > 1:
         notes.append("method probe: one of the devices fits the head, and the others wait")
     return _sizes(model) | {
