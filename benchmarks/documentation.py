@@ -513,7 +513,11 @@ def files_page() -> Page:
         out = Path(folder) / "run"
         model, silent = "vit_micro_patch8_16", lambda *_: None
         run = vitkit.train(
-            "digits", model=model, weights="none", epochs=1, max_images=200, out=out, say=silent, progress=silent
+            "digits",
+            vitkit.Recipe(model=model, weights="none", epochs=1, max_images=200),
+            out=out,
+            say=silent,
+            progress=silent,
         )
         vitkit.evaluate(run.folder, progress=silent)
         files = {path.relative_to(out).as_posix(): path for path in sorted(out.rglob("*")) if path.is_file()}

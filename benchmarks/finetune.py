@@ -33,7 +33,7 @@ from torchvision.transforms import v2
 
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, EvaluationImages, ImageTable, Preprocess, split_from_file
 from vitkit.data.decode import decode
-from vitkit.training import read_metrics, train
+from vitkit.training import Recipe, read_metrics, train
 
 NAME = "deit_tiny_patch16_224"
 PREPROCESS = Preprocess(size=(224, 224), crop_pct=0.875, mean=IMAGENET_MEAN, std=IMAGENET_STD)
@@ -105,7 +105,7 @@ def measure_head(flowers: Path, weights: Path, rounds: int = 2) -> list[dict[str
 def ours(flowers: Path, weights: Path, **fields: Any) -> tuple[Path, float, dict[str, Any]]:
     """A run, the seconds of its training, and its numbers on the test split."""
     folder = Path(tempfile.mkdtemp(), "run")
-    train({"data": str(flowers), "weights": str(weights), **fields}, folder)
+    train(Recipe(data=str(flowers), weights=str(weights), **fields), folder)
     seconds = read_metrics(folder / "metrics.csv")[-1]["seconds"]
     return folder, seconds, json.loads((folder / "evaluation.json").read_text())
 

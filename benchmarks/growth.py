@@ -326,7 +326,7 @@ def starting(photos: str, out: str, model: str) -> None:
 
     import vitkit.reporting.plots  # noqa: F401
     from vitkit.system import reporting_to
-    from vitkit.training import run
+    from vitkit.training import Recipe, run
 
     def cpu() -> float:
         each = (resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -339,12 +339,12 @@ def starting(photos: str, out: str, model: str) -> None:
         if what.startswith("epoch"):
             raise Begun
 
-    recipe = {"data": photos, "model": model, "weights": "none", "epochs": 1, "balance": "none", "cache": "none"}
+    recipe = Recipe(data=photos, model=model, weights="none", epochs=1, balance="none", cache="none", workers=0)
     memory = Memory()
     with memory:
         before = cpu()
         with contextlib.suppress(Begun), reporting_to(progress):
-            run.train({**recipe, "workers": 0}, out, say=lambda _: None)
+            run.train(recipe, out, say=lambda _: None)
         told = {"cpu": cpu() - before}
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -392,7 +392,7 @@ def copies(_: Path, __: argparse.Namespace, *sizes: int) -> list[dict[str, Any]]
 def training(photos: str, out: str, model: str) -> None:
     """A training of twenty seconds; when its first step was done, and how long it reported."""
     from vitkit.system import reporting_to
-    from vitkit.training import run
+    from vitkit.training import Recipe, run
 
     marks: dict[str, tuple[float, float]] = {"start": (time.perf_counter(), time.process_time())}
 
@@ -401,7 +401,7 @@ def training(photos: str, out: str, model: str) -> None:
             marks.setdefault("first", (time.perf_counter(), time.process_time()))
             marks["last"] = time.perf_counter(), time.process_time()
 
-    recipe = {"data": photos, "model": model, "weights": "none", "epochs": 1, "time": "20s", "balance": "none"}
+    recipe = Recipe(data=photos, model=model, weights="none", epochs=1, time="20s", balance="none")
     with reporting_to(progress):
         run.train(recipe, out, say=lambda _: None)
     marks["end"] = time.perf_counter(), time.process_time()

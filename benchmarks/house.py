@@ -176,7 +176,10 @@ def _prepare(folder: Path) -> None:
                 pixels = np.clip(np.array(colour) + rng.normal(0, 30, (16, 16, 3)), 0, 255).astype(np.uint8)
                 Image.fromarray(pixels).save(folder / part / label / f"{first + i}.png")
     vitkit.train(
-        folder / "others", weights="none", model="vit_micro_patch8_16", epochs=1, out=folder / "run", say=lambda _: None
+        folder / "others",
+        vitkit.Recipe(weights="none", model="vit_micro_patch8_16", epochs=1),
+        out=folder / "run",
+        say=lambda _: None,
     )
     model = vitkit.create_model("vit_tiny_patch16_224", num_classes=10)
     torch.save(model.state_dict(), folder / "timm.pth")
@@ -192,13 +195,19 @@ def walk(name: str, folder: Path) -> Walk:
                 ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
             )
 
-    quiet: dict[str, Any] = {"out": folder / f"out-{name}", "say": lambda _: None, "workers": 0}
+    quiet: dict[str, Any] = {"out": folder / f"out-{name}", "say": lambda _: None}
     photos, image = folder / "photos", folder / "photos" / "red" / "0.png"
     ways = {
-        "from scratch": lambda: vitkit.train(photos, weights="none", model="vit_micro_patch8_16", epochs=1, **quiet),
-        "from a run": lambda: vitkit.train(photos, weights=str(folder / "run"), method="full", epochs=1, **quiet),
+        "from scratch": lambda: vitkit.train(
+            photos, vitkit.Recipe(weights="none", model="vit_micro_patch8_16", epochs=1, workers=0), **quiet
+        ),
+        "from a run": lambda: vitkit.train(
+            photos, vitkit.Recipe(weights=str(folder / "run"), method="full", epochs=1, workers=0), **quiet
+        ),
         "load a timm .pth": lambda: vitkit.load(folder / "timm.pth"),
-        "predict": lambda: vitkit.predict(folder / "run", image, precision="bfloat16"),  # on any CPU
+        "predict": lambda: vitkit.predict(
+            folder / "run", image, compute=vitkit.Compute(precision="bfloat16")
+        ),  # on any CPU
     }
     taken = Walk()
     sys.setprofile(taken)

@@ -65,7 +65,7 @@ def label_fixing_loop(
     torch.manual_seed(0)
     model = vitkit.create_model("vit_micro_patch8_16", num_classes=0, img_size=SIDE)
     save_file(model.state_dict(), folder / "weights.safetensors")
-    fields = {"data": str(data), "weights": str(folder / "weights.safetensors"), "seed": seed, **FIELDS}
+    recipe = vitkit.Recipe(data=str(data), weights=str(folder / "weights.safetensors"), seed=seed, **FIELDS)
     for number in range(rounds + 1):
         own, before = (folder / "runs" / str(n) for n in (number, number - 1))
         more: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def label_fixing_loop(
                 [Edit(row.path, row.suggested if way == "accept" else EXCLUDED) for row in suspects],
             )
             more = {"labels": str(folder / "labels.csv"), "split_from": str(before)}
-        run.train({**fields, **more}, own, say=lambda _: None)
+        run.train(recipe.replace(**more), own, say=lambda _: None)
     return dict(json.loads((own / EVALUATION).read_text()))
 
 
@@ -90,7 +90,9 @@ def one_seed(folder: Path, seed: int) -> list[dict[str, Any]]:
         truth = 1 / CLASSES
         if signal:
             new = pictures(place / "new", seed, NEW, signal)
-            truth = vitkit.evaluate(place / "runs" / str(ROUNDS), new, split="all", precision="float32").accuracy
+            truth = vitkit.evaluate(
+                place / "runs" / str(ROUNDS), new, compute=vitkit.Compute(precision="float32"), split="all"
+            ).accuracy
         now, front = numbers.get("with_labels_now", numbers), numbers["headline"]
         for figure, accuracy, (low, high), images in (
             ("in front", front["value"], front["interval_95"], front["images"]),

@@ -12,6 +12,7 @@ float32 by one thread. On another processor than that of the recording, a tiny m
 `record --folder OLD` with the source of an earlier commit in PYTHONPATH, and then `compare --folder OLD` with today's,
 compares two commits on one machine.
 
+A command or call that is written in another way than at the recording is followed by `# recorded as:` and the old way.
 Lines that mention flowers or deit need the photographs and the weights in the folder VITKIT_TEST_DATA; without it, they
 are neither recorded nor compared.
 """
@@ -71,6 +72,7 @@ _NEUTRAL = (  # what differs from run to run, in this order
     (re.compile(r"(\d+\.\d+  \d+\.\d+)  [\d.]+ {4,}[\d,]+ +\d+( +\S+ +)\S+( +\S+ +)\S+"), r"\1  SPEED\2s\3s"),
     (re.compile(r'("\w*(?:seconds|per_s|memory|bytes|speed)\w*": )[\d.e+-]+'), r"\1CHANGES"),
 )
+_RECORDED = "  # recorded as: "  # how a command or call was written when its transcript was recorded
 _PROGRESS = re.compile(r": \d+ of \d+(?: |$)")
 _CHANGING = re.compile(
     r"second|time|date|speed|per_s|memory|bytes|waiting|host|version|platform|python|digest|hash|sha256"
@@ -143,14 +145,15 @@ def answers(kind: str) -> Iterator[str]:
             print(f"{number + 1} of {len(lines)}: {line[:100]}", file=sys.stderr, flush=True)
             before = _files(place)
             is_shown = not line.startswith("- ")  # a line with a hyphen prepares others
-            line = line.removeprefix("- ")
+            line, _, title = line.removeprefix("- ").partition(_RECORDED)
             code = _in_process(place, folder, lambda line=line: _run(kind, line))
             if not is_shown:
                 if code:
                     raise SystemExit(f"{line}: exit code {code}\n{(folder / 'stderr').read_text()}")
                 continue
-            asked[line] += 1
-            entry = [f"$ {line}{f'  # time {asked[line]}' if asked[line] > 1 else ''}", f"exit code {code}"]
+            title = title or line
+            asked[title] += 1
+            entry = [f"$ {title}{f'  # time {asked[title]}' if asked[title] > 1 else ''}", f"exit code {code}"]
             for stream in ("stdout", "stderr"):
                 text = neutral((folder / stream).read_text(encoding="utf-8", errors="replace"), place)
                 rows = [row for row in text.splitlines() if row.strip() and not _PROGRESS.search(row)]

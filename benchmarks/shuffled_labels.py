@@ -216,7 +216,9 @@ class Place:
 
     def train(self, name: str, **fields: Any) -> Path:
         """Train into a folder of this name."""
-        return vitkit.train(out=self.folder / "runs" / name, say=_quiet, **{**RECIPE, **fields}).folder
+        return vitkit.train(
+            recipe=vitkit.Recipe(**{**RECIPE, **fields}), out=self.folder / "runs" / name, say=_quiet
+        ).folder
 
     def headline(self, name: str, **fields: Any) -> Figures:
         """Train, and what the run reports."""
@@ -256,7 +258,7 @@ def folds(place: Place) -> Figures:
 def pretrained(place: Place) -> Figures:
     fields = {"epochs": 5, "batch_size": 14, "precision": "float32", "workers": 0, "decoder_layers": 1}
     shared = {"model": MODEL, "model_fields": SIZE, "seed": place.seed, "out": place.folder / "runs" / "encoder"}
-    encoder = vitkit.pretrain(place.photos, **shared, **fields, say=_quiet)
+    encoder = vitkit.pretrain(place.photos, vitkit.Recipe(**shared, **fields), say=_quiet)
     fields = {"weights": str(encoder.folder), **TUNED, "seed": place.seed + 100}
     return place.headline("pretrained", data=place.photos, **fields)
 
@@ -282,7 +284,7 @@ def _compared(place: Place) -> Mapping[str, Any]:
     """Weights of the first run beside none, on data that come split."""
     names, out = [f"{MODEL}@{place.first}", f"{MODEL}@none"], place.folder / "compared"
     own = {**RECIPE, "model_fields": SIZE, **GENTLE, "seed": place.seed}
-    return vitkit.compare(place.given, names, seeds=1, out=out, say=_quiet, **own).figures
+    return vitkit.compare(place.given, names, vitkit.Recipe(**own), seeds=1, out=out, say=_quiet).figures
 
 
 def compared_accuracy(place: Place) -> Figures:
@@ -300,7 +302,7 @@ def compared_with_runs(place: Place) -> Figures:
     names, out = [f"{MODEL}@{place.first}", f"{MODEL}@none"], place.folder / "compared-runs"
     own = {**RECIPE, "model_fields": SIZE, "method": "full", "lp_ft": False, "seed": place.seed + 100}
     own |= {"split_from": str(place.first)}
-    return _of_model(vitkit.compare(place.photos, names, seeds=1, out=out, say=_quiet, **own).models[0])
+    return _of_model(vitkit.compare(place.photos, names, vitkit.Recipe(**own), seeds=1, out=out, say=_quiet).models[0])
 
 
 def _of_model(model: Mapping[str, Any]) -> Figures:
@@ -310,14 +312,16 @@ def _of_model(model: Mapping[str, Any]) -> Figures:
 def ablated(place: Place) -> Figures:
     own = {**RECIPE, **SCRATCH, "seed": place.seed}
     own.pop("lr")
-    found = vitkit.lab("norm", place.given, seeds=1, out=place.folder / "lab", say=_quiet, **own)
+    found = vitkit.lab("norm", place.given, vitkit.Recipe(**own), seeds=1, out=place.folder / "lab", say=_quiet)
     variant = found.to_dict()["variants"][0]
     return Figures(variant["accuracy"], *variant["interval"])
 
 
 def few_shot(place: Place) -> Figures:
     out = place.folder / "few-shot"
-    found = vitkit.lab("few-shot", place.given, model=place.first, seeds=2, seed=place.seed, out=out, say=_quiet)
+    found = vitkit.lab(
+        "few-shot", place.given, vitkit.Recipe(seed=place.seed), model=place.first, seeds=2, out=out, say=_quiet
+    )
     row = found.to_dict()["few_shot"][-1]
     return Figures(row["accuracy"], *row["interval"])
 
@@ -334,9 +338,11 @@ def datasets_from_a_run(place: Place) -> Figures:
 def _on_datasets(place: Place, name: str, **fields: Any) -> Figures:
     train, _, fresh, seen = place.shared
     val = _Several(Drawn(place.seed, fresh), Drawn(place.seed, seen, COPIES))
-    own = {"train_dataset": _Several(Drawn(place.seed, train)), "val_dataset": val}
+    datasets = vitkit.Datasets(_Several(Drawn(place.seed, train)), val)
     out = place.folder / "runs" / name
-    return Figures.of(vitkit.train(**own, out=out, say=_quiet, **{**RECIPE, **fields}, seed=place.seed).headline)
+    return Figures.of(
+        vitkit.train(datasets, vitkit.Recipe(**{**RECIPE, **fields}, seed=place.seed), out=out, say=_quiet).headline
+    )
 
 
 class _Several:
@@ -457,10 +463,12 @@ def accepted(place: Place) -> Figures:
         picture(place.seed, number).save(heap / f"{number}.png")
     add_edits(labels, [Edit(f"{n}.png", f"class{label_of(place.seed, n)}") for n in range(40)])
     own = {"data": heap, "labels": str(labels), "weights": str(place.elsewhere), "seed": place.seed, **AUTOMATIC}
-    first = vitkit.train(out=place.folder / "runs" / "heap-1", say=_quiet, **own)
+    first = vitkit.train(recipe=vitkit.Recipe(**own), out=place.folder / "runs" / "heap-1", say=_quiet)
     rest = vitkit.predict(first.folder, [heap / f"{number}.png" for number in range(40, CLASSES * EACH)])
     add_edits(labels, [Edit(Path(row.path).name, str(row.label), proposed_by="heap-1") for row in rest])
-    run = vitkit.train(out=place.folder / "runs" / "heap-2", say=_quiet, **own, split_from=str(first.folder))
+    run = vitkit.train(
+        recipe=vitkit.Recipe(**own, split_from=str(first.folder)), out=place.folder / "runs" / "heap-2", say=_quiet
+    )
     return Figures.of(run.headline)
 
 
@@ -509,7 +517,9 @@ def _after_mistakes(
     own: dict[str, Any] = {"data": data, "weights": str(place.elsewhere), "seed": place.seed}
     own |= AUTOMATIC if is_automatic else {**RECIPE, **TUNED}
     split = {} if is_automatic else {"split": (0.5, 0.1, 0.4)}
-    first = vitkit.train(out=place.folder / "runs" / f"{name}-1", say=_quiet, **own, **split).folder
+    first = vitkit.train(
+        recipe=vitkit.Recipe(**own, **split), out=place.folder / "runs" / f"{name}-1", say=_quiet
+    ).folder
     for row in _mistakes(first):
         if edit is None:
             (data / row["path"]).unlink()
@@ -517,7 +527,9 @@ def _after_mistakes(
             add_edits(place.folder / f"{name}.csv", [edit(row)])
     labels = {} if edit is None else {"labels": str(place.folder / f"{name}.csv")}
     out = place.folder / "runs" / f"{name}-2"
-    return Figures.of(vitkit.train(out=out, say=_quiet, **own, **labels, split_from=str(first)).headline)
+    return Figures.of(
+        vitkit.train(recipe=vitkit.Recipe(**own, **labels, split_from=str(first)), out=out, say=_quiet).headline
+    )
 
 
 def control_another_folder(place: Place) -> Figures:
@@ -591,7 +603,7 @@ def runs_elsewhere(folder: Path) -> Path:
     for number, name in enumerate(("elsewhere", "beyond")):
         own = range(OTHER * (number + 1), OTHER * (number + 1) + CLASSES * EACH)
         data = pictures(folder / f"{name}-photos", 0, own)
-        vitkit.train(data, out=folder / name, say=_quiet, **RECIPE, **SCRATCH, seed=number)
+        vitkit.train(data, vitkit.Recipe(**RECIPE, **SCRATCH, seed=number), out=folder / name, say=_quiet)
     return folder / "elsewhere"
 
 

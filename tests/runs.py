@@ -1,9 +1,10 @@
 """Training runs small enough for a test: 16x16 photographs of one colour a class, a model of a few patches."""
 
 import csv
+import inspect
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from vitkit.data import read_source
 from vitkit.evaluation import evaluate
 from vitkit.evaluation.figures import figures
 from vitkit.system import Progress, reporting_to, silent
-from vitkit.training import Recipe, read_metrics, request_of, train
+from vitkit.training import Recipe, read_metrics, requested, train
 from vitkit.weights import load
 
 # Half of what a small training takes is the model's layers and bytes.
@@ -99,7 +100,8 @@ def quick_fields(**fields: Any) -> dict[str, Any]:
 
 
 def quick(data: Path, **fields: Any) -> Recipe:
-    return Recipe(**quick_fields(data=str(data), **fields))
+    """A complete recipe: nothing is chosen for the data."""
+    return Recipe.of(Recipe(**quick_fields(data=str(data), **fields)).to_dict(), "the test")
 
 
 def begun(folder: Path) -> Path:
@@ -110,7 +112,7 @@ def begun(folder: Path) -> Path:
 def followed(data: Path, out: Path, **fields: Any) -> tuple[Path, str]:
     """Train, and return the run and what was said."""
     lines: list[str] = []
-    return vitkit.train(data, out=out, say=lines.append, **fields).folder, "\n".join(lines)
+    return vitkit.train(data, vitkit.Recipe(**fields), out=out, say=lines.append).folder, "\n".join(lines)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -156,9 +158,17 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": threads, "MPLBACKEND": "Agg", "COLUMNS": "120", "BLANK_PICTURES": "1"}
 
 
-def resolved(*asked: Any) -> dict[str, Any]:
-    """The fields that a command asks for."""
-    return request_of(*asked).fields
+def divided(verb: Callable[..., Any], **fields: Any) -> dict[str, Any]:
+    """Arguments of a verb; the fields that it does not have become its recipe."""
+    own = inspect.signature(verb).parameters.keys()
+    rest = {name: value for name, value in fields.items() if name not in own}
+    return {name: value for name, value in fields.items() if name in own} | ({"recipe": Recipe(**rest)} if rest else {})
+
+
+def resolved(fields: dict[str, Any], recipe: str | Path | None = None) -> Recipe:
+    """The recipe that a command asks for."""
+    asked = Recipe.of(fields)
+    return requested(asked if recipe is None else Recipe.load(recipe).updated(asked))
 
 
 def told(recipe: Any, folder: Path, progress: Progress = silent, **options: Any) -> tuple[Path, str]:

@@ -113,9 +113,9 @@ classifier.save(place / "model")
 again = vitkit.load(place / "model")
 images = torch.rand(2, 3, 32, 32)
 assert torch.equal(again.model(images), model(images))
-assert vitkit.train(data, weights="none", model_fields={"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48,
-                    "attention": "qk-norm"}, model="vit_tiny_patch16_32", epochs=1, out=place / "run", workers=0,
-                    say=lambda line: None, logger="none").folder.is_dir()
+size = {"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48, "attention": "qk-norm"}
+recipe = vitkit.Recipe(model="vit_tiny_patch16_32", model_fields=size, weights="none", epochs=1, workers=0, logger="none")
+assert vitkit.train(data, recipe, out=place / "run", say=lambda line: None).folder.is_dir()
 for to, suffix in (("onnx", "onnx"), ("openvino", "xml")):  # they convert an optimised copy, which does not know it
     try:
         vitkit.export(place / "model", to, place / f"model.{suffix}")
@@ -136,13 +136,11 @@ LOSS = Addition(
     edits={
         "training/recipe.py": [
             (
-                '    label_smoothing: Annotated[float, "Prob',
-                '    focal: Annotated[float, "Gamma of the focal loss; 0 is cross-entropy.", Between(0, 10)] = 0.0\n'
-                '    label_smoothing: Annotated[float, "Prob',
-            ),
-            ('    *("label_smoothing", "teacher", "dist', '    *("focal", "label_smoothing", "teacher", "dist'),
-            ('"swa", "label_smoothing", "teacher", "mixup"', '"swa", "focal", "label_smoothing", "teacher", "mixup"'),
-            ("    label_smoothing: float\n", "    focal: float\n    label_smoothing: float\n"),
+                "    label_smoothing: Annotated",
+                "    focal: Annotated[float, Between(0, 10)] = 0.0\n"
+                '    """Gamma of the focal loss; 0 is cross-entropy."""\n'
+                "    label_smoothing: Annotated",
+            )
         ],
         "training/losses.py": [
             (
@@ -160,9 +158,10 @@ import vitkit
 
 def first_loss(**fields):
     out = place / f"run-{len(list(place.iterdir()))}"
-    vitkit.train(data, weights="none", model="vit_tiny_patch16_32", epochs=1, workers=0, out=out, logger="none",
-                 label_smoothing=0.0, mixup=0.0, cutmix=0.0, say=lambda line: None,
-                 model_fields={"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48}, **fields)
+    size = {"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48}
+    recipe = vitkit.Recipe(model="vit_tiny_patch16_32", model_fields=size, weights="none", epochs=1, workers=0,
+                           logger="none", label_smoothing=0.0, **fields)
+    vitkit.train(data, recipe, out=out, say=lambda line: None)
     rows = list(csv.DictReader((out / "metrics.csv").open()))
     return next(float(row["train_loss"]) for row in rows if row.get("train_loss"))
 
@@ -175,12 +174,11 @@ AUGMENTATION = Addition(
     edits={
         "training/recipe.py": [
             (
-                '    random_erasing: Annotated[float, "Prob',
-                '    grayscale: Annotated[float, "Probability that a picture loses its colours.", Between(0, 1)] = 0.0\n'
-                '    random_erasing: Annotated[float, "Prob',
-            ),
-            ('"rand_augment", "random_erasing"),\n', '"rand_augment", "grayscale", "random_erasing"),\n'),
-            ("    random_erasing: float\n", "    grayscale: float\n    random_erasing: float\n"),
+                "    random_erasing: Annotated",
+                "    grayscale: Annotated[float, Between(0, 1)] = 0.0\n"
+                '    """Probability that a picture loses its colours."""\n'
+                "    random_erasing: Annotated",
+            )
         ],
         "data/augment.py": [
             ("    random_erasing: float = 0.0\n", "    grayscale: float = 0.0\n    random_erasing: float = 0.0\n"),
@@ -203,9 +201,10 @@ recipe = Recipe(grayscale=1.0, crop_scale=(0, 0), hflip=False, color_jitter=0.0)
 grey = np.array(augment_of(recipe).build(Preprocess(size=(32, 32)))(picture))
 assert (grey[..., 0] == grey[..., 1]).all() and (grey[..., 0] == grey[..., 2]).all() and grey.std() > 0
 import vitkit
-run = vitkit.train(data, weights="none", model="vit_tiny_patch16_32", epochs=1, workers=0, out=place / "run",
-                   logger="none", grayscale=0.5, say=lambda line: None,
-                   model_fields={"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48})
+size = {"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48}
+recipe = vitkit.Recipe(model="vit_tiny_patch16_32", model_fields=size, weights="none", epochs=1, workers=0,
+                       logger="none", grayscale=0.5)
+vitkit.train(data, recipe, out=place / "run", say=lambda line: None)
 assert "grayscale = 0.5" in (place / "run" / "recipe.toml").read_text()
 """,
 )
@@ -378,9 +377,9 @@ rng = np.random.default_rng(0)
 arrays = {name: rng.integers(0, 256, (12, 24, 24, 3), dtype=np.uint8) // 2 + 64 * i for i, name in enumerate("ab")}
 np.savez(place / "data.npz", **arrays)
 checkup = vitkit.doctor(place / "data.npz")
-run = vitkit.train(place / "data.npz", weights="none", model="vit_tiny_patch16_32", epochs=1, workers=0,
-                   out=place / "run", logger="none", say=lambda line: None,
-                   model_fields={"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48})
+size = {"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48}
+recipe = vitkit.Recipe(model="vit_tiny_patch16_32", model_fields=size, weights="none", epochs=1, workers=0, logger="none")
+vitkit.train(place / "data.npz", recipe, out=place / "run", say=lambda line: None)
 assert vitkit.evaluate(place / "run").to_dict()["accuracy"] is not None
 rows = vitkit.predict(place / "run", place / "data.npz" / "a" / "3.png")
 vitkit.explain(place / "run", str(place / "data.npz" / "a" / "3.png"), method="rollout", out=place / "maps")
@@ -507,7 +506,8 @@ vitkit.Classifier(build(config), ("a", "b", "c"), vitkit.Preprocess(size=(32, 32
 made = vitkit.export(place / "model", "torchscript", place / "model.torchscript")
 photo = str(next(data.rglob("*.png")))
 plain, exported = (
-    vitkit.predict(model, photo, precision="float32").to_dict()["predictions"][0] for model in (place / "model", place / "model.torchscript")
+    vitkit.predict(model, photo, compute=vitkit.Compute(precision="float32")).to_dict()["predictions"][0]
+    for model in (place / "model", place / "model.torchscript")
 )
 assert plain["label"] == exported["label"]
 assert 0 < plain["confidence"] and abs(plain["confidence"] - exported["confidence"]) < 1e-5, (plain, exported)

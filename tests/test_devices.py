@@ -59,7 +59,9 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_that_computes_takes_a_device(verb: str) -> None:
-    assert inspect.signature(getattr(vitkit, verb)).parameters["device"].default == "auto"
+    parameters = inspect.signature(getattr(vitkit, verb)).parameters
+    assert "recipe" in parameters if verb == "train" else {"compute", "device"} & parameters.keys()
+    assert Recipe().device == vitkit.Compute().device == "auto"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -75,14 +77,20 @@ def test_every_verb_refuses_a_missing_device(verb: str, monkeypatch: pytest.Monk
     arguments: dict[str, tuple[Any, ...]] = {
         **dict.fromkeys(("predict", "embed", "evaluate"), (model, data)),
         "explain": (model, data, out),
-        "bench": (model,),
-        "train": (data,),
     }
-    options = {"out": out} if verb == "train" else {}
-    with pytest.raises(VitkitError, match=r"--device mps: this machine has none; available: cpu$"):
-        getattr(vitkit, verb)(*arguments[verb], device="mps", **options)
+
+    def call(device: Any) -> None:
+        if verb == "bench":
+            vitkit.bench(model, device=device)
+        elif verb == "train":
+            vitkit.train(data, Recipe(device=device), out=out)
+        else:
+            getattr(vitkit, verb)(*arguments[verb], compute=vitkit.Compute(device=device))
+
+    with pytest.raises(VitkitError, match=r"device mps: this machine has none; available: cpu$"):
+        call("mps")
     with pytest.raises(VitkitError, match=r"device.*'?tpu'?"):
-        getattr(vitkit, verb)(*arguments[verb], device="tpu", **options)
+        call("tpu")
     assert not list(out.glob("**/*.*"))
 
 
@@ -99,6 +107,7 @@ def test_the_processor_is_taken_on_a_machine_with_a_gpu(monkeypatch: pytest.Monk
 def test_a_backend_of_processors_refuses_a_gpu_by_name(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openvino" if backend == "openvino" else "onnxruntime")
     have(monkeypatch, cuda=True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)  # which converting to ONNX keeps
     with pytest.raises(VitkitError, match=f"backend {backend} supports only cpu, not cuda"):
         open_runner(build(), backend, "float32", device="cuda")
     assert open_runner(build(), backend, "float32").backend == backend  # which it takes where it has the choice

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vitkit.training import Pieces, Reported, train
+from vitkit.training import Pieces, Recipe, Reported, train
 from vitkit.training import fine_tune as fit
 
 Job = tuple[str, int, dict[str, Any], int | None]
@@ -38,7 +38,7 @@ def train_all(jobs: list[Job]) -> None:
             self.size = at_a_time
 
         Pieces.__init__ = small  # type: ignore[method-assign]
-        train(fields, folder, say=lambda line: None)
+        train(Recipe.of(fields, "JOBS"), folder, say=lambda line: None)
 
 
 def free_port() -> int:

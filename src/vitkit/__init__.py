@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from vitkit.classifier import Classifier as Classifier
     from vitkit.data.preprocess import Preprocess as Preprocess
+    from vitkit.data.user_datasets import Datasets as Datasets
     from vitkit.errors import VitkitError as VitkitError
     from vitkit.evaluation.registry import register_metric as register_metric
     from vitkit.experiments.compare import Comparison as Comparison, compare as compare
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
     from vitkit.model.parts import Attention as Attention, Block as Block, Mlp as Mlp, PatchEmbed as PatchEmbed
     from vitkit.model.registry import register_block as register_block, register_model as register_model
     from vitkit.model.vit import VisionTransformer as VisionTransformer
+    from vitkit.verbs.options import Compute as Compute, Names as Names, Promises as Promises
     from vitkit.serving.serve import Server as Server, serve as serve
+    from vitkit.training.pretraining import Pretraining as Pretraining
+    from vitkit.training.recipe import Recipe as Recipe
+    from vitkit.training.request import Hooks as Hooks
     from vitkit.verbs.bench import Benchmark as Benchmark, bench as bench
     from vitkit.verbs.convert import Conversion as Conversion, convert as convert
     from vitkit.verbs.doctor import Checkup as Checkup, doctor as doctor

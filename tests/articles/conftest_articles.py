@@ -152,7 +152,7 @@ class Row:
                 del quick["--epochs"]
             words += [word for flag, value in quick.items() if flag not in words for word in (flag, value)]
         elif words[0] == "compare" or (words[0] == "lab" and words[1] in _TRAINED):
-            words += ["--workers", "0", "--image-size", "16"]
+            words += ["--set", "workers=0", "--set", "image_size=16"]
         before = set((self.place / "runs").iterdir())
         environment = runs.environment() | {"VITKIT_OFFLINE": "1", "VITKIT_CACHE": str(self.place / "cache")}
         if self.drawn:

@@ -50,10 +50,11 @@ def quick(**changes: Any) -> dict[str, Any]:
     return runs.quick_fields(**changes)
 
 
-def of_network(**changes: Any) -> dict[str, Any]:
+def of_model(model: Any, **changes: Any) -> vitkit.Recipe:
     left_out = ("model", "model_fields", "weights")
     fields = {name: value for name, value in runs.quick_fields().items() if name not in left_out}
-    return {**fields, "image_size": 32, "say": lambda line: None, **changes}
+    name = model if isinstance(model, str) else vitkit.register_model("own", model)
+    return vitkit.Recipe(**{**fields, "model": name, "image_size": 32, **changes})
 
 
 class Named(nn.Sequential):
@@ -78,7 +79,7 @@ class Pair(nn.Module):
 def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path: Path, model: Any) -> None:
     classes = len([folder for folder in photos.iterdir() if folder.is_dir()])
     model = model if not isinstance(model, nn.Module) else cnn(classes)
-    run = vitkit.train(photos, model=model, out=tmp_path / "run", **of_network())
+    run = vitkit.train(photos, of_model(model), out=tmp_path / "run", say=str)
     picture = next(photos.rglob("*.png"))
     (answer,) = vitkit.predict(tmp_path / "run", picture)
     assert vitkit.evaluate(tmp_path / "run").figures["images"] == run.evaluation["images"]
@@ -94,7 +95,7 @@ def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path
 def test_a_module_is_trained_from_its_weights_and_stays_as_it_is(photos: Path, tmp_path: Path) -> None:
     module = cnn(len([folder for folder in photos.iterdir() if folder.is_dir()]))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    vitkit.train(photos, model=module, out=tmp_path / "run", **of_network(lr=1e-12, weight_decay=0.0))
+    vitkit.train(photos, of_model(module, lr=1e-12, weight_decay=0.0), out=tmp_path / "run", say=str)
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     trained = vitkit.load(tmp_path / "run").model.network.state_dict()
     assert torch.allclose(trained["0.weight"], before["0.weight"], atol=1e-6)
@@ -103,19 +104,19 @@ def test_a_module_is_trained_from_its_weights_and_stays_as_it_is(photos: Path, t
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        (cnn(7), "custom:Sequential has 7 outputs, expected 3: one for each class"),
-        (lambda num_classes: nn.Conv2d(3, num_classes, 3), "custom:lambda"),
-        (Pair(), "custom:Pair returns a tuple, expected logits"),
+        (cnn(7), "custom:own has 7 outputs, expected 3: one for each class"),
+        (lambda num_classes: nn.Conv2d(3, num_classes, 3), r"custom:own returns a tensor of shape \(1, 3, 30, 30\)"),
+        (Pair(), "custom:own returns a tuple, expected logits"),
         (lambda num_classes: nn.Linear(32, num_classes), r"returns a tensor of shape \(1, 3, 32, 3\) for one image"),
         (lambda num_classes: "none", "its function returned str, expected an nn.Module"),
         (lambda num_classes: nn.Linear("many", 3), "cannot be built: TypeError"),
-        (7, "model"),
+        (7, "expected a function or a module, not int"),
     ],
     ids=["other classes", "no linear head", "a pair", "no pool", "no module", "fails", "a number"],
 )
 def test_no_classifier_is_refused_before_writing(photos: Path, tmp_path: Path, model: Any, expected: str) -> None:
     with pytest.raises(VitkitError, match=expected):
-        vitkit.train(photos, model=model, out=tmp_path / "run", **of_network())
+        vitkit.train(photos, of_model(model), out=tmp_path / "run", say=str)
     assert not (tmp_path / "run").exists()
 
 
@@ -139,7 +140,7 @@ class Plain(nn.Module):
 def test_a_layer_of_the_user_is_trained_loaded_or_refused_if_unknown(photos: Path, tmp_path: Path, kind: Any) -> None:
     vitkit.register_block("mine", kind)
     fields = quick(model_fields={**runs.SIZE, "block": "mine"})
-    vitkit.train(photos, **fields, out=tmp_path / "run", say=lambda line: None)
+    vitkit.train(photos, vitkit.Recipe(**fields), out=tmp_path / "run", say=lambda line: None)
     model = vitkit.load(tmp_path / "run").model
     assert all(isinstance(block, kind) for block in model.blocks)
     picture = next(photos.rglob("*.png"))
@@ -183,16 +184,30 @@ def test_a_loss_of_the_user_is_what_is_minimised(photos: Path, tmp_path: Path) -
     same = {}
     fields = quick(optimizer="sgd", label_smoothing=0.0, mixup=0.0, cutmix=0.0)
     for name, own in (("plain", None), ("mine", loss), ("half", lambda x, y: F.cross_entropy(x, y) / 2)):
-        vitkit.train(photos, **fields, loss=own, out=tmp_path / name, say=lambda line: None)
+        vitkit.train(
+            photos, vitkit.Recipe(**fields), hooks=vitkit.Hooks(loss=own), out=tmp_path / name, say=lambda line: None
+        )
         same[name] = vitkit.load(tmp_path / name).model.state_dict()
     assert calls and all(len(shape) == 1 for shape in calls)
     assert all(torch.equal(tensor, same["mine"][name]) for name, tensor in same["plain"].items())
     assert any(not torch.equal(tensor, same["half"][name]) for name, tensor in same["plain"].items())
-    vitkit.train(photos, **quick(mixup=0.8), loss=loss, out=tmp_path / "mixed", say=lambda line: None)
+    vitkit.train(
+        photos,
+        vitkit.Recipe(**quick(mixup=0.8)),
+        hooks=vitkit.Hooks(loss=loss),
+        out=tmp_path / "mixed",
+        say=lambda line: None,
+    )
     assert len(calls[-1]) == 2
     with pytest.raises(VitkitError, match=r"loss must return the mean loss of the batch.*shape \(\d+,\)"):
         each = partial(F.cross_entropy, reduction="none")
-        vitkit.train(photos, **quick(), loss=each, out=tmp_path / "each", say=lambda line: None)
+        vitkit.train(
+            photos,
+            vitkit.Recipe(**quick()),
+            hooks=vitkit.Hooks(loss=each),
+            out=tmp_path / "each",
+            say=lambda line: None,
+        )
     assert "loss" in json.loads((tmp_path / "mine" / "extensions.json").read_text())
 
 
@@ -207,12 +222,24 @@ def test_a_change_of_pictures_sees_training_pictures_and_draws_the_same_numbers(
     for name in ("first", "second"):
         seen.clear()
         fields = quick(workers=0, epochs=1)
-        vitkit.train(photos, **fields, augment=change, out=tmp_path / name, say=lambda line: None)
+        vitkit.train(
+            photos,
+            vitkit.Recipe(**fields),
+            hooks=vitkit.Hooks(augment=change),
+            out=tmp_path / name,
+            say=lambda line: None,
+        )
         drawn.append(list(seen))
     assert drawn[0] == drawn[1]
     assert len({numbers for _, *rest in drawn[0] for numbers in rest}) > len(drawn[0]), "they differ"
     with pytest.raises(VitkitError, match="augment must return a PIL image, not ndarray"):
-        vitkit.train(photos, **quick(workers=0), augment=np.asarray, out=tmp_path / "bad", say=lambda line: None)
+        vitkit.train(
+            photos,
+            vitkit.Recipe(**quick(workers=0)),
+            hooks=vitkit.Hooks(augment=np.asarray),
+            out=tmp_path / "bad",
+            say=lambda line: None,
+        )
 
 
 def test_an_optimiser_of_the_user_takes_the_steps(photos: Path, tmp_path: Path) -> None:
@@ -222,9 +249,8 @@ def test_an_optimiser_of_the_user_takes_the_steps(photos: Path, tmp_path: Path) 
         made.append(torch.optim.RAdam(groups))
         return made[-1]
 
-    for name in ("optimizer", "make_optimizer"):
-        vitkit.train(photos, **{**quick(), name: make}, out=tmp_path / name, say=lambda line: None)
-    assert len(made) == 2
+    vitkit.train(photos, vitkit.Recipe(**quick()), hooks=vitkit.Hooks(optimizer=make), out=tmp_path / "own", say=str)
+    assert len(made) == 1
     assert all(group["lr"] != 1e-3 for group in made[0].param_groups), "the schedule sets the rate"
     assert made[0].state
     for wrong, expected in (
@@ -232,9 +258,9 @@ def test_an_optimiser_of_the_user_takes_the_steps(photos: Path, tmp_path: Path) 
         (lambda groups: torch.optim.SGD([p for g in groups for p in g["params"]], 0.1), "must keep the groups"),
         (lambda: None, "optimizer cannot be created: TypeError"),
     ):
-        fields = {**quick(), "optimizer": wrong, "say": lambda line: None}
         with pytest.raises(VitkitError, match=expected):
-            vitkit.train(photos, **fields, out=tmp_path / "bad", force=True)
+            hooks = vitkit.Hooks(optimizer=wrong)
+            vitkit.train(photos, vitkit.Recipe(**quick()), hooks=hooks, out=tmp_path / "bad", force=True, say=str)
 
 
 def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: Path) -> None:
@@ -243,13 +269,23 @@ def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: P
             state.should_stop = True
 
     fields = quick(epochs=3)
-    vitkit.train(photos, **fields, loss=F.cross_entropy, callbacks=[Stop()], out=tmp_path / "run", say=lambda _: None)
+    vitkit.train(
+        photos,
+        vitkit.Recipe(**fields),
+        hooks=vitkit.Hooks(loss=F.cross_entropy, callbacks=[Stop()]),
+        out=tmp_path / "run",
+        say=lambda _: None,
+    )
     (tmp_path / "run" / "report.html").unlink(missing_ok=True)
     with pytest.raises(VitkitError, match=r"loss must be the same as at its start: torch.*cross_entropy, not none"):
         vitkit.train(resume=tmp_path / "run", say=lambda line: None)
     with pytest.raises(VitkitError, match=r"augment must be the same as at its start: none, not"):
-        vitkit.train(resume=tmp_path / "run", loss=F.cross_entropy, augment=lambda x: x, say=lambda line: None)
-    vitkit.train(resume=tmp_path / "run", loss=F.cross_entropy, say=lambda line: None)
+        vitkit.train(
+            hooks=vitkit.Hooks(loss=F.cross_entropy, augment=lambda x: x),
+            resume=tmp_path / "run",
+            say=lambda line: None,
+        )
+    vitkit.train(hooks=vitkit.Hooks(loss=F.cross_entropy), resume=tmp_path / "run", say=lambda line: None)
     assert "cross_entropy" in vitkit.load(tmp_path / "run").provenance["extensions"]["loss"]
 
 
@@ -271,7 +307,7 @@ class Wrapped(nn.Module):
 def test_a_network_keeps_its_names_and_may_be_registered_again_with_another_shape(photos: Path, tmp_path: Path) -> None:
     for width in (8, 12):
         out = tmp_path / str(width)
-        vitkit.train(photos, **of_network(model=Wrapped(3, width)), out=out)
+        vitkit.train(photos, of_model(Wrapped(3, width)), out=out, say=str)
         network = vitkit.load(out).model.network
         assert network.backbone[0].out_channels == width
         assert {name.partition(".")[0] for name in network.state_dict()} == {"backbone", "model"}
@@ -315,9 +351,12 @@ def test_a_missing_lightning_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
 def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path: Path, mode: str) -> None:
-    fields = {**quick(epochs=1), "say": lambda line: None}
     run = vitkit.train(
-        photos, **fields, augment=lambda image: image.convert(mode).resize((9, 31)), out=tmp_path / "run"
+        photos,
+        vitkit.Recipe(**quick(epochs=1)),
+        hooks=vitkit.Hooks(augment=lambda image: image.convert(mode).resize((9, 31))),
+        out=tmp_path / "run",
+        say=str,
     )
     assert len(run.rows()) == 1
 
@@ -334,38 +373,47 @@ def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path
 )
 def test_parts_that_return_others_are_named(photos: Path, tmp_path: Path, part: dict[str, Any], message: str) -> None:
     with pytest.raises(VitkitError, match=message):
-        vitkit.train(photos, **quick(epochs=1), **part, out=tmp_path / "run", say=lambda line: None)
+        vitkit.train(
+            photos, vitkit.Recipe(**quick(epochs=1)), hooks=vitkit.Hooks(**part), out=tmp_path / "run", say=str
+        )
 
 
 def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
     empty = type("Empty", (Pictures,), {"__len__": lambda self: 0})()
     for datasets, name in (((empty, Pictures()), "train"), ((Pictures(), empty), "val")):
-        given = dict(zip(("train_dataset", "val_dataset"), datasets, strict=True))
-        with pytest.raises(VitkitError, match=f"{name}_dataset contains no images"):
-            vitkit.train(**given, **quick(epochs=1), out=tmp_path / "run", say=lambda line: None)
+        with pytest.raises(VitkitError, match=f"^{name} contains no images"):
+            vitkit.train(vitkit.Datasets(*datasets), vitkit.Recipe(**quick(epochs=1)), out=tmp_path / "run", say=str)
     assert not (tmp_path / "run").exists()
 
 
 def test_parts_that_would_never_be_called_are_refused(photos: Path, tmp_path: Path) -> None:
     probe = {name: value for name, value in quick().items() if name in ("seed",)}
     with pytest.raises(VitkitError, match="method probe takes no steps, so loss is never called"):
-        vitkit.train(photos, method="probe", **probe, loss=F.cross_entropy, out=tmp_path / "run")
-    start = vitkit.train(photos, **quick(epochs=1), out=tmp_path / "start", say=lambda line: None).folder
+        vitkit.train(
+            photos,
+            vitkit.Recipe(method="probe", **probe),
+            hooks=vitkit.Hooks(loss=F.cross_entropy),
+            out=tmp_path / "run",
+        )
+    start = vitkit.train(photos, vitkit.Recipe(**quick(epochs=1)), out=tmp_path / "start", say=lambda line: None).folder
     with pytest.raises(VitkitError, match="method probe takes no steps, so loss is never called"):
-        vitkit.train(photos, weights=start, loss=F.cross_entropy, out=tmp_path / "run")  # method auto chooses probe
+        vitkit.train(
+            photos, vitkit.Recipe(weights=start), hooks=vitkit.Hooks(loss=F.cross_entropy), out=tmp_path / "run"
+        )  # method auto chooses probe
     with pytest.raises(VitkitError, match="so callbacks and loggers are never called"):
-        vitkit.train(photos, weights=start, callbacks=[SimpleNamespace(on_fit_end=print)], out=tmp_path / "run")
+        vitkit.train(
+            photos,
+            vitkit.Recipe(weights=start),
+            hooks=vitkit.Hooks(callbacks=[SimpleNamespace(on_fit_end=print)]),
+            out=tmp_path / "run",
+        )
     assert not (tmp_path / "run").exists()
     with pytest.raises(VitkitError, match="loss must be a function"):
-        vitkit.train(photos, **quick(), loss="focal", out=tmp_path / "run")
-    with pytest.raises(VitkitError, match="leave out one of them"):
-        vitkit.train(
-            photos, **{**quick(), "optimizer": torch.optim.SGD}, make_optimizer=torch.optim.SGD, out=tmp_path / "run"
-        )
+        vitkit.train(photos, vitkit.Recipe(**quick()), hooks=vitkit.Hooks(loss="focal"), out=tmp_path / "run")
 
 
 def test_a_metric_of_the_user_stands_beside_vitkits(photos: Path, tmp_path: Path) -> None:
-    vitkit.train(photos, **quick(), out=tmp_path / "run", say=lambda line: None)
+    vitkit.train(photos, vitkit.Recipe(**quick()), out=tmp_path / "run", say=lambda line: None)
     vitkit.register_metric("mine", lambda labels, probabilities: (probabilities.argmax(axis=1) == labels).mean())
     result = vitkit.evaluate(tmp_path / "run")
     assert result.figures["mine"] == pytest.approx(result.figures["accuracy"])

@@ -75,7 +75,8 @@ def test_5_4_the_same_computation(row: Any) -> None:
 @pytest.mark.accept
 def test_5_5_few_epochs_and_many(row: Any, place: Path) -> None:
     """The curves of a model that is fine-tuned and of one from scratch, and which epoch of one equals the other."""
-    row("--epochs", "4")
+    row.line = row.line.replace("epochs=2", "epochs=4")
+    row()
     tuned, scratch = comparison("epochs")["models"]
     assert (tuned["name"], scratch["name"]) == ("vit_base_patch16_224_in21k.pth", "vit_micro_patch8_16@none")
     for model in (tuned, scratch):
@@ -150,14 +151,15 @@ def test_5_11_class_token_or_mean(row: Any) -> None:
 @pytest.mark.accept
 def test_5_12_pre_training_without_labels(row: Any, place: Path) -> None:
     """The loss is the cross-entropy of 512 mean colours: ln 512 = 6.24 if nothing is known. Labels have no effect."""
-    flags = ("--workers", "0", "--batch-size", "8", "--precision", "float32", "--epochs", "12", "--lr", "3e-3")
+    row.line = row.line.replace("epochs=1", "epochs=12")
+    flags = [part for own in ("workers=0", "batch_size=8", "precision=float32", "lr=3e-3") for part in ("--set", own)]
     row(*flags)
     losses = [line["train_loss"] for line in read_metrics(Path("runs/pretrained/metrics.csv"))]
     assert len(losses) == 12 and 4 < losses[0] < 8 and losses[-1] < losses[0] - 1
     encoder = vitkit.load("runs/pretrained")
     assert encoder.model.head is None and encoder.classes == ()
     run = vitkit.train(
-        "flower_photos", weights="runs/pretrained", method="probe", out="runs/probed", say=str, workers=0
+        "flower_photos", vitkit.Recipe(weights="runs/pretrained", method="probe", workers=0), out="runs/probed", say=str
     )
     probed, pretrained = runs.weights(run.folder), runs.weights(Path("runs/pretrained"))
     assert all(torch.equal(probed[name], tensor) for name, tensor in pretrained.items())

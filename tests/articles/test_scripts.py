@@ -105,7 +105,12 @@ def test_the_lightning_script(place: Path) -> None:
 
 
 def test_rollout_by_hooks_is_vitkits(place: Path) -> None:
-    vitkit.train(place / "flower_photos", **runs.quick_fields(epochs=1), out=place / "runs/flowers", say=lambda _: None)
+    vitkit.train(
+        place / "flower_photos",
+        vitkit.Recipe(**runs.quick_fields(epochs=1)),
+        out=place / "runs/flowers",
+        say=lambda _: None,
+    )
     run_script("attention_rollout.py", place, "runs/flowers", "tulip.png", "mask.png")
     classifier = vitkit.load(place / "runs/flowers")
     with Image.open(place / "tulip.png") as photograph, Image.open(place / "mask.png") as mask:
@@ -177,7 +182,10 @@ def test_the_model_of_each_script_is_trained_by_vitkit(place: Path, script: str)
     left_out = ("model", "model_fields", "weights")
     fields = {name: value for name, value in runs.quick_fields(epochs=2).items() if name not in left_out}
     run = vitkit.train(
-        place / "flower_photos", model=theirs, image_size=32, **fields, out=place / "run", say=lambda _: None
+        place / "flower_photos",
+        vitkit.Recipe(model=vitkit.register_model("theirs", theirs), image_size=32, **fields),
+        out=place / "run",
+        say=lambda _: None,
     )
     trained = vitkit.load(run.folder)
     after = trained.model.network.state_dict()

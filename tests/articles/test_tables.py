@@ -32,18 +32,20 @@ RECIPES = Path(vitkit.__file__).parent / "recipes"
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("tables")
     photos = runs.photos(place / "photos")
-    run = vitkit.train(photos, **runs.quick_fields(), out=place / "run", say=lambda line: None)
+    run = vitkit.train(photos, vitkit.Recipe(**runs.quick_fields()), out=place / "run", say=lambda line: None)
     models = "vit_micro_patch8_16@none,vit_micro_patch4_16@none"
-    quick = {"epochs": 1, "seeds": 1, "workers": 0, "image_size": 16, "say": lambda line: None}
+    quick = vitkit.Recipe(epochs=1, workers=0, image_size=16, model_fields=runs.SIZE)
     return {
         "training": run,
         "evaluation": vitkit.evaluate(place / "run"),
         "predictions": vitkit.predict(place / "run", photos),
         "checkup": vitkit.doctor(photos),
-        "comparison": vitkit.compare(photos, models, out=place / "compared", model_fields=runs.SIZE, **quick),
+        "comparison": vitkit.compare(photos, models, quick, seeds=1, out=place / "compared", say=str),
         "lab": vitkit.lab("attention-distance", data=str(photos), model=str(place / "run"), out=place / "lab"),
         "few-shot": vitkit.lab("few-shot", str(photos), model=str(place / "run"), seeds=1, out=place / "few"),
-        "pretraining": vitkit.pretrain(photos, out=place / "mae", **runs.quick_fields(epochs=2), say=lambda line: None),
+        "pretraining": vitkit.pretrain(
+            photos, vitkit.Recipe(**runs.quick_fields(epochs=2)), out=place / "mae", say=lambda line: None
+        ),
         "speed": vitkit.bench(place / "run", batch_sizes=1, rounds=1, backends="eager", precisions="float32"),
         "models": vitkit.models("vit_tiny"),
         "weights": vitkit.models("deit", weights=True),

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -20,6 +21,9 @@ import runs
 import vitkit as package
 from vitkit.cli import function_of
 from vitkit.cli.app import OTHER_COMMANDS, VERBS
+from vitkit.cli.commands import SET_ONLY
+from vitkit.text.arguments import hints_of
+from vitkit.training import Recipe
 
 HELPS = ("--help", "--help-all")
 GOLDEN = Path(__file__).parents[1] / "golden" / "flags.txt"
@@ -109,8 +113,8 @@ def test_what_can_be_refused_by_itself_is_refused_before_anything_slow_is_import
         ["pretrain", nowhere],
         ["compare", nowhere, "--models", "a,b"],
         ["compare", tmp_path, "--models", "a,,b"],
-        ["pretrain", tmp_path, "--group-by", "("],
-        ["compare", tmp_path, "--models", "a,b", "--group-by", "("],
+        ["pretrain", tmp_path, "--set", "group_by=("],
+        ["compare", tmp_path, "--models", "a,b", "--set", "group_by=("],
         code=2,
     )
     assert len(refused) == 8
@@ -309,7 +313,7 @@ def test_a_verb_is_added_by_its_module_and_its_public_name(tmp_path: Path) -> No
     refused = run(photos, "--most", 0)
     assert refused.returncode == 2
     assert "--most" in refused.stderr
-    assert "greater than or equal to 1" in refused.stderr
+    assert "must be at least 1" in refused.stderr
     assert run().returncode == 2
     help_text = " ".join(run("--help").stdout.replace("│", " ").split())
     assert "Count the files of a folder, up to --most. It does not look into other folders." in help_text
@@ -354,10 +358,34 @@ def test_the_short_help_counts_what_the_whole_help_adds(vitkit: Any) -> None:
     short, whole = (set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", vitkit("train", flag).out, re.M)) for flag in HELPS)
     assert short < whole
     assert f"{len(whole - short)} more flags: vitkit train --help-all" in vitkit("train", "--help").out
-    assert {"--model", "--weights", "--method", "--epochs", "--time", "--lr", "--out"} <= short
+    assert {"--model", "--weights", "--method", "--epochs", "--lr", "--out"} <= short
     rows = [line.split()[1] for line in GOLDEN.read_text().splitlines() if line.startswith("train --")]
     written = {re.split("[:/]", row)[0] for row in rows}
     assert whole == written | {"--help"}
+    assert (
+        f"only --set changes:\n  {min(SET_ONLY, key=list(hints_of(Recipe)).index)} "
+        in vitkit("train", "--help-all").out
+    )
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_short_help_fits_on_a_screen(vitkit: Any, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = vitkit(verb, "--help").out.rstrip().splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    common = VERBS[verb].common
+    told = re.findall(r"^  (?:-\w, )?--([\w-]+)", "\n".join(lines).partition("Most used options:\n")[2], re.M)
+    named = {"as_json": "json", "sets": "set"}
+    assert not common or told == [named.get(name, name.replace("_", "-")) for name in (*common, "help")]
+    assert bool(common) == (lines[-1].endswith(f" more flags: vitkit {verb} --help-all"))
+
+
+def test_no_command_has_more_flags_than_its_limit() -> None:
+    counted = Counter(line.split()[0] for line in flags() if " --" in line)
+    assert counted["train"] <= 70
+    assert counted["predict"] <= 20
+    assert counted.total() <= 260
 
 
 @pytest.mark.parametrize("verb", VERBS)

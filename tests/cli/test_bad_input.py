@@ -10,6 +10,7 @@ import pytest
 
 import photos as pictures
 import runs
+from vitkit.cli.app import FORMER_FLAGS
 from vitkit.errors import VitkitError
 from vitkit.training import run as fit
 
@@ -111,7 +112,7 @@ USAGE: dict[str, tuple[str, tuple[str, ...]]] = {
     "an unknown choice": ("train photos --optimizer lion", ("--optimizer", "lion", "adamw")),
     "too few numbers": ("train photos --split 0.5 0.5", ("--split",)),
     "top 0": ("predict model photos --top 0", ("--top", "1")),
-    "no source": ("predict model", ("files", "--from-list")),
+    "no source": ("predict model", ("files", "@FILE")),
     "no model": ("eval", ("MODEL",)),
     "one argument too many": ("train photos photos", ("photos",)),
 }
@@ -253,3 +254,19 @@ def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch, arguments
     monkeypatch.setattr("sys.argv", ["vitkit", *arguments])
     with pytest.raises(VitkitError, match="nowhere"):
         main()
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("compare photos --models a,b --epochs 3", "use --set epochs=VALUE"),
+        ("lab position --no-hflip", "use --set hflip=false"),
+        ("pretrain photos --batch-size 8", "use --set batch_size=VALUE"),
+        ("train photos --beta2 0.9", "use --set beta2=VALUE"),
+        *(("{} model x.png {} 1".format(*old.split()), advice) for old, advice in FORMER_FLAGS.items()),
+    ],
+)
+def test_a_flag_of_the_earlier_version_is_answered_with_the_new_one(vitkit: Any, command: str, advice: str) -> None:
+    outcome = vitkit(*command.split())
+    flag = next(word for word in reversed(command.split()) if word.startswith("--"))
+    assert outcome.code == 2 and f"there is no option {flag}: {advice}\n" in outcome.err

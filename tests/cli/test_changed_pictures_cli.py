@@ -93,7 +93,8 @@ def test_pictures_that_change_during_the_training_do_not_count(data: Path, tmp_p
         def on_fit_end(self, state: Any) -> None:
             overwrite(held_out(tmp_path / "run")[:2])
 
-    folder = training.train(runs.quick(photos, epochs=1), tmp_path / "run", callbacks=[Camera()], say=said.append)
+    hooks = package.Hooks(callbacks=[Camera()])
+    folder = training.train(runs.quick(photos, epochs=1), tmp_path / "run", hooks=hooks, say=said.append)
     text = "2 of the run's 9 val and test images are no longer what they were: 2 hold other pictures"
     assert any(line.startswith(f"problem: {text}") for line in said)
     numbers = json.loads((folder / "evaluation.json").read_text())
@@ -132,7 +133,9 @@ def test_no_comparison_goes_on_with_other_pictures(data: Path, tmp_path: Path, m
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        compare(photos, [name], seeds=2, out=tmp_path / "out", say=lambda _: None, progress=stop, **fields)
+        compare(
+            photos, [name], package.Recipe(**fields), seeds=2, out=tmp_path / "out", say=lambda _: None, progress=stop
+        )
     (first,) = (folder for folder in (tmp_path / "out" / "runs").iterdir() if (folder / "report.html").is_file())
     overwrite(held_out(first, "train")[:1])
     with pytest.raises(VitkitError, match=r"1 of the run's 36 images is no longer what it was: .* start again"):

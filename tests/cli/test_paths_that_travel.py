@@ -48,12 +48,12 @@ def telling(folder: Path, secret: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def made(secret: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run from another run's weights, by absolute paths."""
-    from vitkit.training import train
+    from vitkit.training import Recipe, train
 
     first, second = secret / "first", secret / "second"
     train(runs.quick(photos, epochs=1), first, say=lambda _: None)
     fields = {"data": str(photos), "weights": str(first), "teacher": str(first), "method": "full", "epochs": 1}
-    train({**fields, "seed": 0, "precision": "float32", "workers": 0}, second, say=lambda _: None)
+    train(Recipe(**fields, seed=0, precision="float32", workers=0), second, say=lambda _: None)
     return second
 
 

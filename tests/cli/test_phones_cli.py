@@ -36,7 +36,7 @@ def test_a_phones_photographs_from_training_to_answers(vitkit: Any, phone: Path,
     (tmp_path / "new" / "a.heic").write_bytes(whole.read_bytes())
     (tmp_path / "new" / "b.avif").write_bytes(sorted(phone.rglob("*.avif"))[0].read_bytes())
     outcome = vitkit("predict", run, tmp_path / "new")
-    assert outcome.code == 0
+    assert outcome.code == 1
     rows = {Path(row["path"]).name: row for row in csv.DictReader(io.StringIO(outcome.out))}
     assert rows["a.heic"]["error"] == rows["b.avif"]["error"] == ""
     assert rows["a.heic"]["confidence"]

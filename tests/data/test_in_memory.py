@@ -61,7 +61,7 @@ def test_a_picture_in_memory_is_answered_as_its_file(asked: Classifier, photo: P
     (expected,) = asked.predict(photo)
     (found,) = asked.predict(make())
     assert (found.path, found.ranking) == ("picture 0", expected.ranking)
-    (row,) = vitkit.predict(asked, make(), backend="eager", precision="float32")
+    (row,) = vitkit.predict(asked, make(), compute=vitkit.Compute(backend="eager", precision="float32"))
     assert (row.path, row.label, row.confidence) == ("picture 0", expected.label, expected.confidence)
     (vector,) = vitkit.embed(asked, make()).features
     assert np.array_equal(vector, vitkit.embed(asked, photo).features[0])
@@ -88,7 +88,7 @@ def test_several_are_a_row_each_in_order(asked: Classifier) -> None:
     expected = [p.ranking for p in asked.predict(images)]
     batch = np.stack([np.asarray(image) for image in images])
     for several in (batch, torch.from_numpy(batch).permute(0, 3, 1, 2), list(batch), tuple(images)):
-        rows = list(vitkit.predict(asked, several, backend="eager", precision="float32", top=7))
+        rows = list(vitkit.predict(asked, several, compute=vitkit.Compute(backend="eager", precision="float32"), top=7))
         assert [row.path for row in rows] == [f"picture {i}" for i in range(20)]
         assert [row.top for row in rows] == [tuple(own) for own in expected]
 

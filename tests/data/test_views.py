@@ -18,7 +18,7 @@ from vitkit.data import Preprocess, Views
 from vitkit.errors import VitkitError
 from vitkit.exporting import Pictures, export, load_exported
 
-EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+EXACT = package.Compute(backend="eager", precision="float32")
 VIEWS = ("flip", "crops", "flip,crops")
 
 
@@ -99,7 +99,7 @@ def test_many_pictures_come_in_order_whatever_the_backend(model: Classifier, pho
     files = sorted(map(str, photographs.glob("*/*.png")))
     averaging = model.with_views("flip,crops")
     alone = [next(averaging.stream(file)) for file in files]
-    for classifier in (averaging, averaging.use(**EXACT)):
+    for classifier in (averaging, averaging.use("eager", "float32")):
         for (path, row), (other, expected) in zip(classifier.stream(files, batch_size=8), alone, strict=True):
             assert path == other
             np.testing.assert_allclose(row, expected, atol=1e-5)
@@ -131,18 +131,18 @@ def test_an_unreadable_picture_has_its_reason(model: Classifier, photographs: Pa
 
 
 def test_predict_averages_and_says_so(model: Classifier, photographs: Path) -> None:
-    result = package.predict(model, photographs, tta="flip", **EXACT)
+    result = package.predict(model, photographs, tta="flip", compute=EXACT)
     assert "mean of 2 views (flip)" in result.computed
     expected = [max(row) for _, row in model.with_views("flip").stream(sorted(map(str, photographs.glob("*/*.png"))))]
     assert [row.confidence for row in result] == pytest.approx(expected, abs=1e-5)
     for promise in ({"coverage": 0.9}, {"accuracy": 0.9}, {"unknown": 0.1}):
         with pytest.raises(VitkitError, match="were fitted to single views"):
-            package.predict(model, photographs, tta="flip", **promise, **EXACT)
+            package.predict(model, photographs, tta="flip", promises=package.Promises(**promise), compute=EXACT)
 
 
 def test_an_evaluation_reports_gain_and_cost(model: Classifier, photographs: Path, tmp_path: Path) -> None:
-    plain = package.evaluate(model, photographs, **EXACT)
-    result = package.evaluate(model, photographs, tta="flip,crops", out=tmp_path / "out", **EXACT)
+    plain = package.evaluate(model, photographs, compute=EXACT)
+    result = package.evaluate(model, photographs, tta="flip,crops", out=tmp_path / "out", compute=EXACT)
     entry = result.figures["tta"]
     assert (entry["views"], entry["per_image"]) == ("flip,crops", 10)
     assert entry["plain"]["accuracy"] == plain.accuracy
@@ -157,4 +157,4 @@ def test_an_evaluation_reports_gain_and_cost(model: Classifier, photographs: Pat
     assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["tta"] == entry
     assert "10 views of each image (flip,crops)" in (tmp_path / "out" / "report.html").read_text()
     with pytest.raises(VitkitError, match="were fitted to single views"):
-        package.evaluate(model, photographs, tta="flip", coverage=0.9)
+        package.evaluate(model, photographs, promises=package.Promises(coverage=0.9), tta="flip")

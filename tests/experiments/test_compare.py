@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import runs
+import vitkit
 import warm
 from vitkit.data import Edit, add_edits, split_from_file
 from vitkit.errors import VitkitError
@@ -51,7 +52,9 @@ def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison_costs, "ROUNDS", 1)
         out = tmp_path_factory.mktemp("compared") / "out"
-        return compare(data, [A, f"{A}@none", B], seeds=2, fractions=[0.5, 1], out=out, say=quiet, seed=3, **FIELDS)
+        return compare(
+            data, [A, f"{A}@none", B], vitkit.Recipe(seed=3, **FIELDS), seeds=2, fractions=[0.5, 1], out=out, say=quiet
+        )
 
 
 def test_every_run_is_judged_by_the_same_images(found: Comparison) -> None:
@@ -238,18 +241,18 @@ def test_a_run_that_was_judged_by_other_images_is_refused(found: Comparison, tmp
 )
 def test_another_comparison_is_not_gone_on_with(found: Comparison, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(VitkitError, match=message):
-        compare(out=found.folder, resume=True, say=quiet, **changed)
+        compare(**runs.divided(compare, **changed), out=found.folder, resume=True, say=quiet)
 
 
 def test_a_folder_that_is_taken(found: Comparison, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="continue it with --resume"):
-        compare(data, [A], out=found.folder, say=quiet, **FIELDS)
+    with pytest.raises(VitkitError, match="continue it with resume=True"):
+        compare(data, [A], vitkit.Recipe(**FIELDS), out=found.folder, say=quiet)
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(VitkitError, match="not empty"):
-        compare(data, [A], out=tmp_path, say=quiet, **FIELDS)
+        compare(data, [A], vitkit.Recipe(**FIELDS), out=tmp_path, say=quiet)
     with pytest.raises(VitkitError, match="no comparison to continue"):
         compare(out=tmp_path, resume=True, say=quiet)
-    with pytest.raises(VitkitError, match="requires --out"):
+    with pytest.raises(VitkitError, match="requires out"):
         compare(resume=True, say=quiet)
 
 
@@ -260,16 +263,16 @@ def test_a_folder_that_is_taken(found: Comparison, data: Path, tmp_path: Path) -
         ([A, B, f"{A}@no/such/file.pth"], {}, "file.pth"),
         ([A, f"{A}@"], {}, "must be followed by weights"),
         ([A, "none-such.toml"], {}, "none-such.toml"),
-        (["some.toml"], {"recipe": "digits"}, "leave out --recipe"),
-        ("a,,b", {}, "--models"),
+        (["some.toml"], {"recipe": "digits"}, "leave out recipe"),
+        ("a,,b", {}, "models must"),
         ([A], {"budget": "epochs=0"}, "epochs="),
         ([A], {"budget": "time=soon"}, "duration"),
         ([A], {"budget": "flops=many"}, "flops="),
-        ([A], {"budget": "days=3"}, "--budget"),
+        ([A], {"budget": "days=3"}, "budget must"),
         ([A], {"budget": "epochs=2", "epochs": 3}, "both limit"),
-        ([A], {"fractions": "0,1"}, "--fractions"),
-        ([A], {"fractions": "0.01,1"}, "--fractions 0.01"),
-        ([A], {"seeds": 0}, "--seeds"),
+        ([A], {"fractions": "0,1"}, "fractions must"),
+        ([A], {"fractions": "0.01,1"}, "fractions 0.01"),
+        ([A], {"seeds": 0}, "seeds must"),
         ([A], {"stress": "blur,fog"}, "'fog' is none of"),
         ([A, "torchvision:resnet0"], {}, "resnet0"),
         ([A], {"folds": 3}, "folds"),
@@ -282,8 +285,9 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(
 ) -> None:
     monkeypatch.setattr(comparison_runs, "make_all", lambda *_: pytest.fail("a training began"))
     own = {name: value for name, value in FIELDS.items() if "budget" not in fields or name != "epochs"}
+    asked = {"recipe": fields["recipe"]} if "recipe" in fields else runs.divided(compare, **{**own, **fields})
     with pytest.raises(VitkitError, match=message):
-        compare(data, models, out=tmp_path / "out", say=quiet, **{**own, **fields})
+        compare(data, models, **asked, out=tmp_path / "out", say=quiet)
     assert not (tmp_path / "out").exists()
 
 
@@ -295,7 +299,7 @@ def test_a_recipe_is_a_model_with_its_own_way_to_be_trained(
     small.write_text(f'model = "{A}"\nweights = "none"\nepochs = 5\n', encoding="utf-8")
     monkeypatch.setattr(comparison_runs, "make_all", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        compare(data, [large, str(small)], epochs=4, seeds=1, out=tmp_path / "flag", say=quiet)
+        compare(data, [large, str(small)], vitkit.Recipe(epochs=4), seeds=1, out=tmp_path / "flag", say=quiet)
     with pytest.raises(ZeroDivisionError):
         compare(data, f"{large},{small}", seeds=1, out=tmp_path / "out", say=quiet)
     for out, epochs in (("flag", [4, 4]), ("out", [3, 5])):
@@ -310,15 +314,23 @@ def test_the_method_is_chosen_by_as_many_images_as_there_will_be(
 ) -> None:
     seen: list[Any] = []
 
-    def resolve(fields: dict[str, Any]) -> Any:
-        seen.append(fields.get("max_images"))
-        return resolved(fields)
+    def resolve(recipe: vitkit.Recipe) -> Any:
+        seen.append(recipe.max_images)
+        return resolved(recipe)
 
     resolved = comparison_plan.resolve
     monkeypatch.setattr(comparison_plan, "resolve", resolve)
     monkeypatch.setattr(comparison_runs, "make_all", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        compare(data, [A], max_images=20, fractions="0.5,1", seeds=1, out=tmp_path / "out", say=quiet, **FIELDS)
+        compare(
+            data,
+            [A],
+            vitkit.Recipe(max_images=20, **FIELDS),
+            fractions="0.5,1",
+            seeds=1,
+            out=tmp_path / "out",
+            say=quiet,
+        )
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
     assert seen == [20]
     assert [(job["images"], job["fields"]["max_images"]) for job in plan["jobs"]] == [(10, 10), (20, 20)]
@@ -335,7 +347,15 @@ def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeyp
     lines: list[str] = []
     with pytest.raises(Stop):
         out = tmp_path / "out"
-        compare(data, [A, B], budget="flops=1e10", fractions="0.5,1", out=out, say=lines.append, **OF_ANY_MODEL)
+        compare(
+            data,
+            [A, B],
+            vitkit.Recipe(**OF_ANY_MODEL),
+            budget="flops=1e10",
+            fractions="0.5,1",
+            out=out,
+            say=lines.append,
+        )
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
     epochs = {(job["model"], job["fraction"]): job["fields"]["epochs"] for job in plan["jobs"]}
     assert epochs[A, 0.5] > epochs[A, 1] > epochs[B, 1] >= 1
@@ -358,7 +378,7 @@ def test_what_is_of_vision_transformers_is_left_out_for_networks_and_told(
     network = "torchvision:resnet18"
     with pytest.raises(_Killed):
         own = {"epochs": 1, "init": "reference", "drop_path": 0.1, "image_size": 32}
-        compare(data, [A, network], out=tmp_path / "out", say=lines.append, **OF_ANY_MODEL, **own)
+        compare(data, [A, network], vitkit.Recipe(**OF_ANY_MODEL, **own), out=tmp_path / "out", say=lines.append)
     assert f"{network}: init reference requires a Vision Transformer, and is left out" in lines
     assert f"{network}: drop_path 0.1 is left out: the network has none" in lines
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
@@ -399,7 +419,7 @@ def test_a_model_at_chance_is_named() -> None:
 @pytest.mark.accept
 def test_labels_drawn_by_lot_are_at_chance_and_make_no_difference(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "photos", images=40, noise=1e5)  # no colour is left
-    found = compare(data, [A, B], out=tmp_path / "out", say=quiet, **FIELDS | {"epochs": 5})
+    found = compare(data, [A, B], vitkit.Recipe(**FIELDS | {"epochs": 5}), out=tmp_path / "out", say=quiet)
     assert (
         len(found.figures["findings"]) == 1 and A in found.figures["findings"][0] and B in found.figures["findings"][0]
     )

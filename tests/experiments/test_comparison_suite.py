@@ -48,7 +48,7 @@ def found(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "ROUNDS", 1)
         with pytest.raises(Interrupted):
-            vitkit.compare(folders, [A, B], out=out, say=stop, **FIELDS)
+            vitkit.compare(folders, [A, B], **runs.divided(vitkit.compare, **FIELDS), out=out, say=stop)
         result = vitkit.compare(resume=True, out=out, say=said.append)
     assert isinstance(result, ComparisonSuite)
     return result, said
@@ -160,7 +160,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
     twice = [folders[0], f"{folders[0]}/../{Path(folders[0]).name}"]  # the same folder
     data = twice if rest.pop("twice", False) else folders
     with pytest.raises(VitkitError, match=expected):
-        vitkit.compare(data, out=tmp_path / "out", say=lambda _: None, **{**FIELDS, **rest})
+        vitkit.compare(data, **runs.divided(vitkit.compare, **FIELDS, **rest), out=tmp_path / "out", say=lambda _: None)
     assert not (tmp_path / "out").exists()
 
 

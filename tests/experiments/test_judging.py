@@ -56,13 +56,13 @@ def seen(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was trained on 12 of the 36 test images."""
     root = tmp_path_factory.mktemp("seen")
     own = {"data": str(scenes(root / "photos", range(20, 24))), "split": (1.0, 0.0, 0.0)}
-    return run.train({**runs.QUICK, **SMALL, "epochs": 1, **own}, root / "run", say=str)
+    return run.train(vitkit.Recipe(**{**runs.QUICK, **SMALL, "epochs": 1, **own}), root / "run", say=str)
 
 
 @pytest.fixture(scope="module")
 def found(data: Path, seen: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     out = tmp_path_factory.mktemp("compared") / "out"
-    return compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=2, out=out, say=str, **FIELDS)
+    return compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], vitkit.Recipe(**FIELDS), seeds=2, out=out, say=str)
 
 
 def answers(folder: Path) -> dict[str, bool]:
@@ -107,9 +107,11 @@ def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: Compa
 
 def test_where_too_few_are_left_nothing_is_trained(data: Path, tmp_path: Path) -> None:
     own = {"data": str(scenes(tmp_path / "photos", range(20, 31))), "split": (1.0, 0.0, 0.0)}
-    seen = run.train({**runs.QUICK, **SMALL, "epochs": 1, **own}, tmp_path / "run", say=str)
+    seen = run.train(vitkit.Recipe(**{**runs.QUICK, **SMALL, "epochs": 1, **own}), tmp_path / "run", say=str)
     with pytest.raises(VitkitError, match="3 images are left for the test, which is too few") as told:
-        compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], seeds=1, out=tmp_path / "out", say=str, **FIELDS)
+        compare(
+            data, [f"{MODEL}@{seen}", f"{MODEL}@none"], vitkit.Recipe(**FIELDS), seeds=1, out=tmp_path / "out", say=str
+        )
     assert f"{MODEL}@{seen.name} had seen 33; use other weights" in str(told.value)
     assert not (tmp_path / "out" / "runs").exists()
 
@@ -125,7 +127,9 @@ def test_copies_across_given_splits_judge_nobody(data: Path, tmp_path: Path, sid
     shutil.copytree(data, tmp_path / "photos")
     scenes(tmp_path / "photos" / "train", range(20, 23), side)
     names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
-    left = compare(tmp_path / "photos", names, seeds=1, out=tmp_path / "out", say=str, **OF_ANY_MODEL, epochs=1)
+    left = compare(
+        tmp_path / "photos", names, vitkit.Recipe(**OF_ANY_MODEL, epochs=1), seeds=1, out=tmp_path / "out", say=str
+    )
     assert left.figures["test_images"] == 27
     assert left.figures["left_out"] == {"images": 9, "seen": dict.fromkeys(names, 9)}
     for model in left.models:
@@ -139,7 +143,9 @@ def test_images_that_chose_the_epoch_are_no_test_images(data: Path, tmp_path: Pa
     for name in ("train", "val"):
         shutil.copytree(data / name, tmp_path / "photos" / name)
     names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
-    left = compare(tmp_path / "photos", names, seeds=1, out=tmp_path / "out", say=str, **OF_ANY_MODEL, epochs=1)
+    left = compare(
+        tmp_path / "photos", names, vitkit.Recipe(**OF_ANY_MODEL, epochs=1), seeds=1, out=tmp_path / "out", say=str
+    )
     chosen = ["epoch by val_acc", "temperature by log loss"]
     assert (left.figures["split"], left.figures["chosen_on"]) == ("val", chosen)
     lines, page = "\n".join(left.lines()), left.report.read_text()
@@ -157,8 +163,15 @@ def test_the_lab_leaves_out_what_was_seen(data: Path, seen: Path, tmp_path: Path
     shutil.copytree(data, tmp_path / "photos")
     scenes(tmp_path / "photos" / "train", range(20, 23), side=64)
     fields = {name: own for name, own in OF_ANY_MODEL.items() if name != "method"}
-    found = vitkit.lab("norm", tmp_path / "photos", seeds=1, model=MODEL, out=tmp_path / "lab", say=str, epochs=1,
-                       weights="none", **fields)  # fmt: skip
+    found = vitkit.lab(
+        "norm",
+        tmp_path / "photos",
+        vitkit.Recipe(epochs=1, weights="none", **fields),
+        seeds=1,
+        model=MODEL,
+        out=tmp_path / "lab",
+        say=str,
+    )
     assert isinstance(found, vitkit.experiments.lab.LabResult)
     assert (found.figures["test_images"], found.figures["left_out"]["images"]) == (27, 9)
     assert found.remarks[1].startswith("27 test images")
@@ -211,7 +224,7 @@ def test_two_swapped_runs_are_noticed(copied: Path, pair: tuple[int, int]) -> No
     first, second = (folders(copied)[i] for i in pair)
     before = (copied / "comparison.json").read_bytes()
     swap(first, second)
-    with pytest.raises(VitkitError, match=r"recipe.toml has changed since the training: .* delete .* --resume"):
+    with pytest.raises(VitkitError, match=r"recipe.toml has changed since the training: .* delete .* resume=True"):
         compare(out=copied, resume=True, say=str)
     assert (copied / "comparison.json").read_bytes() == before
 

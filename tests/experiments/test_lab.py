@@ -39,7 +39,7 @@ from vitkit.experiments.lab import ablations as few_shot
 from vitkit.experiments.lab import lab as verb
 from vitkit.model import config_for
 from vitkit.profiling import describe
-from vitkit.training import Request, build, bundled, complete, config_of, without_fields_of_vits
+from vitkit.training import Recipe, bundled, complete, config_of, without_fields_of_vits
 
 ABLATIONS = {name: own for name, own in EXPERIMENTS.items() if isinstance(own, Ablation)}
 MEASUREMENTS = [name for name, own in EXPERIMENTS.items() if isinstance(own, Measurement)]
@@ -61,7 +61,7 @@ def test_every_variant_can_be_built_and_differs_from_the_others(name: str, model
     labels = [variant.label for variant in variants]
     assert len(set(labels)) == len(labels) > 1
     assert {own.against, *own.better} <= set(labels)
-    recipes = [build(without_fields_of_vits(variant_fields(base, {}, variant))[0]) for variant in variants]
+    recipes = [without_fields_of_vits(Recipe.of(variant_fields(base, {}, variant)))[0] for variant in variants]
     configs = [config_of(recipe, 10) for recipe in recipes]
     if name == "pretraining":
         assert {own.pretraining.get("objective") for own in variants} == {None, "masked-patch", "mae"}
@@ -112,14 +112,16 @@ def test_the_papers_positions_are_those_of_the_same_column(where: str | None, pa
 def test_dropout_is_after_the_positions_too() -> None:
     base = {"data": "d", "model": "vit_micro_patch4_16", "weights": "none", "model_fields": {"position_dropout": 0.1}}
     own = ABLATIONS["regularisation"]
-    rates = [config_of(build(variant_fields(base, {}, v)), 10) for v in own.variants(base_config(base))]
+    rates = [config_of(Recipe.of(variant_fields(base, {}, v)), 10) for v in own.variants(base_config(base))]
     assert [(config.dropout, config.position_dropout) for config in rates] == [(0, 0), (0.1, 0.1), (0, 0)]
 
 
 @pytest.mark.parametrize("data", ["digits", "photos"])
 def test_the_resnet_is_as_large_as_the_vit(data: str) -> None:
     own, base = ABLATIONS["hybrid"], base_fields(ABLATIONS["hybrid"], data, "small", {"drop_path": 0.0})
-    recipes = [build(without_fields_of_vits(variant_fields(base, {}, v))[0]) for v in own.variants(base_config(base))]
+    recipes = [
+        without_fields_of_vits(Recipe.of(variant_fields(base, {}, v)))[0] for v in own.variants(base_config(base))
+    ]
     parameters = [describe(config_of(recipe, 10)).parameters for recipe in recipes]
     assert max(parameters) < 1.5 * min(parameters)
 
@@ -127,7 +129,9 @@ def test_the_resnet_is_as_large_as_the_vit(data: str) -> None:
 def test_a_resnet_is_trained_with_sgd_and_with_adam() -> None:
     base = {"data": "d", "model": "vit_micro_patch4_16", "weights": "none", "lr": 0.001, "drop_path": 0.0}
     own = ABLATIONS["optimizer"]
-    sgd, adam = (build(without_fields_of_vits(variant_fields(base, {}, v))[0]) for v in own.variants(base_config(base)))
+    sgd, adam = (
+        without_fields_of_vits(Recipe.of(variant_fields(base, {}, v)))[0] for v in own.variants(base_config(base))
+    )
     assert (sgd.optimizer, sgd.momentum, sgd.lr, adam.optimizer, adam.lr) == ("sgd", 0.9, 0.01, "adamw", 0.001)
     assert sgd.model == adam.model == "custom:bit_resnet_micro"
     papers = {"SGD": (78.24, 97.46, 85.17, 91.00, 92.06), "Adam": (77.54, 97.67, 86.07, 91.11, 94.26)}  # Table 7
@@ -139,7 +143,9 @@ def test_a_resnet_is_trained_with_sgd_and_with_adam() -> None:
 def test_each_block_becomes_attention_in_rows_and_then_in_columns() -> None:
     base = {"data": "d", "model": "vit_micro_patch4_16", "weights": "none"}
     own = ABLATIONS["axial"]
-    whole, deeper, axial = (config_of(build(variant_fields(base, {}, v)), 10) for v in own.variants(base_config(base)))
+    whole, deeper, axial = (
+        config_of(Recipe.of(variant_fields(base, {}, v)), 10) for v in own.variants(base_config(base))
+    )
     assert (whole.layers, deeper.layers, axial.layers) == (4, 8, 8)
     assert (axial.attention, axial.prefix_tokens) == ("axial", 0), "as in app. D.6, there is no class token"
     assert describe(axial).parameters == describe(deeper).parameters
@@ -169,12 +175,12 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"name": "positon"}, r"no experiment 'positon' \(did you mean position\?\); there are: position, pooling"),
+        ({"name": "positon"}, "name must be one of position, pooling, .*, not 'positon'"),
         ({"name": "position", "model_fields": {"position": "none"}}, "model.position is varied by this experiment"),
         ({"name": "regularisation", "dropout": 0.3}, "dropout is varied by this experiment"),
         ({"name": "position", "folds": 3}, "folds cannot be set for an experiment"),
-        ({"name": "position", "seeds": 0}, "--seeds"),
-        ({"name": "position", "preset": "huge"}, "--preset 'huge' is none of small, paper"),
+        ({"name": "position", "seeds": 0}, "seeds must"),
+        ({"name": "position", "preset": "huge"}, "preset must be one of small, paper"),
         ({"name": "few-shot"}, "few-shot measures a model: set a run"),
         (
             {"name": "few-shot", "model": "m", "epochs": 3},
@@ -183,17 +189,17 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
         ({"name": "few-shot", "model": "m", "preset": "paper"}, "few-shot trains nothing"),
         ({"name": "hybrid", "model": "vit_micro_patch2_16"}, "reduce images by a factor of 4"),
         ({"name": "optimizer", "lr": 0.1, "optimizer": "sgd"}, "optimizer is varied by this experiment"),
-        ({"name": "cost"}, "cost times models without images or training, so --data has no effect"),
+        ({"name": "cost"}, "cost times models without images or training, so data has no effect"),
         ({"name": "resolution", "preset": "paper"}, "resolution has no published recipe"),
         ({"name": "norm", "model": "torchvision:resnet18"}, "an ablation requires a Vision Transformer"),
-        ({"resume": True}, "--resume requires --out, the folder of the experiment"),
-        ({"resume": True, "name": "position"}, "--resume uses the arguments of --out"),
+        ({"resume": True}, "resume=True requires out, the folder of the experiment"),
+        ({"resume": True, "name": "position"}, "resume=True uses the arguments of out"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_a_line(photos: Path, arguments: dict[str, Any], told: str) -> None:
     data = {} if arguments.get("resume") else {"data": photos}
     with pytest.raises(VitkitError, match=told) as caught:
-        package.lab(**{**data, **arguments}, say=str)
+        package.lab(**runs.divided(package.lab, **{**data, **arguments}), say=str)
     assert "\n" not in str(caught.value)
 
 
@@ -256,7 +262,7 @@ def done(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        package.lab("norm", photos, **QUICK, model_fields=SMALL, out=out, say=stop)
+        package.lab("norm", photos, **runs.divided(package.lab, **QUICK, model_fields=SMALL), out=out, say=stop)
     said: list[str] = []
     found = package.lab(resume=True, out=out, say=said.append)
     assert said[0] == "1 of 4 runs are finished already"
@@ -300,8 +306,8 @@ def test_the_page_and_the_lines_have_the_table_and_what_differs(done: LabResult)
 def test_done_again_it_is_the_same_and_never_written_over(done: LabResult) -> None:
     again = package.lab(resume=True, out=done.folder, say=str)
     assert again.to_dict() == done.figures
-    with pytest.raises(VitkitError, match="contains an experiment: continue it with --resume"):
-        package.lab("norm", **{**QUICK, "data": "digits"}, out=done.folder, say=str)
+    with pytest.raises(VitkitError, match="contains an experiment: continue it with resume=True"):
+        package.lab("norm", **runs.divided(package.lab, **{**QUICK, "data": "digits"}), out=done.folder, say=str)
 
 
 @pytest.fixture(scope="module")
@@ -310,14 +316,14 @@ def transferred(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabRe
     root = tmp_path_factory.mktemp("transfer")
     upstream = runs.photos(root / "upstream", images=18, seed=7)
     names = "vit_micro_patch8_16,vit_micro_patch4_16"
-    small = {**QUICK, "model": names, "seeds": 1, "model_fields": SMALL}
+    small = runs.divided(package.lab, **QUICK | {"model": names, "seeds": 1, "model_fields": SMALL})
 
     def stop(line: str) -> None:
         if line.startswith("run 1 of 12"):
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        package.lab("data-size", photos, upstream=upstream, **small, out=root / "lab", say=stop)
+        package.lab("data-size", photos, **small, upstream=upstream, out=root / "lab", say=stop)
     found = package.lab(resume=True, out=root / "lab", say=str)
     assert isinstance(found, LabResult)
     return found
@@ -365,21 +371,28 @@ def test_digits_are_halved_by_class(tmp_path: Path) -> None:
 
 def test_too_few_images_to_pre_train_on_are_refused_before_anything_is_trained(photos: Path, tmp_path: Path) -> None:
     few = runs.photos(tmp_path / "few", images=10, seed=7)
-    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL}
+    small = runs.divided(package.lab, **QUICK | {"model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL})
     with pytest.raises(VitkitError, match=r"few has 21 training images, .* 3 classes: pre-train on at least 23"):
-        package.lab("data-size", photos, upstream=few, **small, out=tmp_path / "lab", say=str)
+        package.lab("data-size", photos, **small, upstream=few, out=tmp_path / "lab", say=str)
     assert not list((tmp_path / "lab").rglob("*.*"))
 
 
 def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> None:
-    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1}
+    small = runs.divided(package.lab, **QUICK | {"model": "vit_micro_patch8_16", "seeds": 1})
     with pytest.raises(VitkitError, match="36 pictures are in both"):
-        package.lab("data-size", photos, upstream=photos, **small, out=tmp_path / "lab", say=str)
+        package.lab("data-size", photos, **small, upstream=photos, out=tmp_path / "lab", say=str)
     with pytest.raises(VitkitError, match="cannot be halved by class, since it has 3 classes"):
         package.lab("data-size", photos, **small, out=tmp_path / "other", say=str)
     with pytest.raises(VitkitError, match="has a model twice: leave out one of them"):
-        package.lab("data-size", photos, upstream=photos, **{**small, "model": "a, b,a"}, out=tmp_path / "c", say=str)
-    with pytest.raises(VitkitError, match="norm does not use --upstream"):
+        package.lab(
+            "data-size",
+            photos,
+            **small | {"model": "a, b,a"},
+            upstream=photos,
+            out=tmp_path / "c",
+            say=str,
+        )
+    with pytest.raises(VitkitError, match="norm does not use upstream"):
         package.lab("norm", photos, upstream=photos, say=str)
 
 
@@ -415,7 +428,7 @@ def test_a_model_is_fastest_if_its_quartiles_are_above(quartiles: list[tuple[int
 
 def test_models_are_timed_on_two_sizes_of_images(tmp_path: Path) -> None:
     names = "vit_micro_patch8_16,custom:bit_resnet_micro"
-    found = package.lab("cost", model=names, image_size=16, out=tmp_path / "cost", say=str)
+    found = package.lab("cost", recipe=package.Recipe(image_size=16), model=names, out=tmp_path / "cost", say=str)
     assert isinstance(found, LabResult)
     models = json.loads((tmp_path / "cost/lab.json").read_text())["models"]
     assert [(model["name"], model["image_size"]) for model in models] == [
@@ -574,9 +587,11 @@ def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path)
         if line.startswith("run 1 of 3"):
             raise Interrupted(2)
 
-    small = {**QUICK, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL}
+    small = runs.divided(
+        package.lab, **QUICK | {"epochs": 1, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL}
+    )
     with pytest.raises(Interrupted):
-        package.lab("resolution", photos, **{**small, "epochs": 1}, out=tmp_path / "here", say=stop)
+        package.lab("resolution", photos, **small, out=tmp_path / "here", say=stop)
     (tmp_path / "here").rename(tmp_path / "there")
     found = package.lab(resume=True, out=tmp_path / "there", say=str)
     trained, same, larger = found.figures["variants"]
@@ -595,9 +610,16 @@ def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path
         if line.startswith("run 3 of 4"):
             raise Interrupted(2)
 
-    small = {**QUICK, "model": "vit_micro_patch4_16", "seeds": 1, "model_fields": SMALL, "epochs": 1}
+    fields = {**QUICK, "model_fields": SMALL, "epochs": 1, "max_images": 9}
+    small = runs.divided(package.lab, **fields | {"model": "vit_micro_patch4_16", "seeds": 1})
     with pytest.raises(Interrupted):
-        package.lab("pretraining", photos, **{**small, "max_images": 9}, out=tmp_path / "lab", say=stop)
+        package.lab(
+            "pretraining",
+            photos,
+            **small,
+            out=tmp_path / "lab",
+            say=stop,
+        )
     found = package.lab(resume=True, out=tmp_path / "lab", say=str)
     folders = [tmp_path / "lab" / own["runs"][0]["folder"] for own in found.figures["variants"]]
     splits = [json.loads((folder / "split.json").read_text())["splits"] for folder in folders]
@@ -622,7 +644,8 @@ def test_a_training_after_pretraining_has_the_recipe_of_one_from_scratch(photos:
     recipes = []
     for variant in ablation.variants(base_config(base)):
         weights = {} if not variant.pretraining else {"weights": "somewhere"}
-        recipes.append(vars(complete(Request.of({**variant_fields(base, {}, variant), **weights}), table)[0]))
+        asked = Recipe.of({**variant_fields(base, {}, variant), **weights})
+        recipes.append(complete(asked, table)[0].to_dict())
     fresh, longer, *tuned = recipes
     assert {name for name in fresh if longer[name] != fresh[name]} == {"epochs"}
     for own in tuned:
@@ -632,7 +655,7 @@ def test_a_training_after_pretraining_has_the_recipe_of_one_from_scratch(photos:
 def test_the_command_that_does_it_again_is_one_that_a_shell_takes() -> None:
     own = EXPERIMENTS["head"]
     options = {"split": (0.3, 0.1, 0.6), "seeds": 3, "max_images": 9, "model_fields": {"position": None}}
-    words = "vitkit lab head --data digits --split 0.3 0.1 0.6 --max-images 9 --set model.position=none"
+    words = "vitkit lab head --data digits --set split=0.3,0.1,0.6 --set max_images=9 --set model.position=none"
     assert verb._command(own, "/somewhere/digits", options) == words
 
 

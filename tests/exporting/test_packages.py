@@ -378,7 +378,7 @@ def test_no_other_archive_is_taken(tmp_path: Path, content: bytes, monkeypatch: 
 
 def test_no_unopenable_page_is_written(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "LARGEST", 1000)
-    with pytest.raises(VitkitError, match=r"more than browsers open .*: use --precision float16, or export a .zip"):
+    with pytest.raises(VitkitError, match=r"more than browsers open .*: use precision float16, or export a .zip"):
         written(classifier(), tmp_path / "model.html", stand_in, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 

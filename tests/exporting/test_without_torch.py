@@ -65,7 +65,7 @@ def test_a_file_is_predicted_without_torch(suffix: str, classifier: Classifier, 
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr  # one picture cannot be read
     assert f"{_IMAGES} images (1 unreadable)" in done.stderr
     rows = list(csv.DictReader(done.stdout.splitlines()))
     for row, expected in zip(rows, classifier.predict([place / name for name in names]), strict=True):

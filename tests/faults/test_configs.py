@@ -19,7 +19,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, groups_from_file, read_contents, read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.exporting import Card
-from vitkit.training import build, load_fields
+from vitkit.training import Recipe
 from vitkit.weights import load
 
 pytestmark = pytest.mark.accept
@@ -89,7 +89,7 @@ def test_recipes(tmp_path: Path, watch: Watch) -> None:
             path.write_text(
                 text + f"{name} = {value}\n" if name not in text else text.replace(f"{name} =", f"{name} = {value} #")
             )
-        watch(lambda own: build(load_fields(own), str(own)), path)
+        watch(Recipe.load, path)
     assert watch.tried == 300
 
 

@@ -159,9 +159,10 @@ def test_a_photograph_that_is_no_file_is_not_read(trained: Path, tmp_path: Path,
     """By prediction, by evaluation where the run's pictures were, and where they are said to be now."""
     data = runs.copy_of(trained / "photos", tmp_path / "photos")
     given = runs.copy_of(trained / "run", tmp_path / "run")
-    for picture in sorted(data.glob("red/*.png")):
+    pictures = sorted(data.glob("red/*.png"))
+    for picture in pictures:
         replaced(picture, kind)
-    (row, *_) = list(vitkit.predict(given, data / "red", follow_links=True))
+    (row, *_) = list(vitkit.predict(given, pictures))
     assert row.error == "not a regular file"
     error_of(lambda: vitkit.evaluate(given, data_root=data))
     split = json.loads((given / "split.json").read_text())

@@ -164,17 +164,18 @@ def test_python_m_vitkit(place: Path, tmp_path: Path) -> None:
 # --- Every verb ---------------------------------------------------------------------------------------------
 
 SMALL = ("--model", "vit_micro_patch8_16", "--weights", "none", "--epochs", "1", "--batch-size", "8")
+ONE_EPOCH = ("--set", "epochs=1", "--set", "batch_size=8")
 VERBS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor", "many", "-o", "OUT.html"),
     "train": ("train", "photos", *SMALL, "--workers", "2", "--out", "OUT"),
     "train --devices 2": ("train", "photos", *SMALL, "--device", "cpu", "--devices", "2", "--out", "OUT"),
     "train --folds 2": ("train", "photos", *SMALL, "--folds", "2", "--workers", "0", "--out", "OUT"),
-    "pretrain": ("pretrain", "photos", *SMALL[:2], "--epochs", "1", "--workers", "1", "--out", "OUT"),
+    "pretrain": ("pretrain", "photos", "--set", f"model={SMALL[1]}", *ONE_EPOCH, "--set", "workers=1", "--out", "OUT"),
     "compare": (
         *("compare", "photos", "--models", "vit_micro_patch8_16@none,vit_micro_patch4_16@none", "--devices", "2"),
-        *("--device", "cpu", "--seeds", "2", "--epochs", "1", "--batch-size", "8", "--out", "OUT"),
+        *("--set", "device=cpu", "--seeds", "2", *ONE_EPOCH, "--out", "OUT"),
     ),
-    "lab": ("lab", "head", "--data", "photos", *SMALL[:2], *SMALL[4:], "--seeds", "1", "--out", "OUT"),
+    "lab": ("lab", "head", "--data", "photos", *SMALL[:2], *ONE_EPOCH, "--seeds", "1", "--out", "OUT"),
     "eval": ("eval", "runs/first", "-o", "OUT"),
     "predict": ("predict", "runs/first", "photos", "-o", "OUT.csv"),
     "convert": ("convert", "runs/first", "OUT.pth", "--to", "timm"),

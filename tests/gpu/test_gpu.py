@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA GPU, or not asked for: make test-gpu", allow_module_level=True)
 
 MICRO = "vit_micro_patch4_16"
-SMALL = {"model": MICRO, "epochs": 2, "max_images": 300, "say": lambda line: None, "compile": "off", "workers": 0}
+SMALL: dict[str, Any] = {"model": MICRO, "epochs": 2, "max_images": 300, "compile": "off", "workers": 0}
+QUIET: dict[str, Any] = {"say": lambda line: None}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +36,7 @@ def _as_users_have_it() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "digits"
-    vitkit.train("digits", out=folder, device="cuda", **SMALL)
+    vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL), out=folder, **QUIET)
     return folder
 
 
@@ -102,7 +104,9 @@ def test_compiled_batches_of_any_size() -> None:
 def test_two_trainings_begin_alike_on_gpu_and_cpu(tmp_path: Path, precision: str) -> None:
     curves = {}
     for device in ("cpu", "cuda"):
-        vitkit.train("digits", out=tmp_path / device, device=device, precision=precision, seed=3, **SMALL)
+        vitkit.train(
+            "digits", vitkit.Recipe(device=device, precision=precision, seed=3, **SMALL), out=tmp_path / device, **QUIET
+        )
         curves[device] = read_metrics(tmp_path / device / "metrics.csv")
     first = {device: rows[0]["train_loss"] for device, rows in curves.items()}
     assert first["cuda"] == pytest.approx(first["cpu"], abs=1e-3 if precision == "float32" else 3e-2)
@@ -110,12 +114,12 @@ def test_two_trainings_begin_alike_on_gpu_and_cpu(tmp_path: Path, precision: str
 
 @pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}, {"mixup": 0.8, "cutmix": 1.0}, {"patch_dropout": 0.3}])
 def test_ways_of_training(tmp_path: Path, fields: dict[str, float]) -> None:
-    found = vitkit.train("digits", out=tmp_path / "run", device="cuda", **SMALL | fields)
+    found = vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL | fields), out=tmp_path / "run", **QUIET)
     assert 0 <= found.evaluation["accuracy"] <= 1
 
 
 def test_half_precision(tmp_path: Path) -> None:
-    vitkit.train("digits", out=tmp_path / "run", device="cuda", precision="float16", **SMALL)
+    vitkit.train("digits", vitkit.Recipe(device="cuda", precision="float16", **SMALL), out=tmp_path / "run", **QUIET)
     losses = [row["train_loss"] for row in read_metrics(tmp_path / "run" / "metrics.csv")]
     assert losses[-1] < losses[0]
 
@@ -127,9 +131,15 @@ def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
                 raise Interrupted(15)
 
     fields = SMALL | {"epochs": 3, "batch_size": 32, "ema": 0.9}
-    whole = vitkit.train("digits", out=tmp_path / "whole", device="cuda", **fields)
+    whole = vitkit.train("digits", vitkit.Recipe(device="cuda", **fields), out=tmp_path / "whole", **QUIET)
     with pytest.raises(Interrupted):
-        vitkit.train("digits", out=tmp_path / "cut", device="cuda", callbacks=[Interrupting()], **fields)
+        vitkit.train(
+            "digits",
+            vitkit.Recipe(device="cuda", **fields),
+            hooks=vitkit.Hooks(callbacks=[Interrupting()]),
+            out=tmp_path / "cut",
+            **QUIET,
+        )
     resumed = vitkit.train(resume=tmp_path / "cut", say=lambda line: None)
     last = [read_metrics(run.folder / "metrics.csv")[-1]["train_loss"] for run in (whole, resumed)]
     assert last[1] == pytest.approx(last[0], abs=1e-3)
@@ -137,8 +147,12 @@ def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
 
 def test_folds(tmp_path: Path) -> None:
     fields = SMALL | {"epochs": 1}
-    found = vitkit.train("digits", out=tmp_path / "run", device="cuda", folds=2, **fields)
-    assert 0 <= vitkit.evaluate(found.folder, data="digits", device="cuda").to_dict()["accuracy"] <= 1
+    found = vitkit.train("digits", vitkit.Recipe(device="cuda", folds=2, **fields), out=tmp_path / "run", **QUIET)
+    assert (
+        0
+        <= vitkit.evaluate(found.folder, compute=vitkit.Compute(device="cuda"), data="digits").to_dict()["accuracy"]
+        <= 1
+    )
 
 
 def test_shards_read_by_processes(tmp_path: Path) -> None:
@@ -151,7 +165,12 @@ def test_shards_read_by_processes(tmp_path: Path) -> None:
     fields = SMALL | {"max_images": None, "workers": 2, "batch_size": 8}
     curves = []
     for data in ("photos", "shards"):
-        vitkit.train(tmp_path / data, out=tmp_path / f"run-{data}", device="cuda", method="scratch", **fields)
+        vitkit.train(
+            tmp_path / data,
+            vitkit.Recipe(device="cuda", method="scratch", **fields),
+            out=tmp_path / f"run-{data}",
+            **QUIET,
+        )
         curves.append([row["train_loss"] for row in read_metrics(tmp_path / f"run-{data}" / "metrics.csv")])
     assert np.isfinite(curves).all()
 
@@ -161,7 +180,12 @@ def test_unfamiliar_pictures_and_sets_are_those_of_the_cpu(run: Path, tmp_path: 
     for i, picture in enumerate(noise):
         Image.fromarray(picture).save(tmp_path / f"{i}.png")
     rows = {
-        device: vitkit.predict(run, tmp_path, device=device, precision="float32", coverage=0.9)
+        device: vitkit.predict(
+            run,
+            tmp_path,
+            compute=vitkit.Compute(device=device, precision="float32"),
+            promises=vitkit.Promises(coverage=0.9),
+        )
         for device in ("cpu", "cuda")
     }
     for here, there in zip(rows["cpu"], rows["cuda"], strict=True):
@@ -173,29 +197,37 @@ def test_unfamiliar_pictures_and_sets_are_those_of_the_cpu(run: Path, tmp_path: 
 def test_every_method_fine_tunes(run: Path, tmp_path: Path, method: str) -> None:
     unused = {"model"} if method != "probe" else {"model", "epochs", "compile"}
     fields = {name: value for name, value in SMALL.items() if name not in unused}
-    vitkit.train("digits", out=tmp_path / "tuned", weights=str(run), method=method, device="cuda", **fields)
+    vitkit.train(
+        "digits",
+        vitkit.Recipe(weights=str(run), method=method, device="cuda", **fields),
+        out=tmp_path / "tuned",
+        **QUIET,
+    )
     assert (tmp_path / "tuned" / "report.html").is_file()
 
 
 def test_a_network_of_torchvision_trains(tmp_path: Path) -> None:
     fields = SMALL | {"model": "torchvision:shufflenet_v2_x0_5", "image_size": 32}
-    vitkit.train("digits", out=tmp_path / "run", device="cuda", **fields)
-    found = vitkit.evaluate(tmp_path / "run", device="cuda", precision="bfloat16")
+    vitkit.train("digits", vitkit.Recipe(device="cuda", **fields), out=tmp_path / "run", **QUIET)
+    found = vitkit.evaluate(tmp_path / "run", compute=vitkit.Compute(device="cuda", precision="bfloat16"))
     assert "bfloat16" in found.lines()[-1] or found.to_dict()["accuracy"] >= 0
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch itself, as it imports its compiler
 def test_a_step_can_be_compiled(tmp_path: Path) -> None:
-    vitkit.train("digits", out=tmp_path / "run", device="cuda", **SMALL | {"compile": "on"})
+    vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL | {"compile": "on"}), out=tmp_path / "run", **QUIET)
 
 
 def test_pre_training(tmp_path: Path) -> None:
-    vitkit.pretrain("digits", out=tmp_path / "run", device="cuda", **SMALL)
+    vitkit.pretrain("digits", vitkit.Recipe(device="cuda", **SMALL), out=tmp_path / "run", **QUIET)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_run_is_evaluated_as_on_the_cpu(run: Path, precision: str) -> None:
-    found = {device: vitkit.evaluate(run, device=device, precision=precision) for device in ("cpu", "cuda")}
+    found = {
+        device: vitkit.evaluate(run, compute=vitkit.Compute(device=device, precision=precision))
+        for device in ("cpu", "cuda")
+    }
     few = 0.001 if precision == "float32" else 0.05
     assert found["cuda"].to_dict()["accuracy"] == pytest.approx(found["cpu"].to_dict()["accuracy"], abs=few)
 
@@ -209,10 +241,10 @@ def test_predictions_features_and_maps_are_those_of_the_cpu(run: Path, tmp_path:
         Image.fromarray((digit * 15).astype(np.uint8)).resize((32, 32)).save(pictures / f"{i}.png")
     rows = {}
     for device in ("cpu", "cuda"):
-        rows[device] = vitkit.predict(run, pictures, device=device, precision="float32")
-        features = vitkit.embed(run, pictures, out=tmp_path / f"{device}.npz", device=device)
+        rows[device] = vitkit.predict(run, pictures, compute=vitkit.Compute(device=device, precision="float32"))
+        features = vitkit.embed(run, pictures, compute=vitkit.Compute(device=device), out=tmp_path / f"{device}.npz")
         assert len(features.paths) == 6
-        vitkit.explain(run, pictures, tmp_path / f"maps-{device}", device=device)
+        vitkit.explain(run, pictures, tmp_path / f"maps-{device}", compute=vitkit.Compute(device=device))
     for here, there in zip(rows["cpu"], rows["cuda"], strict=True):
         assert here.label == there.label
         assert here.confidence == pytest.approx(there.confidence, abs=1e-4)
@@ -233,5 +265,12 @@ def test_speeds_are_measured(run: Path) -> None:
 
 def test_models_are_compared(tmp_path: Path) -> None:
     fields = {name: value for name, value in SMALL.items() if name != "model"}
-    found = vitkit.compare("digits", [MICRO, "vit_micro_r_s4_16"], seeds=1, device="cuda", out=tmp_path / "c", **fields)
+    found = vitkit.compare(
+        "digits",
+        [MICRO, "vit_micro_r_s4_16"],
+        vitkit.Recipe(device="cuda", **fields),
+        seeds=1,
+        out=tmp_path / "c",
+        **QUIET,
+    )
     assert len(found.to_dict()["models"]) == 2

@@ -192,9 +192,9 @@ def test_onnx_takes_float32_by_itself(stands: None, monkeypatch: pytest.MonkeyPa
 def test_the_command_line_offers_the_same_names() -> None:
     from typing import get_args
 
-    from vitkit.verbs import inputs
+    from vitkit.verbs import options
 
-    assert (get_args(inputs.BackendName), get_args(inputs.PrecisionName)) == (backend_names(), PRECISIONS)
+    assert (get_args(options.BackendName), get_args(options.PrecisionName)) == (backend_names(), PRECISIONS)
 
 
 def test_asking_few_images_loads_no_other_backend() -> None:

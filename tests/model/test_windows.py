@@ -288,12 +288,14 @@ def test_a_run_trains_and_is_loaded_explained_and_exported(
     if fields["attention"] == "window":
         kind |= {"window_size": 2}
     photos = runs.photos(tmp_path / "photos")
-    quick = runs.quick_fields(model_fields={**runs.SIZE, **kind, "drop_path": 0.1})
-    vitkit.train(photos, **quick, out=tmp_path / "run", say=lambda line: None)
+    quick = runs.quick_fields(model_fields={**runs.SIZE, **kind}, drop_path=0.1)
+    vitkit.train(photos, vitkit.Recipe(**quick), out=tmp_path / "run", say=lambda line: None)
     run = tmp_path / "run"
     if more:
         quick = {name: value for name, value in quick.items() if name not in ("model", "model_fields", "weights")}
-        vitkit.train(photos, **quick, **more, weights=str(run), out=tmp_path / "second", say=lambda line: None)
+        vitkit.train(
+            photos, vitkit.Recipe(**quick, **more, weights=str(run)), out=tmp_path / "second", say=lambda line: None
+        )
         run = tmp_path / "second"
     assert vitkit.load(run).model.config.attention == fields["attention"]
     vitkit.explain(run, photos / "red" / "img1.png", method="all", out=tmp_path / "maps")
@@ -309,9 +311,11 @@ def test_what_needs_other_tokens_is_refused(tmp_path: Path, fields: dict[str, An
             vitkit.convert(tmp_path / "model", tmp_path / f"written{end}", to=to)
     photos = runs.photos(tmp_path / "photos")
     kind = {"attention": name, "layers": 2}
-    with pytest.raises(VitkitError, match=f"--patch-dropout: attention '{name}' of this model needs all patches"):
+    with pytest.raises(VitkitError, match=f"patch_dropout: attention '{name}' of this model needs all patches"):
         vitkit.train(
-            photos, **runs.quick_fields(model_fields={**runs.SIZE, **kind}), patch_dropout=0.5, out=tmp_path / "run"
+            photos,
+            vitkit.Recipe(**runs.quick_fields(model_fields={**runs.SIZE, **kind}), patch_dropout=0.5),
+            out=tmp_path / "run",
         )
     assert not (tmp_path / "run").exists()
 

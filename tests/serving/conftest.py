@@ -9,6 +9,7 @@ from PIL import Image
 
 import photos as pictures
 from tiny import build
+from vitkit import Compute
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.serving import Server
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Server]:
     """Two versions of `own`, the second last, and `several`."""
     named = [f"own={folder / 'first'}", f"own={folder / 'second'}", folder / "several"]
-    with serve(named, port=0, backend="eager", precision="float32", queue=40) as running:
+    with serve(named, compute=Compute(backend="eager", precision="float32"), port=0, queue=40) as running:
         yield running
 
 

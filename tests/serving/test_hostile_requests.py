@@ -16,6 +16,7 @@ from PIL import Image
 
 import photos as pictures
 from serving.conftest import classifier
+from vitkit import Compute
 from vitkit.serving import Server
 from vitkit.serving import guard as connections
 from vitkit.serving.serve import serve
@@ -27,7 +28,7 @@ def strict() -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "HEAD_SECONDS", 0.3)
         patch.setattr(connections, "READ_SECONDS", 0.3, raising=False)
-        with serve(classifier(), port=0, backend="eager", precision="float32") as running:
+        with serve(classifier(), compute=Compute(backend="eager", precision="float32"), port=0) as running:
             guard = running._server.config.app
             guard.rules = replace(guard.rules, seconds=0.4, most_bytes=200_000)
             running._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)  # connections inherit it

@@ -17,6 +17,7 @@ import torch
 
 from serving.conftest import classifier
 from serving.test_batching import Doubling, workers
+from vitkit import Compute
 from vitkit.explanation import explanation
 from vitkit.inference import Columns
 from vitkit.serving import ClosedError, Embedded, ServedModel, Server, ToExplain, Upload, Work
@@ -37,7 +38,7 @@ def until(what: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with serve(classifier(), port=0, backend="eager", precision="float32", explain_queue=3) as own:
+    with serve(classifier(), compute=Compute(backend="eager", precision="float32"), port=0, explain_queue=3) as own:
         yield own
 
 
@@ -151,7 +152,7 @@ def test_explanations_end_when_the_server_stops(server: Server, ask: Asking, mon
 
 def test_a_request_that_does_not_end_does_not_keep_a_server_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running_module, "_LAST", 1)
-    with serve(classifier(), port=0, backend="eager", precision="float32") as own:
+    with serve(classifier(), compute=Compute(backend="eager", precision="float32"), port=0) as own:
         host, port = own.url.removeprefix("http://").split(":")
         guard = own._server.config.app
         with socket.create_connection((host, int(port)), timeout=60) as other:

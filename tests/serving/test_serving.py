@@ -25,6 +25,7 @@ import pytest
 from PIL import Image
 
 import runs
+import vitkit
 import warm
 from browser import browser, watched
 from serving.asking import Program, Tally, ask_all, counted, posted, resident, serving
@@ -37,7 +38,7 @@ from vitkit.serving.serve import serve
 from vitkit.verbs.predict import predict
 from vitkit.weights import load
 
-EXACT = {"backend": "eager", "precision": "float32"}
+EXACT = vitkit.Compute(backend="eager", precision="float32")
 
 
 def files(folder: Path, *names: str) -> list[tuple[str, tuple[str, bytes]]]:
@@ -50,7 +51,7 @@ def names(folder: Path) -> list[str]:
 
 def test_it_answers_as_predict_does_to_the_last_bit(client: httpx.Client, folder: Path) -> None:
     paths = [folder / "photos" / name for name in names(folder)]
-    expected = list(predict(folder / "second", paths, top=7, batch_size=1, **EXACT))
+    expected = list(predict(folder / "second", paths, top=7, compute=EXACT.replace(batch_size=1)))
     for path, row in zip(paths, expected, strict=True):  # batches of one
         (got,) = client.post("/predict?model=own&top=7", files=files(folder, path.name)).json()["predictions"]
         assert (got["label"], got["confidence"]) == (row.label, row.confidence)
@@ -59,7 +60,7 @@ def test_it_answers_as_predict_does_to_the_last_bit(client: httpx.Client, folder
 
 def test_many_in_a_request_and_many_requests_at_a_time_are_answered_in_order(server: Server, folder: Path) -> None:
     own = names(folder)
-    expected = {Path(row.path).name: row for row in predict(folder / "second", folder / "photos", **EXACT)}
+    expected = {Path(row.path).name: row for row in predict(folder / "second", folder / "photos", compute=EXACT)}
 
     def ask(turn: int) -> list[dict[str, Any]]:
         order = own[turn % 5 :]
@@ -101,7 +102,7 @@ def test_options_in_the_address_or_beside_the_picture(client: httpx.Client, fold
 
 
 def test_several_classes_an_image_are_answered_as_predict_does(client: httpx.Client, folder: Path) -> None:
-    expected = next(iter(predict(folder / "several", folder / "photos" / "0.png", **EXACT)))
+    expected = next(iter(predict(folder / "several", folder / "photos" / "0.png", compute=EXACT)))
     (row,) = client.post("/predict?model=several", files=files(folder, "0.png")).json()["predictions"]
     assert (row["label"], row["confidence"]) == (expected.label, pytest.approx(expected.confidence, abs=1e-6))
 
@@ -274,7 +275,7 @@ def ask(path):
     except urllib.error.HTTPError as error:
         return json.load(error)
 
-with vitkit.serve(sys.argv[1], port=0, precision="float32") as server:
+with vitkit.serve(sys.argv[1], port=0, compute=vitkit.Compute(precision="float32")) as server:
     print(json.dumps([ask(path) for path in ("/predict?top=7", "/explain", "/embed")]))
 assert not [name for name in sys.modules if name.startswith("torch.")]
 """
@@ -298,7 +299,7 @@ def test_exported_files_answer_as_predict_does_without_torch(folder: Path, tmp_p
 
 
 def test_a_closed_server_answers_nothing_more(folder: Path) -> None:
-    with serve(classifier(), port=0, backend="eager") as own:
+    with serve(classifier(), compute=vitkit.Compute(backend="eager"), port=0) as own:
         assert httpx.get(f"{own.url}/ready").json() == {"status": "ready"}
         assert own.to_dict()["models"][0]["name"] == "model"
     with pytest.raises(httpx.ConnectError):
@@ -307,7 +308,7 @@ def test_a_closed_server_answers_nothing_more(folder: Path) -> None:
 
 
 def test_others_need_a_token_which_is_made(folder: Path) -> None:
-    with serve(folder / "first", host="0.0.0.0", port=0, backend="eager") as own:
+    with serve(folder / "first", compute=vitkit.Compute(backend="eager"), host="0.0.0.0", port=0) as own:
         url = own.url.replace("0.0.0.0", "127.0.0.1")
         assert own.token is not None and len(own.token) >= 32
         assert own.lines()[1] == f"token: {own.token}"
@@ -321,13 +322,11 @@ def test_others_need_a_token_which_is_made(folder: Path) -> None:
     [
         ({"host": "nowhere.invalid"}, "not an address"),
         ({"host": "192.0.2.1", "token": "x" * 20}, "cannot listen at 192.0.2.1"),
-        ({"port": 70000}, "--port 70000 must be from 0 to 65535"),
-        ({"token": "short"}, "--token must be 16"),
-        ({"batch": 0}, "--batch must be at least 1"),
-        ({"queue": 0}, "--queue must be at least 1"),
-        ({"max_wait": -1}, "--max-wait -1 must be"),
-        ({"max_wait": float("nan")}, "--max-wait nan must be"),
-        ({"backend": "nothing"}, "backend must be one of"),
+        ({"port": 70000}, "port 70000 must be from 0 to 65535"),
+        ({"token": "short"}, "token must be 16"),
+        ({"queue": 0}, "queue must be at least 1"),
+        ({"max_wait": -1}, "max_wait -1.0 must be"),
+        ({"max_wait": float("nan")}, "max_wait must be a finite number"),
     ],
 )
 def test_what_is_not_allowed_is_refused_by_name(folder: Path, options: dict[str, Any], told: str) -> None:
@@ -336,7 +335,7 @@ def test_what_is_not_allowed_is_refused_by_name(folder: Path, options: dict[str,
 
 
 def test_a_port_that_is_taken_and_a_model_given_twice_are_refused(server: Server, folder: Path) -> None:
-    with pytest.raises(VitkitError, match="choose another --port"):
+    with pytest.raises(VitkitError, match="choose another port"):
         serve(folder / "first", port=int(server.url.rpartition(":")[2]))
     with pytest.raises(VitkitError, match="given twice"):
         serve([folder / "first", folder / "first"], port=0)
@@ -375,13 +374,12 @@ def test_the_page_describes_routes_and_asks_nobody(browser: Any, server: Server,
 
 # --- What vitkit serve promises: what an image costs, how long it takes, and that nothing accepted ----
 
-
-pytestmark = pytest.mark.accept
 VITKIT = str(Path(sys.executable).with_name("vitkit"))
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 ALONE = ("--backend", "eager", "--precision", "float32")
 
 
+@pytest.mark.accept
 @pytest.mark.skipif("VITKIT_TEST_DATA" not in os.environ, reason="VITKIT_TEST_DATA is not set")
 def test_an_image_costs_what_it_costs_predict_and_a_fifth_more(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(BENCHMARK), "--json", str(tmp_path / "row.json")], check=True, timeout=600)
@@ -393,6 +391,7 @@ def test_an_image_costs_what_it_costs_predict_and_a_fifth_more(tmp_path: Path) -
     assert max(held) <= 1.03 * held[0], row
 
 
+@pytest.mark.accept
 @pytest.mark.parametrize("after", [0.5, 1.5, 3.0])
 def test_ten_thousand_requests_across_a_signal_lose_none_that_was_accepted(folder: Path, after: float) -> None:
     requests = [posted((folder / "photos" / f"{i % 4 * 2 + 1}.jpg").read_bytes(), f"{i}.jpg") for i in range(10_000)]
@@ -420,6 +419,7 @@ def crowded(folder: Path) -> Iterator[object]:
         yield program
 
 
+@pytest.mark.accept
 def test_a_crowd_beyond_the_queue_is_refused_and_memory_stays_flat(folder: Path, crowded: object) -> None:
     program = crowded
     content = (folder / "photos" / "1.jpg").read_bytes()
@@ -433,6 +433,7 @@ def test_a_crowd_beyond_the_queue_is_refused_and_memory_stays_flat(folder: Path,
     assert counted(program.url, "vitkit_images_waiting") == 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.accept
 def test_hostile_requests_by_the_thousand_leave_it_as_it_was(folder: Path, crowded: object) -> None:
     program = crowded
     url, process = program.url, program.process.pid  # type: ignore[attr-defined]

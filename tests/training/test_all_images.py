@@ -24,7 +24,7 @@ from vitkit.evaluation import headline_of
 from vitkit.training import (
     PENALTIES,
     OutOfFold,
-    Request,
+    Recipe,
     folds_of,
     nested_cross_validation,
     resolve_method,
@@ -107,7 +107,7 @@ def fields(start: Path, **more: Any) -> dict[str, Any]:
 
 
 def sets_aside(data: Path, **given: Any) -> bool:
-    start = resolve_method(Request.of({"data": str(data), **given}), None, (), given.keys())
+    start = resolve_method(Recipe(data=str(data), **given), None, ())
     parts = [part.images.table.splits for part in start.parts]
     return any({"test", "val"} & set(splits) for splits in parts)
 
@@ -119,7 +119,7 @@ def test_auto_sets_no_image_aside(data: Path, start: Path) -> None:
 def test_a_head_is_also_what_is_trained_on_images_that_would_have_been_set_aside(tmp_path: Path, start: Path) -> None:
     """50 images of each class are enough to train the whole model, and 35 of them are not."""
     chosen = resolve_method(
-        Request.of({"data": str(runs.photos(tmp_path / "photos", images=50)), **fields(start)}), None, ()
+        Recipe.of({"data": str(runs.photos(tmp_path / "photos", images=50)), **fields(start)}), None, ()
     )
     assert (chosen.recipe.method, chosen.recipe.split) == ("probe", (1.0, 0.0, 0.0))
     assert any("about 35 training images per class are too few" in reason for reason in chosen.reasons)
@@ -216,7 +216,9 @@ def test_damaged_tests_are_named(finished: tuple[Path, str], tmp_path: Path, nam
 
 
 def test_the_model_learns_every_image(finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path) -> None:
-    aside = vitkit.train(data, out=tmp_path / "aside", split=(1, 0, 0), method="probe", say=str, **fields(start))
+    aside = vitkit.train(
+        data, vitkit.Recipe(split=(1, 0, 0), method="probe", **fields(start)), out=tmp_path / "aside", say=str
+    )
     for (name, ours), theirs in zip(
         load(finished[0]).model.state_dict().items(), aside.classifier.model.state_dict().values(), strict=True
     ):
@@ -243,7 +245,7 @@ def test_a_continued_run_tests_the_same_images_in_the_same_way_with_their_earlie
     )
     lines: list[str] = []
     given = {"labels": str(tmp_path / "labels.csv"), "split_from": str(finished[0])}
-    second = vitkit.train(more, out=tmp_path / "second", say=lines.append, **fields(start, **given))
+    second = vitkit.train(more, vitkit.Recipe(**fields(start, **given)), out=tmp_path / "second", say=lines.append)
     assert any(f"as in {first.folder.name}" in line for line in lines)
     assert (second.headline.split, second.headline.images) == ("cross-validated", first.headline.images)
     assert second.evaluation["relabelled"]["paths"] == [red]
@@ -261,8 +263,8 @@ def test_a_continued_run_tests_the_same_images_in_the_same_way_with_their_earlie
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"method": "full"}, "--method full does not allow"),
-        ({"split": (0.8, 0.0, 0.2)}, "--split does not allow"),
+        ({"method": "full"}, "method full does not allow"),
+        ({"split": (0.8, 0.0, 0.2)}, "split does not allow"),
         ({"weights": "first"}, "has seen 45 of the 45 pictures"),
     ],
 )
@@ -273,7 +275,7 @@ def test_a_continued_run_that_cannot_test_in_the_same_way_is_refused(
     if "weights" in given:
         given["weights"] = str(finished[0])
     with pytest.raises(VitkitError, match=reason):
-        vitkit.train(data, out=tmp_path / "second", say=str, **{**fields(start), **given})
+        vitkit.train(data, vitkit.Recipe(**{**fields(start), **given}), out=tmp_path / "second", say=str)
     assert not (tmp_path / "second" / "split.json").exists()
 
 
@@ -285,7 +287,7 @@ def test_a_class_with_one_image(start: Path, tmp_path: Path) -> None:
         *(data / "blue").glob("img[2-9].png"),
     ]:
         file.unlink()
-    run = vitkit.train(data, out=tmp_path / "run", say=lambda line: None, **fields(start))
+    run = vitkit.train(data, vitkit.Recipe(**fields(start)), out=tmp_path / "run", say=lambda line: None)
     assert (run.headline.split, run.headline.images) == ("cross-validated", 12)
     assert run.evaluation["per_class"]["blue"]["recall"] == 0, "no head that was trained without it knows the class"
 
@@ -294,7 +296,9 @@ def test_shuffled_labels_report_chance(start: Path, tmp_path: Path) -> None:
     right, images, inside = 0.0, 0, list[bool]()
     for seed in range(3):
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=15, noise=200, seed=seed), seed)
-        run = vitkit.train(data, out=tmp_path / f"run-{seed}", seed=seed, say=lambda line: None, **fields(start))
+        run = vitkit.train(
+            data, vitkit.Recipe(seed=seed, **fields(start)), out=tmp_path / f"run-{seed}", say=lambda line: None
+        )
         assert run.headline.split == "cross-validated" and run.headline.interval is not None
         right += run.headline.images * run.accuracy
         images += run.headline.images

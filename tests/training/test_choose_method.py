@@ -12,7 +12,6 @@ from scipy.stats import binomtest
 import runs
 from vitkit.data import split_from_file
 from vitkit.training import Recipe, resolve, resolve_method, selection, train
-from vitkit.training.recipe import Request
 
 EACH = 58  # photographs of each class, of which 40 are trained on
 
@@ -38,9 +37,9 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def resolved(data: Path, start: Path, named: tuple[str, ...] = (), **fields: Any) -> Any:
-    request = Request.of({"data": str(data), "weights": str(start), "workers": 0, "precision": "float32", **fields})
-    return resolve_method(request, None, (), named)
+def resolved(data: Path, start: Path, source: str = "", **fields: Any) -> Any:
+    asked = {"data": str(data), "weights": str(start), "workers": 0, "precision": "float32", **fields}
+    return resolve_method(Recipe.of(asked, source), None, ())
 
 
 def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, start: Path) -> None:
@@ -52,7 +51,7 @@ def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, start:
 
 def test_its_test_images_are_those_that_fine_tuning_would_have(easy: Path, start: Path) -> None:
     probe = resolved(easy, start)
-    full = resolve({"data": str(easy), "weights": str(start), "method": "full"}, runs=())
+    full = resolve(Recipe(data=str(easy), weights=str(start), method="full"), runs=())
     tested = [set(made.parts[0].images.table.of_split("test").paths) for made in (probe, full)]
     assert tested[0] == tested[1] != set()
 
@@ -64,24 +63,24 @@ def test_a_head_that_is_often_wrong_does_not(hard: Path, start: Path) -> None:
 
 
 def test_shuffled_labels_are_predicted_by_chance_where_the_method_is_chosen(hard: Path, start: Path) -> None:
-    full = resolve({"data": str(hard), "weights": str(start), "method": "full", "workers": 0}, runs=())
+    full = resolve(Recipe(data=str(hard), weights=str(start), method="full", workers=0), runs=())
     part = full.parts[0].images
     reached = selection.probe_accuracy(full.blueprint, part.table, part.groups)
     assert reached.interval[0] <= 0.5 <= reached.interval[1] and reached.images == 80
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
-    [({"epochs": 2}, ("epochs",)), ({"folds": 2}, ()), ({"lora_rank": 8}, ())],
+    ("fields", "source"),
+    [({"epochs": 2}, ""), ({"folds": 2}, "mine.toml"), ({"lora_rank": 8}, "mine.toml")],
     ids=["the user sets epochs", "every image is tested", "a field that nothing needs"],
 )
 def test_it_is_tried_only_where_it_may_become_the_model(
-    easy: Path, start: Path, fields: dict[str, Any], named: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    easy: Path, start: Path, fields: dict[str, Any], source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[Any] = []
     measure = selection.probe_accuracy
     monkeypatch.setattr(selection, "probe_accuracy", lambda *args: tried.append(args) or measure(*args))
-    chosen = resolved(easy, start, named, **fields)
+    chosen = resolved(easy, start, source, **fields)
     assert (chosen.recipe.method, bool(tried)) == (("probe", True) if "lora_rank" in fields else ("full", False))
 
 
@@ -91,7 +90,7 @@ def test_nothing_is_tried_where_there_is_no_choice(
 ) -> None:
     monkeypatch.delattr(selection, "probe_accuracy")
     fields = {**runs.quick_fields(epochs=1), **fields} if "weights" in fields else {"weights": str(start), **fields}
-    folder = train({"data": str(easy), "epochs": 1, "workers": 0, **fields}, tmp_path / "run", say=str)
+    folder = train(Recipe(**{"data": str(easy), "epochs": 1, "workers": 0, **fields}), tmp_path / "run", say=str)
     assert split_from_file(folder / "split.json").splits.count("test") > 0
 
 
@@ -102,8 +101,8 @@ def test_weights_that_know_the_photographs_are_not_asked(easy: Path, start: Path
 
 def test_a_run_says_why_and_is_written_once(easy: Path, start: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    fields = {"data": str(easy), "weights": str(start), "workers": 0, "precision": "float32"}
-    folder = train(dict(fields), tmp_path / "run", say=lines.append)
+    asked = Recipe(data=str(easy), weights=str(start), workers=0, precision="float32")
+    folder = train(asked, tmp_path / "run", say=lines.append)
     assert sum(line.startswith("method ") for line in lines) == 1
     assert (folder / "evaluation.json").is_file()
     assert "val" not in split_from_file(folder / "split.json").splits

@@ -15,7 +15,7 @@ import torch
 import runs
 from vitkit.data import images_of_run, move_run, read_contents
 from vitkit.errors import VitkitError
-from vitkit.training import MAY_CHANGE, Recipe, build, identity, load_fields, load_of_run, run, seal
+from vitkit.training import MAY_CHANGE, Recipe, identity, load_fields, load_of_run, run, seal
 
 CKPT = "checkpoints/last.ckpt"
 
@@ -86,7 +86,7 @@ def test_a_state_that_differs_in_much_is_told_in_a_short_line(folder: Path) -> N
 
 
 def test_a_run_goes_on_for_longer_and_computed_otherwise(folder: Path) -> None:
-    before = build(load_fields(folder / "recipe.toml"))
+    before = Recipe.of(load_fields(folder / "recipe.toml"))
     after = before.replace(epochs=2, time="10m", patience=9, keep="last", cache="none", workers=1, precision="auto")
     (folder / "recipe.toml").write_text(after.to_toml())
     run.resume(folder, say=lambda _: None)
@@ -96,7 +96,7 @@ def test_a_run_goes_on_for_longer_and_computed_otherwise(folder: Path) -> None:
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Recipe)])
 def test_a_field_may_change_or_is_part_of_what_a_run_is(name: str, finished: Path) -> None:
     table, contents = images_of_run(finished / "split.json"), read_contents(finished / "split.json")
-    recipe = build(load_fields(finished / "recipe.toml"))
+    recipe = Recipe.of(load_fields(finished / "recipe.toml"))
     changed = copy.copy(recipe)
     object.__setattr__(changed, name, "something else")
     one, two = (identity(own, table, contents) for own in (recipe, changed))
@@ -105,7 +105,7 @@ def test_a_field_may_change_or_is_part_of_what_a_run_is(name: str, finished: Pat
 
 
 def test_a_run_stays_itself_where_its_photographs_move_but_not_where_they_change(folder: Path, tmp_path: Path) -> None:
-    recipe, split = build(load_fields(folder / "recipe.toml")), folder / "split.json"
+    recipe, split = Recipe.of(load_fields(folder / "recipe.toml")), folder / "split.json"
 
     def own() -> dict[str, object]:
         return identity(recipe, images_of_run(split), read_contents(split))
@@ -199,10 +199,10 @@ def test_a_split_with_holes_is_named(folder: Path, change: str) -> None:
 
 def test_places_may_be_paths() -> None:
     assert Recipe(data=Path("photos")).data == "photos"  # type: ignore[arg-type]
-    assert build({"data": Path("photos"), "weights": Path("a.pth")}).weights == "a.pth"
+    assert Recipe.of({"data": Path("photos"), "weights": Path("a.pth")}).weights == "a.pth"
     assert Recipe(data="x").replace(data=Path("photos")).data == "photos"
     with pytest.raises(VitkitError, match="model must be text"):
-        build({"model": 3})
+        Recipe.of({"model": 3})
 
 
 def test_a_recipe_cut_short_is_refused(finished: Path, tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ from vitkit.training import (
     Draws,
     PatchDropout,
     ProcessGroup,
+    Recipe,
     check_patch_dropout,
     drop_patches,
     spare_patches,
     train,
 )
-from vitkit.training import build as build_recipe
 
 RATES = {"dropout": 0.2, "attention_dropout": 0.2, "position_dropout": 0.2, "drop_path": 0.5}
 CPU = torch.device("cpu")
@@ -260,10 +260,10 @@ def test_models_that_need_all_patches_are_refused(name: str) -> None:
 
 
 def test_full_fine_tuning_spares_patches_unless_it_is_told_or_cannot() -> None:
-    full, plain = build_recipe({"method": "full", "weights": "x"}), build().config
+    full, plain = Recipe.of({"method": "full", "weights": "x"}), build().config
     assert spare_patches(full, {}, plain).patch_dropout == SPARED > 0
     assert spare_patches(full, {"patch_dropout": 0.0}, plain) == full
-    assert spare_patches(build_recipe({"method": "lora", "weights": "x"}), {}, plain).patch_dropout == 0
+    assert spare_patches(Recipe.of({"method": "lora", "weights": "x"}), {}, plain).patch_dropout == 0
     for name in VARIETY:
         if any(word in name for word in REFUSED):
             assert spare_patches(full, {}, build(**VARIETY[name]).config) == full

@@ -10,18 +10,7 @@ import pytest
 import runs
 import vitkit
 from vitkit.errors import VitkitError
-from vitkit.training import (
-    ACTS,
-    Recipe,
-    Request,
-    bundled,
-    check_effects,
-    choose,
-    load_fields,
-    load_of_run,
-    run,
-    without_effect,
-)
+from vitkit.training import ACTS, Recipe, bundled, check_effects, choose, load_of_run, run, without_effect
 
 BASE: dict[str, Any] = {
     "batch_size": 8,
@@ -117,7 +106,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[str
         key = repr(sorted(asked.items(), key=lambda pair: pair[0]))
         if key not in known:
             folder = place / str(len(known))
-            run.train(asked, folder, say=lambda line: None)
+            run.train(Recipe.of(asked, "the test"), folder, say=lambda line: None)
             content = (folder / "model.safetensors").read_bytes() + str(runs.metrics(folder)).encode()
             known[key] = hashlib.sha256(content).hexdigest(), load_of_run(folder / "recipe.toml")
         return known[key]
@@ -142,22 +131,28 @@ def test_choices_without_effect_are_refused(trained: Callable[..., tuple[str, Re
     value, beside = CHOICES[name]
     plain, _ = trained(method, **beside)
     chosen, recipe = trained(method, **{**beside, name: value})
-    is_refused = name in without_effect(recipe, {name: value}, named={name})
+    asked = Recipe(**{name: value})
+    is_refused = name in without_effect(recipe, asked)
     assert is_refused == (plain == chosen)
     if is_refused:
         with pytest.raises(VitkitError, match=name):
-            check_effects(recipe, {name: value}, named={name})
+            check_effects(recipe, asked)
 
 
 def test_what_is_named_is_refused_at_its_default_too_and_what_a_file_lists_is_said(tmp_path: Path) -> None:
     photos = runs.photos(tmp_path / "photos", images=6)
     with pytest.raises(VitkitError, match="lora_rank acts only with method lora, not with scratch: leave it out"):
-        vitkit.train(photos, **runs.quick_fields(lora_rank=8), out=tmp_path / "refused", say=lambda line: None)
+        vitkit.train(
+            photos, vitkit.Recipe(**runs.quick_fields(lora_rank=8)), out=tmp_path / "refused", say=lambda line: None
+        )
     assert not (tmp_path / "refused").exists()
     (tmp_path / "mine.toml").write_text("lora_rank = 3\nswa_lr = 1e-4\nbeta2 = 0.98\n")
     said: list[str] = []
     vitkit.train(
-        photos, recipe=tmp_path / "mine.toml", **runs.quick_fields(epochs=1), out=tmp_path / "run", say=said.append
+        photos,
+        vitkit.Recipe.load(tmp_path / "mine.toml").replace(**runs.quick_fields(epochs=1)),
+        out=tmp_path / "run",
+        say=said.append,
     )
     assert "of the recipe, lora_rank has no effect (acts only with method lora, not with scratch)" in said
     assert any(line.startswith("of the recipe, swa_lr has no effect") for line in said)
@@ -165,12 +160,11 @@ def test_what_is_named_is_refused_at_its_default_too_and_what_a_file_lists_is_sa
 
 
 def test_a_time_limit_that_the_chosen_method_does_not_need_is_no_error() -> None:
-    fields = {"time": "10m"}
-    recipe = Recipe(method="probe", **fields)  # type: ignore[arg-type]
-    (line,) = check_effects(recipe, fields, named=fields)
+    recipe = Recipe(method="probe", time="10m")
+    (line,) = check_effects(recipe, Recipe(time="10m"))
     assert line.startswith("time acts on training steps") and "method auto chose it" in line
     with pytest.raises(VitkitError, match=r"time acts on training steps, .* without any: leave it out"):
-        check_effects(recipe, {**fields, "method": "probe"}, named=fields)
+        check_effects(recipe, recipe)
 
 
 def test_a_divided_folder_is_not_divided_again(tmp_path: Path) -> None:
@@ -178,14 +172,19 @@ def test_a_divided_folder_is_not_divided_again(tmp_path: Path) -> None:
         runs.photos(tmp_path / "photos" / part, images=images)
     for field in ({"split": (0.5, 0.3, 0.2)}, {"split_seed": 3}):
         with pytest.raises(VitkitError, match="is already split: leave it out"):
-            vitkit.train(tmp_path / "photos", **runs.quick_fields(**field), out=tmp_path / "run", say=lambda line: None)
+            vitkit.train(
+                tmp_path / "photos",
+                vitkit.Recipe(**runs.quick_fields(**field)),
+                out=tmp_path / "run",
+                say=lambda line: None,
+            )
 
 
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_nothing_in_a_bundled_recipe_is_idle(name: str) -> None:
-    fields = load_fields(name)
-    recipe, _ = choose(Request.of(fields), 100)
-    assert without_effect(recipe, fields) == {}
+    asked = Recipe.load(name)
+    recipe, _ = choose(asked, 100)
+    assert without_effect(recipe, asked) == {}
 
 
 def test_two_fields_of_one_recipe_may_leave_each_other_idle() -> None:
@@ -201,4 +200,4 @@ def test_two_fields_of_one_recipe_may_leave_each_other_idle() -> None:
         ({"distillation": "soft", "distill_alpha": 0.3}, {"distillation", "distill_alpha"}),
     ):
         recipe = Recipe(method="full", **fields)  # type: ignore[arg-type]
-        assert without_effect(recipe, fields, named=fields).keys() == idle  # type: ignore[arg-type]
+        assert without_effect(recipe, recipe).keys() == idle

@@ -19,16 +19,7 @@ import runs
 import vitkit
 from vitkit.data import split_from_file, table_of
 from vitkit.evaluation import headline_of
-from vitkit.training import (
-    PENALTIES,
-    OutOfFold,
-    Request,
-    choose,
-    cross_validate_head,
-    folds_of,
-    resume,
-    train,
-)
+from vitkit.training import PENALTIES, OutOfFold, Recipe, choose, cross_validate_head, folds_of, resume, train
 from vitkit.weights import load
 
 CLASSES = 4
@@ -122,13 +113,13 @@ def test_images_that_the_weights_had_seen_do_not_choose() -> None:
     ],
 )
 def test_a_head_for_few_needs_no_validation(fields: dict[str, Any], each: float, split: tuple[float, ...]) -> None:
-    recipe, reasons = choose(Request.of(fields), each)
+    recipe, reasons = choose(Recipe.of(fields), each)
     assert recipe.split == split
     assert any("no image is set aside for validation" in reason for reason in reasons) == (split[1] == 0)
 
 
 def test_images_that_are_split_already_keep_their_validation_images() -> None:
-    recipe, reasons = choose(Request.of({"method": "probe"}), 8, comes_split=True)
+    recipe, reasons = choose(Recipe.of({"method": "probe"}), 8, comes_split=True)
     assert recipe.split == (0.7, 0.1, 0.2) and not any("set aside" in reason for reason in reasons)
 
 
@@ -176,7 +167,7 @@ def test_its_promises_rest_on_predictions_out_of_fold(finished: tuple[Path, str]
     assert (held_out.predicted == predictions.logits.argmax(axis=1)).all()
     unknown = classifier.unknown
     assert unknown is not None and len(unknown.known) == 36
-    rows = vitkit.predict(folder, data, coverage=0.9, unknown=0.1).rows()
+    rows = vitkit.predict(folder, data, promises=vitkit.Promises(coverage=0.9, unknown=0.1)).rows()
     assert all({"set", "familiar"} <= row.keys() for row in rows)
     page = (folder / "report.html").read_text()
     assert "36 cross-validated images" in page
@@ -199,7 +190,7 @@ def test_pictures_that_the_weights_had_seen_make_no_promise(data: Path, start: P
     """Another head on the weights of a run over the same photographs: every one of them is known."""
     first = train(runs.quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "first", say=lambda line: None)
     lines: list[str] = []
-    vitkit.train(data, out=tmp_path / "second", say=lines.append, **fields(first))
+    vitkit.train(data, vitkit.Recipe(**fields(first)), out=tmp_path / "second", say=lines.append)
     assert split_from_file(tmp_path / "second" / "split.json").splits.count("test") == 9
     assert load(tmp_path / "second").trust is None
     assert any("not calibrated" in line for line in lines)
@@ -210,7 +201,9 @@ def test_the_protocol_reports_chance_on_shuffled_labels(start: Path, tmp_path: P
     right, images, covered = 0.0, 0, list[float]()
     for seed in range(3):
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=30, noise=200, seed=seed), seed)
-        run = vitkit.train(data, out=tmp_path / f"run-{seed}", seed=seed, say=lambda line: None, **fields(start))
+        run = vitkit.train(
+            data, vitkit.Recipe(seed=seed, **fields(start)), out=tmp_path / f"run-{seed}", say=lambda line: None
+        )
         right += run.headline.images * run.accuracy
         images += run.headline.images
         covered.append(run.evaluation["promises"]["coverage"][0]["measured"])
@@ -220,7 +213,7 @@ def test_the_protocol_reports_chance_on_shuffled_labels(start: Path, tmp_path: P
 
 
 def test_a_cross_validation_ends_with_a_calibrated_head_on_all(data: Path, start: Path, tmp_path: Path) -> None:
-    run = vitkit.train(data, out=tmp_path / "run", folds=3, say=lambda line: None, **fields(start))
+    run = vitkit.train(data, vitkit.Recipe(folds=3, **fields(start)), out=tmp_path / "run", say=lambda line: None)
     assert run.headline.images == 45 and run.headline.folds == 3
     assert {split for fold in run.folds for split in split_from_file(fold.folder / "split.json").splits} == {
         "train",
@@ -237,7 +230,10 @@ def test_datasets_without_validation_images_are_calibrated_too(start: Path, tmp_
     pairs = [(image, i % 2) for i, image in enumerate(pixels)]
     lines: list[str] = []
     run = vitkit.train(
-        train_dataset=pairs, class_names=["a", "b"], out=tmp_path / "run", say=lines.append, **fields(start)
+        vitkit.Datasets(train=pairs, class_names=["a", "b"]),
+        vitkit.Recipe(**fields(start)),
+        out=tmp_path / "run",
+        say=lines.append,
     )
     assert "calibrated by cross-validation" in lines[-1]
     assert run.classifier.held_out is not None and len(run.classifier.held_out.held_out) == 24

@@ -195,12 +195,12 @@ def test_terminal_file_page_and_card_say_whose_figures_these_are(finished: Path,
 
 
 def test_it_predicts_with_promises_that_say_what_they_rest_on(finished: Path, data: Path) -> None:
-    result = vitkit.predict(finished, data, coverage=0.9)
+    result = vitkit.predict(finished, data, promises=vitkit.Promises(coverage=0.9))
     assert len(result.rows()) == 27
     notes = " ".join(result.notes)
     assert "sets by 27 cross-validated images" in notes and "has no guarantee" in notes
     with pytest.raises(VitkitError, match="requires at least 299 cross-validated images"):
-        vitkit.predict(finished, data, accuracy=0.99)
+        vitkit.predict(finished, data, promises=vitkit.Promises(accuracy=0.99))
 
 
 def test_an_evaluation_of_its_images_gives_the_figures_of_the_folds_instead(finished: Path) -> None:

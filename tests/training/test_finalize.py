@@ -34,6 +34,7 @@ from vitkit.evaluation import (
 from vitkit.training import (
     Balance,
     PriorCorrection,
+    Recipe,
     binary_loss,
     class_weights,
     correction_of,
@@ -267,7 +268,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def go(data: Path, out: Path, **fields: Any) -> tuple[Path, list[str]]:
     said: list[str] = []
-    recipe = runs.quick_fields(**{"data": str(data), "epochs": 1, "label_smoothing": 0.0, **fields})
+    recipe = Recipe(**runs.quick_fields(**{"data": str(data), "epochs": 1, "label_smoothing": 0.0, **fields}))
     return train(recipe, out, say=said.append), said
 
 
@@ -412,7 +413,7 @@ def test_equal_shares_are_of_single_classes(tmp_path: Path) -> None:
         Image.new("RGB", (16, 16)).save(tmp_path / name)
     with (tmp_path / "all.csv").open("w", newline="") as text:
         csv.writer(text).writerows([("path", "labels"), *rows])
-    with pytest.raises(VitkitError, match="--prior uniform"):
+    with pytest.raises(VitkitError, match="prior uniform"):
         go(tmp_path / "all.csv", tmp_path.parent / "run", prior="uniform")
 
 

@@ -19,7 +19,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import evaluate
 from vitkit.language import spoken, why_no_words
 from vitkit.language.zero_shot import zero_shot
-from vitkit.training import Fit, choose_head, read_metrics, resume, train
+from vitkit.training import Fit, Hooks, Recipe, choose_head, read_metrics, resume, train
 from vitkit.verbs import TrainingRun
 from vitkit.weights import imagenet_synsets, load
 
@@ -35,13 +35,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def fields(place: Path, kind: str = "clip", **more: Any) -> dict[str, Any]:
-    return {"data": str(place / "photos"), "weights": str(place / kind), **QUICK, **more}
+def asked(place: Path, kind: str = "clip", **more: Any) -> Recipe:
+    """The fields of a file, of which some have no effect."""
+    fields = {"data": str(place / "photos"), "weights": str(place / kind), **QUICK, **more}
+    return Recipe.of(fields, "the test")
 
 
 def told(place: Path, out: Path, kind: str = "clip", **more: Any) -> list[str]:
     said: list[str] = []
-    train(fields(place, kind, **more), out, say=said.append)
+    train(asked(place, kind, **more), out, say=said.append)
     return said
 
 
@@ -137,8 +139,8 @@ def test_shuffled_labels_end_at_chance(place: Path, tmp_path: Path, method: str)
         path = tmp_path / "photos" / names[i % 3] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)
-    asked = fields(place, method=method, split=(0.5, 0.1, 0.4)) | {"data": str(tmp_path / "photos")}
-    train(asked, tmp_path / "run", say=lambda line: None)
+    recipe = asked(place, method=method, split=(0.5, 0.1, 0.4), data=str(tmp_path / "photos"))
+    train(recipe, tmp_path / "run", say=lambda line: None)
     figures = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     error = math.sqrt(1 / 3 * 2 / 3 / figures["images"])  # a 95 % interval would miss chance in one of twenty runs
     assert abs(figures["accuracy"] - 1 / 3) < 3 * error
@@ -154,8 +156,7 @@ def test_the_best_epoch_may_be_the_start(place: Path, tmp_path: Path) -> None:
                 state.model.head.weight.copy_(30 * noise)
 
     said: list[str] = []
-    asked = fields(place, monitor="val_loss")
-    train(asked, tmp_path / "run", callbacks=[Spoil()], say=said.append)
+    train(asked(place, monitor="val_loss"), tmp_path / "run", hooks=Hooks([Spoil()]), say=said.append)
     classifier = load(tmp_path / "run")
     assert classifier.provenance["metrics"]["epoch"] == -1
     batch = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -182,7 +183,7 @@ def test_a_run_goes_on_to_the_same_weights(place: Path, tmp_path: Path) -> None:
     for stop in (Stop(), StopAtOnce()):
         out = tmp_path / type(stop).__name__
         with pytest.raises(Interrupted):
-            train(fields(place), out, callbacks=[stop], say=lambda line: None)
+            train(asked(place), out, hooks=Hooks([stop]), say=lambda line: None)
         resume(out, say=lambda line: None)
         runs.assert_same_outcome(tmp_path / "whole", out)
         assert sorted(rows(out)) == [-1, 0, 1]
@@ -227,7 +228,7 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
 )
 def test_what_cannot_begin_from_names_is_refused(place: Path, tmp_path: Path, more: dict[str, Any], said: str) -> None:
     with pytest.raises(VitkitError, match=said):
-        train({**fields(place), "head_from": "names", **more}, tmp_path / "run", say=lambda line: None)
+        train(asked(place, **{"head_from": "names", **more}), tmp_path / "run", say=lambda line: None)
 
 
 def test_images_of_several_classes(place: Path, tmp_path: Path) -> None:
@@ -238,18 +239,17 @@ def test_images_of_several_classes(place: Path, tmp_path: Path) -> None:
     text = table.read_text().splitlines()
     words = {"a": "red", "b": "blue", "c": "green"}
     table.write_text("\n".join([text[0], *(_renamed(line, words) for line in text[1:])]) + "\n")
-    asked = {**fields(place, "siglip"), "data": str(table), "epochs": 1}
     said: list[str] = []
-    train(asked, tmp_path / "siglip", say=said.append)
+    train(asked(place, "siglip", data=str(table), epochs=1), tmp_path / "siglip", say=said.append)
     start = rows(tmp_path / "siglip")[-1]
     expected = evaluate(
         zero_shot(place / "siglip", ["blue", "green", "red"]), images_of_run(tmp_path / "siglip/split.json"), "val"
     )
     assert {"val_loss", "val_acc", "val_map"} <= start.keys()
     assert start["val_loss"] == pytest.approx(expected.loss, abs=1e-4)
-    asked["weights"] = str(place / "clip")
     with pytest.raises(VitkitError, match="trained with softmax"):
-        train({**asked, "head_from": "names"}, tmp_path / "clip", say=said.append)
+        recipe = asked(place, data=str(table), epochs=1, head_from="names")
+        train(recipe, tmp_path / "clip", say=said.append)
 
 
 def _renamed(line: str, words: dict[str, str]) -> str:
@@ -276,6 +276,11 @@ def test_datasets_of_the_callers_own(place: Path, tmp_path: Path) -> None:
         def __getitem__(self, i: int) -> tuple[Any, int]:
             return Image.new("RGB", (16, 16), (200 * (i % 2) + i, 40, 100)), i % 2
 
-    own = {name: value for name, value in fields(place, epochs=1).items() if name != "data"}
-    vitkit.train(train_dataset=Pictures(), val_dataset=Pictures(), out=tmp_path / "run", say=lambda line: None, **own)
+    own = {name: value for name, value in asked(place, epochs=1).set_fields().items() if name != "data"}
+    vitkit.train(
+        vitkit.Datasets(train=Pictures(), val=Pictures()),
+        vitkit.Recipe(**own),
+        out=tmp_path / "run",
+        say=lambda line: None,
+    )
     assert sorted(rows(tmp_path / "run")) == [-1, 0]

@@ -173,7 +173,7 @@ def test_images_of_several_classes(tmp_path: Path) -> None:
         runs.photos(tmp_path / "data" / split, images=images, noise=60.0, seed=images)
     listed = runs.several(tmp_path / "data")
     table = vitkit.train(
-        listed, out=tmp_path / "runs" / "first", logger="none", say=lambda _: None, **runs.quick_fields()
+        listed, vitkit.Recipe(logger="none", **runs.quick_fields()), out=tmp_path / "runs" / "first", say=lambda _: None
     )
     paths = split_from_file(table.folder / "split.json").of_split("val").paths
     add_edits(

@@ -59,7 +59,7 @@ def corrected(data: Path, labels: Path) -> tuple[Path, str]:
     """A run with a label file, and what it said."""
     said: list[str] = []
     fields = runs.quick_fields(epochs=1, logger="none")
-    run = vitkit.train(data, labels=str(labels), out=data.parent / "run", say=said.append, **fields)
+    run = vitkit.train(data, vitkit.Recipe(labels=str(labels), **fields), out=data.parent / "run", say=said.append)
     return run.folder, "\n".join(said)
 
 
@@ -143,8 +143,10 @@ def test_training_again_keeps_the_split_of_every_known_picture(corrected: tuple[
     again = data.parent / "again.csv"
     add_edits(again, labels_so_far(folder / "labels.csv").edits)
     add_edits(again, [Edit("blue/img5.png", "red", "blue"), *renaming(labels_of(before), "gold", "silver")])
-    fields = runs.quick_fields(epochs=1, seed=5, logger="none", say=lambda line: None)
-    run = vitkit.train(data, labels=again, split_from=folder, out=data.parent / "second", **fields)
+    fields = runs.quick_fields(epochs=1, seed=5, logger="none")
+    run = vitkit.train(
+        data, vitkit.Recipe(labels=again, split_from=folder, **fields), out=data.parent / "second", say=str
+    )
     after = split_from_file(run.folder / "split.json")
     assert dict(zip(after.paths, after.splits, strict=True)) == split_of
     assert after.classes == ("blue", "green", "red", "silver")
@@ -161,15 +163,17 @@ def test_a_heap_of_pictures_is_trained_by_its_label_file(tmp_path: Path) -> None
         edits.append(Edit(name, file.parent.name))
     add_edits(tmp_path / "labels.csv", edits[:-1])
     said: list[str] = []
-    fields = runs.quick_fields(epochs=1, logger="none", say=said.append)
-    run = vitkit.train(heap, labels=tmp_path / "labels.csv", out=tmp_path / "run", **fields)
+    fields = runs.quick_fields(epochs=1, logger="none")
+    run = vitkit.train(
+        heap, vitkit.Recipe(labels=tmp_path / "labels.csv", **fields), out=tmp_path / "run", say=said.append
+    )
     assert run.classifier.classes == ("blue", "green", "red")
     assert "note: 1 picture without a label yet is left out" in said
 
 
 def test_a_label_file_among_the_flags_of_datasets_is_refused() -> None:
     with pytest.raises(VitkitError, match="labels"):
-        vitkit.train(train_dataset=[], labels="labels.csv")
+        vitkit.train(vitkit.Datasets(train=[]), vitkit.Recipe(labels="labels.csv"))
 
 
 # --- Two hundred edits ---------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(data: Path, source: Path, **fields: Any) -> Recipe:
     quick = {**runs.QUICK, "model": None, "weights": str(source), "method": "lora", "lora_rank": RANK, "lr": 5e-3}
-    return Recipe(**{"data": str(data), **quick, **fields})
+    return Recipe.of(Recipe(**{"data": str(data), **quick, **fields}).to_dict(), "the test")
 
 
 @pytest.fixture(scope="module")

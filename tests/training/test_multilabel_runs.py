@@ -18,7 +18,7 @@ from vitkit.data import read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import MultiEvaluation, best_thresholds, evaluate, regress
 from vitkit.training import (
-    Request,
+    Recipe,
     append_metrics,
     binary_loss,
     complete,
@@ -56,8 +56,8 @@ def photos(root: Path, images: int, header: str = "labels") -> Path:
     return root / "all.csv"
 
 
-def quick(data: Path, **fields: Any) -> dict[str, Any]:
-    return runs.quick_fields(**{"data": str(data), "lr": 2e-3, **fields})
+def quick(data: Path, **fields: Any) -> Recipe:
+    return Recipe.of(runs.quick_fields(**{"data": str(data), "lr": 2e-3, **fields}), "the test")
 
 
 def assert_learned(folder: Path, data: Path) -> None:
@@ -148,8 +148,7 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
     ],
 )
 def test_methods_learn_weights(data: Path, scratch: Path, tmp_path: Path, method: str, fields: dict[str, Any]) -> None:
-    recipe = quick(data, method=method, weights=str(scratch), epochs=2, **fields)
-    del recipe["model"]
+    recipe = quick(data, method=method, weights=str(scratch), epochs=2, model=None, **fields)
     run = train(recipe, tmp_path / "run", say=str)
     classifier = load(run)
     assert classifier.task == "multi" and len(classifier.thresholds or ()) == 3
@@ -159,8 +158,7 @@ def test_methods_learn_weights(data: Path, scratch: Path, tmp_path: Path, method
 
 def test_a_head_of_single_classes_starts_anew_from_multi_label_weights(scratch: Path, tmp_path: Path) -> None:
     folder = runs.photos(tmp_path / "photos", images=6)
-    recipe = {**quick(folder, method="probe", weights=str(scratch), epochs=1)}
-    del recipe["model"]
+    recipe = quick(folder, method="probe", weights=str(scratch), epochs=1, model=None)
     classifier = load(train(recipe, tmp_path / "run", say=str))
     assert classifier.task == "single" and classifier.thresholds is None
     assert load(scratch, num_classes=5).task == "single"  # a new head has no thresholds yet
@@ -230,9 +228,9 @@ def test_what_knows_one_class_only_is_refused_in_a_line(data: Path, tmp_path: Pa
 
 def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -> None:
     table = read_source(data)
-    recipe, _ = complete(Request.of(quick(data)), table)
+    recipe, _ = complete(quick(data), table)
     assert (recipe.monitor, recipe.label_smoothing) == ("val_loss", 0.0)
-    recipe, _ = complete(Request.of(quick(data, monitor="val_acc", label_smoothing=0.1)), table)
+    recipe, _ = complete(quick(data, monitor="val_acc", label_smoothing=0.1), table)
     assert (recipe.monitor, recipe.label_smoothing) == ("val_acc", 0.1)
 
 

@@ -23,7 +23,6 @@ from vitkit.model.build import build
 from vitkit.training import (
     Loop,
     Recipe,
-    Request,
     RunningStatistics,
     SafePoint,
     WeightAverage,
@@ -49,8 +48,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return photos(tmp_path_factory.mktemp("networks") / "data")
 
 
-def recipe_for(data: Path, **fields: Any) -> dict[str, Any]:
-    return {**QUICK, "data": str(data), **MODEL, **fields}
+def recipe_for(data: Path, **fields: Any) -> Recipe:
+    return Recipe(**{**QUICK, "data": str(data), **MODEL, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +135,7 @@ def test_of_a_pair_of_runs_one_seed_gives_one_result(data: Path, tmp_path: Path)
                 raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        train(recipe, tmp_path / "parts", callbacks=[Stop()], **QUIET)
+        train(recipe, tmp_path / "parts", hooks=vitkit.Hooks([Stop()]), **QUIET)
     resume(tmp_path / "parts", **QUIET)
     assert_same_outcome(tmp_path / "whole", tmp_path / "parts")
 
@@ -312,7 +311,7 @@ def test_what_needs_a_vision_transformer_says_so_before_any_picture_is_read(
 ) -> None:
     monkeypatch.setattr("vitkit.training.start.examine", lambda *_: pytest.fail("a picture is read"))
     with pytest.raises(VitkitError, match=named):
-        train({**recipe_for(data), **fields}, tmp_path / "run", **QUIET)
+        train(recipe_for(data, **fields), tmp_path / "run", **QUIET)
     assert not (tmp_path / "run").exists()
 
 
@@ -320,13 +319,12 @@ def test_low_rank_changes_are_refused_before_weights_are_downloaded(data: Path, 
     with pytest.raises(
         VitkitError, match="method lora requires a Vision Transformer, and this is torchvision:resnet18"
     ):
-        vitkit.train(data, model="torchvision:resnet18", method="lora", out=tmp_path / "run", **QUIET)
+        vitkit.train(data, vitkit.Recipe(model="torchvision:resnet18", method="lora"), out=tmp_path / "run", **QUIET)
 
 
 def test_fields_of_a_vision_transformer_are_refused(data: Path, tmp_path: Path) -> None:
-    fields = {**recipe_for(data), "model_fields": {"layers": 6}}
     with pytest.raises(VitkitError, match="'layers' exists only in Vision Transformers"):
-        train(fields, tmp_path / "run", **QUIET)
+        train(recipe_for(data, model_fields={"layers": 6}), tmp_path / "run", **QUIET)
 
 
 def test_images_that_a_network_cannot_take_are_told_of_before_any_is_read(data: Path, tmp_path: Path) -> None:
@@ -393,7 +391,7 @@ def test_weights_of_a_run_are_trained_on(
     method: str, trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]], data: Path, tmp_path: Path
 ) -> None:
     fields = {"data": str(data), "weights": str(trained[0]), "method": method, "epochs": 1, "batch_size": 14}
-    train({**fields, "precision": "float32", "workers": 0}, tmp_path / "run", **QUIET)
+    train(Recipe(**fields, precision="float32", workers=0), tmp_path / "run", **QUIET)
     before, after = (load_file(own / "model.safetensors") for own in (trained[0], tmp_path / "run"))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     heads = {"fc.weight", "fc.bias"}
@@ -406,12 +404,12 @@ def test_weights_of_a_run_are_trained_on(
 def test_a_published_recipe_trains_a_network_without_what_it_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, Any]] = []
 
-    def note(recipe: Request, out: Any, **options: Any) -> Path:
-        asked.append((recipe.fields, options["notes"]))
+    def note(recipe: Recipe, out: Any, **options: Any) -> Path:
+        asked.append((recipe.set_fields(), options["notes"]))
         return Path("nowhere")
 
     monkeypatch.setattr("vitkit.training.run.train", note)
-    vitkit.train("digits", model=f"torchvision:{NAME}", epochs=1, **QUIET)
+    vitkit.train("digits", vitkit.Recipe(model=f"torchvision:{NAME}", epochs=1), **QUIET)
     (recipe, notes), *_ = asked
     published = load_fields("digits")
     assert {"init", "drop_path"} <= published.keys() and not {"init", "drop_path"} & recipe.keys()
@@ -420,5 +418,5 @@ def test_a_published_recipe_trains_a_network_without_what_it_has_not(monkeypatch
         "init reference requires a Vision Transformer, and is left out",
         "drop_path 0.1 is left out: the network has none",
     ]
-    vitkit.train("digits", model=f"torchvision:{NAME}", init="reference", **QUIET)
+    vitkit.train("digits", vitkit.Recipe(model=f"torchvision:{NAME}", init="reference"), **QUIET)
     assert asked[1][0]["init"] == "reference", "what is asked for is refused further on, in a line"

@@ -44,9 +44,16 @@ class Coloured:
         return Image.fromarray(pixels), label
 
 
-def train(out: Path, train_dataset: Any = None, val_dataset: Any = None, **fields: Any) -> vitkit.TrainingRun:
-    given = {"train_dataset": train_dataset or Coloured(), "val_dataset": val_dataset or Coloured(9, seed=1)}
-    return vitkit.train(**given, out=out, **{"epochs": 2, **SMALL, **QUIET, **fields})
+def own(images: int = 24) -> vitkit.Datasets:
+    return vitkit.Datasets(Coloured(images), Coloured(9, seed=1))
+
+
+def train(out: Path, datasets: vitkit.Datasets | None = None, **fields: Any) -> vitkit.TrainingRun:
+    """Arguments of `train` and parts of `Hooks` are taken out of the fields of the recipe."""
+    options = {**QUIET, **{name: fields.pop(name) for name in ("say", "force") if name in fields}}
+    hooks = vitkit.Hooks(**{name: fields.pop(name) for name in ("callbacks", "loggers") if name in fields})
+    recipe = vitkit.Recipe(**{"epochs": 2, **SMALL, **fields})
+    return vitkit.train(datasets or own(), recipe, hooks=hooks, out=out, **options)
 
 
 # --- Datasets -----------------------------------------------------------------------------------------
@@ -93,18 +100,18 @@ def test_pil_images_and_files_of_them_are_trained_alike(tmp_path: Path) -> None:
         def __getitem__(self, index: int) -> tuple[Any, int]:
             return super().__getitem__(sorted(range(len(self)), key=lambda i: i % 3)[index])
 
-    train(tmp_path / "own", Sorted(), Sorted(9, seed=1), method="scratch")
-    vitkit.train(tmp_path / "data", out=tmp_path / "files", epochs=2, **SMALL, **QUIET)
+    train(tmp_path / "own", vitkit.Datasets(Sorted(), Sorted(9, seed=1)), method="scratch")
+    vitkit.train(tmp_path / "data", vitkit.Recipe(epochs=2, **SMALL), out=tmp_path / "files", **QUIET)
     runs.assert_same_weights(tmp_path / "own", tmp_path / "files")
 
 
 def test_tensors_are_taken_as_they_are_and_others_refused(tmp_path: Path) -> None:
-    run = train(tmp_path / "run", Coloured(tensors=True), Coloured(9, seed=1, tensors=True))
+    run = train(tmp_path / "run", vitkit.Datasets(Coloured(tensors=True), Coloured(9, seed=1, tensors=True)))
     assert run.evaluation["images"] == 9
     with pytest.raises(
-        VitkitError, match=r"train_dataset\[0\] is a tensor of shape \(3, 16, 16\), but the model expects \(3, 32, 32\)"
+        VitkitError, match=r"train\[0\] is a tensor of shape \(3, 16, 16\), but the model expects \(3, 32, 32\)"
     ):
-        train(tmp_path / "other", Coloured(tensors=True), Coloured(9, tensors=True), image_size=32)
+        train(tmp_path / "other", vitkit.Datasets(Coloured(tensors=True), Coloured(9, tensors=True)), image_size=32)
     assert not (tmp_path / "other" / "model.safetensors").exists()
 
 
@@ -136,14 +143,14 @@ class Scenes:
 def test_pictures_that_are_in_both_do_not_count(tmp_path: Path, side: int, tensors: bool) -> None:
     lines: list[str] = []
     val = Scenes(*range(6), *range(100, 103), side=side, tensors=tensors)
-    run = train(tmp_path / "run", Scenes(*range(30), tensors=tensors), val, epochs=1, say=lines.append)
+    run = train(tmp_path / "run", vitkit.Datasets(Scenes(*range(30), tensors=tensors), val), epochs=1, say=lines.append)
     if side == 32:
         assert "problem: 6 validation images are training images too and are not counted" in lines
     assert (run.evaluation["seen"]["images"], run.evaluation["images"], run.headline.images) == (6, 3, 3)
     assert run.evaluation["with_seen"]["images"] == 9
     assert any("6 of 9 images had been seen by the weights (6 trained on)" in line for line in lines)
     assert "accuracy on 3 val images" in run.report.read_text()
-    everything = train(tmp_path / "all", Scenes(*range(12)), Scenes(*range(9)), epochs=1)
+    everything = train(tmp_path / "all", vitkit.Datasets(Scenes(*range(12)), Scenes(*range(9))), epochs=1)
     assert everything.evaluation["accuracy"] is None
     with pytest.raises(VitkitError, match="the weights had seen all 9 val images"):
         everything.accuracy  # noqa: B018  # a property
@@ -155,24 +162,24 @@ def test_what_weights_of_a_run_had_seen_does_not_count(tmp_path: Path) -> None:
         folder = tmp_path / "photos" / Scenes.classes[i % 3]
         folder.mkdir(parents=True, exist_ok=True)
         Scenes(i).picture(0).save(folder / f"{i}.png")
-    files = vitkit.train(tmp_path / "photos", out=tmp_path / "files", epochs=1, split=(1, 0, 0), **SMALL, **QUIET)
-    own = train(tmp_path / "own", Scenes(*range(30)), Scenes(*range(200, 209)), epochs=1)
-    begun = {name: value for name, value in SMALL.items() if name not in ("model", "model_fields", "weights")}
-    begun |= {"epochs": 1, "method": "full"}
+    recipe = vitkit.Recipe(epochs=1, split=(1, 0, 0), **SMALL)
+    files = vitkit.train(tmp_path / "photos", recipe, out=tmp_path / "files", **QUIET)
+    own = train(tmp_path / "own", vitkit.Datasets(Scenes(*range(30)), Scenes(*range(200, 209))), epochs=1)
+    begun: dict[str, Any] = {"model": None, "model_fields": None, "epochs": 1, "method": "full"}
     for place in (files.folder, own.folder):
-        given: dict[str, Any] = {"train_dataset": Scenes(*range(300, 330)), "val_dataset": Scenes(*range(24, 33))}
-        run = vitkit.train(**given, weights=str(place), out=tmp_path / f"of-{place.name}", **begun, **QUIET)
+        data = vitkit.Datasets(Scenes(*range(300, 330)), Scenes(*range(24, 33)))
+        run = train(tmp_path / f"of-{place.name}", data, weights=str(place), **begun)
         assert (run.evaluation["seen"]["images"], run.evaluation["images"]) == (6, 3)
         assert "doubt" not in run.evaluation["seen"]
     numbers = vitkit.evaluate(own.folder, tmp_path / "photos").figures
     assert numbers["seen"]["trained_on"] == 30 and numbers["accuracy"] is None
-    given = {"train_dataset": Scenes(*range(300, 330), tensors=True), "val_dataset": Scenes(*range(9), tensors=True)}
-    run = vitkit.train(**given, weights=str(own.folder), out=tmp_path / "tensors", **begun, **QUIET)
+    data = vitkit.Datasets(Scenes(*range(300, 330), tensors=True), Scenes(*range(9), tensors=True))
+    run = train(tmp_path / "tensors", data, weights=str(own.folder), **begun)
     assert "cannot be determined for tensors" in run.headline.words
 
 
 def test_without_validation_there_is_a_model_and_no_figure(tmp_path: Path) -> None:
-    run = vitkit.train(train_dataset=Coloured(), out=tmp_path / "run", epochs=1, **SMALL, **QUIET)
+    run = train(tmp_path / "run", vitkit.Datasets(train=Coloured()), epochs=1)
     assert run.classifier.temperature == 1.0
     assert not (run.folder / "evaluation.json").exists()
     assert "no figures" in repr(run) and "no figures" in run._repr_html_()
@@ -190,22 +197,22 @@ class Labels(Coloured):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"train_dataset": Labels([0, 1, 3])}, r"train_dataset\[2\] has label 3, but there are 3 classes"),
-        ({"train_dataset": Labels([0, 1, "red"])}, r"train_dataset\[2\] has label 'red': a label must be the number"),
-        ({"train_dataset": Labels([0, 1, True])}, "has label True"),
-        ({"train_dataset": [1, 2, 3], "class_names": ["a", "b"]}, r"train_dataset\[0\] is int, not \(image, label\)"),
-        ({"train_dataset": [(1, 0)]}, "has no attribute `classes`: pass class_names="),
-        ({"train_dataset": Coloured(), "class_names": ["a", "a"]}, "two or more different names"),
-        ({"train_dataset": DataLoader(Coloured())}, "train_dataset is a DataLoader: pass its dataset"),
-        ({"train_dataset": Coloured(), "data": "digits"}, "leave out data"),
-        ({"train_dataset": Coloured(), "folds": 3}, "folds applies to files"),
-        ({"val_dataset": Coloured()}, "require train_dataset"),
+        ({"train": Labels([0, 1, 3])}, r"train\[2\] has label 3, but there are 3 classes"),
+        ({"train": Labels([0, 1, "red"])}, r"train\[2\] has label 'red': a label must be the number"),
+        ({"train": Labels([0, 1, True])}, "has label True"),
+        ({"train": [1, 2, 3], "class_names": ["a", "b"]}, r"train\[0\] is int, not \(image, label\)"),
+        ({"train": [(1, 0)]}, "has no attribute `classes`: pass class_names="),
+        ({"train": Coloured(), "class_names": ["a", "a"]}, "two or more different names"),
+        ({"train": DataLoader(Coloured())}, "train is a DataLoader: pass its dataset"),
+        ({"train": Coloured(), "data": "digits"}, "data applies to files"),
+        ({"train": Coloured(), "folds": 3}, "folds applies to files"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_what_cannot_be_trained_on_is_refused_in_a_line(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(VitkitError, match=said) as caught:
-        vitkit.train(**{"out": tmp_path / "run", **SMALL, **QUIET, **given})
+        fields = {name: given.pop(name) for name in ("data", "folds") if name in given}
+        train(tmp_path / "run", vitkit.Datasets(**given), **fields)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
 
@@ -220,11 +227,10 @@ def test_a_run_on_datasets_goes_on_to_the_weights_it_would_have_had(tmp_path: Pa
         train(tmp_path / "run", epochs=4, callbacks=[Stop()])
     with pytest.raises(VitkitError, match="was trained on datasets in Python"):
         vitkit.train(resume=tmp_path / "run", **QUIET)
-    given: dict[str, Any] = {"train_dataset": Coloured(), "val_dataset": Coloured(9, seed=1)}
-    vitkit.train(resume=tmp_path / "run", **given, **QUIET)
+    vitkit.train(own(), resume=tmp_path / "run", **QUIET)
     runs.assert_same_weights(tmp_path / "run", trained.folder)
     with pytest.raises(VitkitError, match="belongs to another run, or the recipe was changed since"):
-        vitkit.train(resume=tmp_path / "run", **{**given, "train_dataset": Coloured(27)}, **QUIET)
+        vitkit.train(own(27), resume=tmp_path / "run", **QUIET)
 
 
 class Fails(Coloured):
@@ -247,15 +253,15 @@ class Fails(Coloured):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("label", r"train_dataset\[5\] has label 0 now, and had 2"),
-        ("stop", r"train_dataset\[5\]: StopIteration: gone"),
-        ("end", r"train_dataset\[5\]: EOFError: gone"),
-        ("connection", r"train_dataset\[5\]: ConnectionResetError: gone"),
+        ("label", r"train\[5\] has label 0 now, and had 2"),
+        ("stop", r"train\[5\]: StopIteration: gone"),
+        ("end", r"train\[5\]: EOFError: gone"),
+        ("connection", r"train\[5\]: ConnectionResetError: gone"),
     ],
 )
 def test_a_dataset_that_fails_later_is_named(tmp_path: Path, how: str, said: str) -> None:
     with pytest.raises(VitkitError, match=said):
-        train(tmp_path / "run", Fails(how))
+        train(tmp_path / "run", vitkit.Datasets(Fails(how), Coloured(9, seed=1)))
 
 
 @pytest.mark.parametrize(
@@ -274,7 +280,7 @@ def test_what_is_no_picture_is_refused_before_anything_is_built(tmp_path: Path, 
             return (image if index == 2 else super().__getitem__(index)[0]), index % 3
 
     with pytest.raises(VitkitError, match=said):
-        train(tmp_path / "run", One())
+        train(tmp_path / "run", vitkit.Datasets(One(), Coloured(9, seed=1)))
     assert not (tmp_path / "run").exists()
 
 
@@ -308,8 +314,7 @@ def test_a_teacher_is_told_of_and_recorded_and_leftovers_are_swept_as_in_runs_on
     assert state["run"]["teacher"], "which another teacher would not match"
     leftover = tmp_path / "run" / ".recipe.toml.123.tmp"
     leftover.write_text("half")
-    given: dict[str, Any] = {"train_dataset": Coloured(), "val_dataset": Coloured(9, seed=1)}
-    run = vitkit.train(resume=tmp_path / "run", **given, **QUIET)
+    run = vitkit.train(own(), resume=tmp_path / "run", **QUIET)
     assert run.classifier.provenance["teacher"]["sha256"].startswith(state["run"]["teacher"])
     assert not leftover.exists()
 
@@ -322,7 +327,8 @@ def test_shuffled_labels_come_to_chance(tmp_path: Path) -> None:
             return super().__getitem__(index)[0], int(np.random.default_rng((self.seed, 9, index)).integers(3))
 
     right = sum(
-        round(30 * train(tmp_path / str(s), Shuffled(24, s), Shuffled(30, s + 50), epochs=1).accuracy) for s in range(4)
+        round(30 * train(tmp_path / str(s), vitkit.Datasets(Shuffled(24, s), Shuffled(30, s + 50)), epochs=1).accuracy)
+        for s in range(4)
     )
     interval = binomtest(right, 120, 1 / 3).proportion_ci(0.999)
     assert interval.low <= 1 / 3 <= interval.high
@@ -433,7 +439,7 @@ def test_what_a_callback_does_to_the_state_reaches_no_file(tmp_path: Path, what:
         ({"loggers": [object()]}, "object has no log_metrics"),
         ({"callbacks": [Witness]}, r"Witness is a class; give an object: Witness\(\)"),
         ({"callbacks": Witness()}, "callbacks must be a list of objects, not Witness"),
-        ({"logger": "wandb"}, "--logger wandb needs the package wandb: pip install wandb"),
+        ({"logger": "wandb"}, "logger wandb needs the package wandb: pip install wandb"),
         ({"logger": "carrier pigeon"}, "logger must be one of"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

@@ -17,7 +17,7 @@ from vitkit.data import PictureRecord, split_from_file
 from vitkit.data.seen import UNLABELLED
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import reporting_to
-from vitkit.training import keys_of_validation, mask_key, resolve_fields
+from vitkit.training import keys_of_validation, mask_key, split_fields
 from vitkit.verbs import PretrainingRun
 from vitkit.verbs.pretrain import pretrain
 
@@ -37,8 +37,9 @@ def begin(data: Path, out: Path, objective: str = "mae", **fields: Any) -> Pretr
     size = {} if "model" in fields else {"model_fields": runs.SIZE}
     own = {**QUICK, **size, **OF[objective], "objective": objective, **fields}
     given = {name: value for name, value in own.items() if value is not None}
-    told = {"say": given.pop("say", lambda _: None), **{n: given.pop(n) for n in ("progress", "force") if n in given}}
-    return pretrain(data, out=out, **told, **given)
+    told = {"say": lambda _: None, **{n: given.pop(n) for n in ("say", "progress", "force") if n in given}}
+    options, recipe = split_fields(given)
+    return pretrain(data, vitkit.Recipe(**recipe), pretraining=vitkit.Pretraining(**options), out=out, **told)
 
 
 @pytest.fixture(scope="module", params=list(OF))
@@ -151,7 +152,7 @@ def test_it_learns(data: Path, tmp_path: Path) -> None:
 def test_a_classifier_keeps_its_split_and_tests_on_unseen(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     fields = {"weights": str(mae.folder), "method": "full", "epochs": 1, "seed": 5, "workers": 0}
-    run = vitkit.train(data, out=tmp_path / "run", say=lines.append, **fields)
+    run = vitkit.train(data, vitkit.Recipe(**fields), out=tmp_path / "run", say=lines.append)
     before, after = (split_from_file(own.folder / "split.json") for own in (mae, run))
     parts = [dict(zip(own.paths, own.splits, strict=True)) for own in (before, after)]
     assert parts[0] == parts[1]
@@ -182,7 +183,9 @@ def test_unlabelled_pictures_of_a_test_set_are_told_of(data: Path, tmp_path: Pat
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
     lines: list[str] = []
-    vitkit.train(split, weights=str(run.folder), out=tmp_path / "run", epochs=1, workers=0, say=lines.append)
+    vitkit.train(
+        split, vitkit.Recipe(weights=str(run.folder), epochs=1, workers=0), out=tmp_path / "run", say=lines.append
+    )
     told = [line for line in lines if "had seen 12 of the 12 test images" in line]
     assert told
     assert told[0].startswith("problem: ")
@@ -238,13 +241,12 @@ def test_a_folder_without_pictures_is_refused(tmp_path: Path, is_there: bool) ->
     [
         ({"label_smoothing": 0.1}, "label_smoothing concerns labels"),
         ({"mixup": 0.2}, "mixup concerns labels"),
-        ({"epoch": 3}, "unknown field 'epoch'"),
         ({"decoder_width": 50}, "multiple of 32"),
     ],
 )
-def test_fields_that_mean_nothing_here_are_refused(fields: dict[str, Any], said: str) -> None:
+def test_fields_that_mean_nothing_here_are_refused(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(VitkitError, match=said):
-        resolve_fields({"data": "x", **fields})
+        begin(tmp_path, tmp_path / "run", **fields)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_fields_that_mean_nothing_here_are_refused(fields: dict[str, Any], said:
     ["vit_micro_r_s4_16", "vit_base_patch16_224_in21k", "torchvision:resnet18", "deit_tiny_distilled_patch16_224"],
 )
 def test_a_model_that_cannot_be_pretrained_leaves_nothing_behind(data: Path, tmp_path: Path, model: str) -> None:
-    with pytest.raises(VitkitError, match="--objective mae: "):
+    with pytest.raises(VitkitError, match="objective mae: "):
         begin(data, tmp_path / "run", model=model)
     assert not (tmp_path / "run").exists()
 
@@ -267,7 +269,7 @@ def test_each_kind_of_run_is_resumed_by_its_own_command(mae: PretrainingRun, tmp
 
 def test_resume_takes_everything_from_the_run(mae: PretrainingRun) -> None:
     with pytest.raises(VitkitError, match="leave out the data and the other flags"):
-        pretrain(resume=mae.folder, epochs=3)
+        pretrain(recipe=vitkit.Recipe(epochs=3), resume=mae.folder)
 
 
 def test_a_run_is_not_written_over_unless_forced(mae: PretrainingRun, data: Path) -> None:
@@ -279,14 +281,14 @@ def test_a_run_is_not_written_over_unless_forced(mae: PretrainingRun, data: Path
 
 def test_a_recipe_of_a_pre_training_gives_way_to_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[dict[str, Any]]()
-    monkeypatch.setattr("vitkit.training.pretraining.pretrain.pretrain", lambda fields, *_, **__: asked.append(fields))
+    monkeypatch.setattr(
+        "vitkit.training.pretraining.pretrain.pretrain", lambda own, *_, **__: asked.append(own.set_fields())
+    )
     recipe = tmp_path / "mae.toml"
-    recipe.write_text('objective = "mae"\nmask = 0.6\nepochs = 3\n[model]\nlayers = 2\n')
-    vitkit.pretrain("digits", recipe=recipe, mask=0.5, model_fields={"heads": 2})
-    assert asked == [
-        {"objective": "mae", "mask": 0.5, "epochs": 3, "model_fields": {"layers": 2, "heads": 2}, "data": "digits"}
-    ]
+    recipe.write_text("epochs = 3\n[model]\nlayers = 2\n")
+    vitkit.pretrain("digits", vitkit.Recipe.load(recipe).updated(vitkit.Recipe(model_fields={"heads": 2})))
+    assert asked == [{"epochs": 3, "model_fields": {"layers": 2, "heads": 2}, "data": "digits"}]
     with pytest.raises(VitkitError, match=r"no such recipe: .*none\.toml"):
         vitkit.pretrain("digits", recipe=tmp_path / "none.toml")
-    with pytest.raises(VitkitError, match="--resume takes everything from the run"):
+    with pytest.raises(VitkitError, match="resume takes everything from the run"):
         vitkit.pretrain(recipe=recipe, resume=tmp_path)

@@ -18,7 +18,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, split_from_file
 from vitkit.evaluation import regress
 from vitkit.inference import flow
-from vitkit.training import PENALTIES, Request, choose_head, complete, compute_features, probe, resume, train
+from vitkit.training import PENALTIES, Recipe, choose_head, complete, compute_features, probe, resume, train
 from vitkit.training import report as suspects
 from vitkit.weights import load
 
@@ -92,7 +92,7 @@ FIELDS = {"method": "probe", "precision": "float32", "workers": 0, "batch_size":
 
 def head_run(data: Path, pretrained: Path, out: Path, **fields: object) -> Path:
     said: list[str] = []
-    folder = train({"data": str(data), "weights": str(pretrained), **FIELDS, **fields}, out, say=said.append)
+    folder = train(Recipe(data=str(data), weights=str(pretrained), **{**FIELDS, **fields}), out, say=said.append)
     assert any("frozen backbone" in line for line in said)
     return folder
 
@@ -124,17 +124,17 @@ def test_a_run_that_was_stopped_before_its_head_goes_on(data: Path, pretrained: 
 
 def test_few_images_get_a_head_and_many_the_whole_model(data: Path, pretrained: Path) -> None:
     table = split_from_file(pretrained / "split.json")
-    few, reasons = complete(Request.of({"data": str(data), "weights": str(pretrained)}), table)
+    few, reasons = complete(Recipe.of({"data": str(data), "weights": str(pretrained)}), table)
     assert few.method == "probe"
     assert "training images per class are too few" in reasons[0]
     many = table.take([i % len(table) for i in range(40 * len(table))])
-    assert complete(Request.of({"data": str(data), "weights": str(pretrained)}), many)[0].method == "full"
-    limited, reasons = complete(Request.of({"data": str(data), "weights": str(pretrained), "max_images": 30}), many)
+    assert complete(Recipe.of({"data": str(data), "weights": str(pretrained)}), many)[0].method == "full"
+    limited, reasons = complete(Recipe.of({"data": str(data), "weights": str(pretrained), "max_images": 30}), many)
     assert limited.method == "probe"
     assert "about 10 training images per class" in reasons[0], "a limit is of training images"
-    assert complete(Request.of({"data": str(data), "weights": "none"}), many)[0].method == "scratch"
-    assert complete(Request.of({"data": str(data), "method": "scratch"}), many)[0].weights == "none"
-    assert complete(Request.of({"data": str(data), "weights": "x", "lr": 0.5, "method": "full"}), many)[0].lr == 0.5
+    assert complete(Recipe.of({"data": str(data), "weights": "none"}), many)[0].method == "scratch"
+    assert complete(Recipe.of({"data": str(data), "method": "scratch"}), many)[0].weights == "none"
+    assert complete(Recipe.of({"data": str(data), "weights": "x", "lr": 0.5, "method": "full"}), many)[0].lr == 0.5
 
 
 def test_the_features_of_a_head_serve_the_search_for_label_errors_too(

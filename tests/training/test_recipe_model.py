@@ -21,11 +21,10 @@ from vitkit.text.arguments import hints_of
 from vitkit.training import (
     Recipe,
     blueprint_of,
-    build,
     departures,
     identity,
-    load_fields,
     name_of,
+    naming,
     new_classifier,
     read_change,
     read_sets,
@@ -61,7 +60,7 @@ def file(tmp_path: Path, text: str) -> Path:
 
 def test_a_table_is_the_model_and_what_is_changed_of_it(tmp_path: Path) -> None:
     path = file(tmp_path, 'epochs = 3\n[model]\nname = "vit_micro_patch4_16"\nposition = "none"\ndropout = 0.1\n')
-    recipe = build(load_fields(path))
+    recipe = Recipe.load(path)
     assert (recipe.model, recipe.model_fields) == ("vit_micro_patch4_16", {"position": "none"})
     assert (recipe.dropout, recipe.epochs) == (0.1, 3), "what the recipe has itself is there"
     assert name_of(recipe) == "vit_micro_patch4_16 with position none"
@@ -71,22 +70,22 @@ def test_flags_go_before_the_table_field_by_field(tmp_path: Path) -> None:
     path = file(
         tmp_path, 'data = "d"\n[model]\nname = "vit_micro_patch4_16"\nposition = "none"\nlayers = 2\ndropout = 0.1\n'
     )
-    recipe = build(resolved({"model_fields": {"layers": 3}, "dropout": 0.2}, path))
+    recipe = resolved({"model_fields": {"layers": 3}, "dropout": 0.2}, path)
     assert recipe.model_fields == {"position": "none", "layers": 3}
     assert recipe.dropout == 0.2
-    assert build(resolved({"model": {"name": "vit_tiny_patch4_16", "layers": 5}}, path)).model == "vit_tiny_patch4_16"
-    assert build(resolved({"model_fields": {"dropout": 0.3}}, path)).dropout == 0.3
+    assert resolved({"model": {"name": "vit_tiny_patch4_16", "layers": 5}}, path).model == "vit_tiny_patch4_16"
+    assert resolved({"model_fields": {"dropout": 0.3}}, path).dropout == 0.3
 
 
 def test_a_side_takes_the_place_of_a_size_that_is_not_square_and_the_other_way_round(tmp_path: Path) -> None:
     path = file(tmp_path, 'data = "d"\n[model]\nname = "vit_micro_patch4_16"\nimage_size = [8, 16]\n')
-    assert build(load_fields(path)).model_fields == {"image_size": (8, 16)}
-    square = build(resolved({"image_size": 32}, path))
+    assert Recipe.load(path).model_fields == {"image_size": (8, 16)}
+    square = resolved({"image_size": 32}, path)
     assert (square.image_size, square.model_fields) == (32, None)
     path = file(tmp_path, 'data = "d"\nimage_size = 32\nmodel = "vit_micro_patch4_16"\n')
-    assert build(resolved({"model_fields": {"image_size": (8, 16)}}, path)).image_size is None
+    assert resolved({"model_fields": {"image_size": (8, 16)}}, path).image_size is None
     with pytest.raises(VitkitError, match="image_size is given twice"):
-        build({"image_size": 32, "model_fields": {"image_size": (8, 16)}})
+        Recipe.of({"image_size": 32, "model_fields": {"image_size": (8, 16)}})
 
 
 @pytest.mark.parametrize(
@@ -107,8 +106,8 @@ def test_a_side_takes_the_place_of_a_size_that_is_not_square_and_the_other_way_r
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_a_line(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(VitkitError, match=told) as caught:
-        build(fields, "mine.toml")
+    with pytest.raises(VitkitError, match=told) as caught, naming("mine.toml"):
+        Recipe.of(fields)
     assert str(caught.value).startswith("mine.toml: ")
     assert "\n" not in str(caught.value)
 
@@ -183,7 +182,8 @@ def test_what_is_typed_of_any_model_is_that_model(name: str) -> None:
 
 def test_a_published_recipe_says_what_of_its_model_is_changed() -> None:
     flags = {"data": "digits", "model_fields": {"position": "none", "drop_path": 0.0}}
-    assert departures(flags) == ["recipe digits, changed: drop_path 0.0 (published: 0.1), model.position none"]
+    recipe = resolved(flags)
+    assert departures(recipe) == ["recipe digits, changed: drop_path 0.0 (published: 0.1), model.position none"]
 
 
 # --- The model that is built ----------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_what_cannot_be_built_is_refused_before_pictures_are_read(table: ImageTa
 def test_the_run_records_its_model_and_goes_on_with_no_other(photos: Path, table: ImageTable, tmp_path: Path) -> None:
     said: list[str] = []
     fields = {**runs.QUICK, "model": {"name": runs.QUICK["model"], "position": "none", "layers": 1}, "epochs": 1}
-    run = package.train(photos, out=tmp_path / "run", **fields, say=said.append)
+    run = package.train(photos, package.Recipe.of(fields), out=tmp_path / "run", say=said.append)
     assert run.classifier.model.config.position == "none"
     assert run.recipe.model_fields == {"position": "none", "layers": 1}
     assert any("training vit_micro_patch8_16 with position none, layers 1 on" in line for line in said)
@@ -339,4 +339,4 @@ def test_set_is_a_flag_of_train(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["model", "model_fields"])
 def test_a_table_with_nothing_in_it_is_not_taken_for_none(place: str) -> None:
     with pytest.raises(VitkitError, match=f"{place} is empty"):
-        build({place: {}})
+        Recipe.of({place: {}})

@@ -24,7 +24,7 @@ from vitkit.data import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import evaluate
 from vitkit.system import reporting_to
-from vitkit.training import Recipe, build, load_fields, lr_factor, read_metrics, run
+from vitkit.training import Recipe, lr_factor, read_metrics, run
 from vitkit.training import checkpoint as writer
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load
@@ -103,7 +103,7 @@ def test_the_split_is_70_10_20_and_stratified(finished: Path) -> None:
 
 
 def test_the_recipe_in_the_run_is_the_one_it_was_trained_by(finished: Path, data: Path) -> None:
-    assert build(load_fields(finished / "recipe.toml")) == runs.quick(data).replace(method="scratch", head_from="zero")
+    assert Recipe.load(finished / "recipe.toml") == runs.quick(data).replace(method="scratch", head_from="zero")
 
 
 def test_provenance_tells_where_the_weights_come_from(finished: Path, data: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_layout_of_the_folders_is_said_and_recorded(data: Path, tmp_path: Pa
     table = split_from_file(folder / "split.json")
     assert table.classes == ("blue", "green", "red")
     assert all("Testing" in path for path in table.of_split("test").paths)
-    assert load_fields(folder / "recipe.toml")["layout"] == "auto"
+    assert Recipe.load(folder / "recipe.toml").layout == "auto"
 
 
 def test_a_layout_that_is_named_is_taken_and_recorded(data: Path, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_layout_that_is_named_is_taken_and_recorded(data: Path, tmp_path: Path
     folder, said = train(runs.quick(source, epochs=1, layout="classes"), tmp_path / "run")
     assert "folders read as classes: 2" in said
     assert split_from_file(folder / "split.json").classes == ("fold1", "fold2")
-    assert load_fields(folder / "recipe.toml")["layout"] == "classes"
+    assert Recipe.load(folder / "recipe.toml").layout == "classes"
 
 
 def test_data_without_training_images_is_refused_before_anything_is_done(data: Path, tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_a_folder_does_not_replace_weights(data: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vit_tiny_patch16_224").mkdir()
     with pytest.raises(VitkitError, match=r"there is a file or folder of this name here, too: rename it, or .* \./vit"):
-        run.train({"data": str(data), "model": "vit_tiny_patch16_224"}, tmp_path / "run", say=lambda line: None)
+        run.train(Recipe(data=str(data), model="vit_tiny_patch16_224"), tmp_path / "run", say=lambda line: None)
     assert [path.name for path in tmp_path.iterdir()] == ["vit_tiny_patch16_224"]
 
 

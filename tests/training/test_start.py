@@ -85,20 +85,20 @@ def test_what_is_looked_at_first_is_what_is_loaded(source: Path, table: ImageTab
 def test_weights_are_never_left_to_chance(table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
     with pytest.raises(VitkitError, match=r"VITKIT_OFFLINE=1 forbids.*--weights none"):
-        train({"data": str(table.root)}, tmp_path / "run", say=lambda _: None)
+        train(Recipe(data=str(table.root)), tmp_path / "run", say=lambda _: None)
     assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_are_not_there_are_named(table: ImageTable, tmp_path: Path) -> None:
     with pytest.raises(VitkitError, match=r"nowhere\.pth"):
-        train({"data": str(table.root), "weights": "nowhere.pth"}, tmp_path / "run", say=lambda _: None)
+        train(Recipe(data=str(table.root), weights="nowhere.pth"), tmp_path / "run", say=lambda _: None)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_from_weights_learns_and_says_where_from(source: Path, table: ImageTable, tmp_path: Path) -> None:
-    fields = {**runs.QUICK, "data": str(table.root), "weights": str(source), "method": "full", "lr": 1e-3}
-    fields.pop("model")
-    folder = train({**fields, "epochs": 6, "layer_decay": 0.9}, tmp_path / "run", say=lambda _: None)
+    fields: dict[str, Any] = {"model": None, "method": "full", "lr": 1e-3, "epochs": 6, "layer_decay": 0.9}
+    asked = Recipe(**{**runs.QUICK, "data": str(table.root), "weights": str(source), **fields})
+    folder = train(asked, tmp_path / "run", say=lambda _: None)
     runs.assert_learned(folder, table.root)
     assert load(folder).provenance["weights"]["source"] == source.name
     assert load(folder).preprocess == PIXELS
@@ -114,7 +114,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def images(data: Path, **fields: Any) -> dict[str, set[str]]:
     """The paths of each split."""
-    (own,) = resolve(runs.quick_fields(data=str(data), **fields)).parts
+    (own,) = resolve(Recipe(**runs.quick_fields(data=str(data), **fields))).parts
     table = own.images.table
     return {name: set(table.of_split(name).paths) for name in ("train", "val", "test")}
 
@@ -140,7 +140,7 @@ def test_smaller_subsets_are_nested_for_each_seed_and_fresh_for_another(data: Pa
 
 def test_folds_go_by_the_split_seed_too(data: Path) -> None:
     def tested(**fields: Any) -> list[set[str]]:
-        settled = resolve(runs.quick_fields(data=str(data), folds=3, **fields))
+        settled = resolve(Recipe(**runs.quick_fields(data=str(data), folds=3, **fields)))
         return [set(own.images.table.of_split("test").paths) for own in settled.parts]
 
     assert tested(seed=0, split_seed=5) == tested(seed=1, split_seed=5) != tested(seed=1)
@@ -159,10 +159,10 @@ def test_groups_that_names_reveal_are_reported_until_the_printed_flag_is_given(t
         own = root / file.parent.name
         own.mkdir(parents=True, exist_ok=True)
         file.rename(own / f"patient{number // 3:02}_{number % 3}.png")
-    (line,) = (each.text for each in resolve(runs.quick_fields(data=str(root))).findings if "--group-by" in each.text)
+    (line,) = (each.text for each in resolve(runs.quick(root)).findings if "--group-by" in each.text)
     assert "show 12 groups" in line
     flag = shlex.split(line[line.index("--group-by") :])[1]
-    settled = resolve(runs.quick_fields(data=str(root), group_by=flag))
+    settled = resolve(runs.quick(root, group_by=flag))
     assert not any("--group-by" in each.text for each in settled.findings)
     (own,) = settled.parts
     table = own.images.table

@@ -21,7 +21,6 @@ from vitkit.training import (
     checkpoint_every,
     train,
 )
-from vitkit.training import build as build_recipe
 from vitkit.training import checkpoint as state
 from vitkit.training import start as setup
 
@@ -186,7 +185,7 @@ def test_the_field_says_how_many_blocks_are_computed_again(text: str, every: int
 @pytest.mark.parametrize("text", ["some", "0", "-1", "1.5", "", "9" * 9])
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(VitkitError, match="checkpointing must be none, all, or a whole number above 0"):
-        build_recipe({"checkpointing": text})
+        Recipe(checkpointing=text)
 
 
 def test_checkpointing_changes_no_weight(data: Path, tmp_path: Path) -> None:

@@ -226,12 +226,14 @@ def test_teachers_that_cannot_be_had(spoilt: Path, name: str, complaint: str) ->
 )
 def test_choices_that_nothing_would_read_are_refused(fields: dict[str, Any], complaint: str) -> None:
     with pytest.raises(VitkitError, match=complaint):
-        check_effects(Recipe(method="full", **fields), fields, named=fields)
+        recipe = Recipe(method="full", **fields)
+        check_effects(recipe, recipe)
 
 
 def test_choices_that_are_read_are_not_refused() -> None:
     for fields in ({}, {"teacher": "t"}, {"teacher": "t", "distillation": "soft", "distill_alpha": 0.5}):
-        check_effects(Recipe(method="full", **fields), fields, named=fields)
+        recipe = Recipe(method="full", **fields)
+        check_effects(recipe, recipe)
 
 
 # --- Whole runs ---------------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ def folder(root: Path, part: str, *steps: Any) -> ImageFolder:
 
 
 def train(photos: Path, out: Path, *steps: Any, **fields: Any) -> vitkit.TrainingRun:
-    given = {"train_dataset": folder(photos, "train", *steps), "val_dataset": folder(photos, "val", *steps)}
-    return vitkit.train(**given, out=out, **{**SMALL, **QUIET, **fields})
+    given = {part: folder(photos, part, *steps) for part in ("train", "val")}
+    return vitkit.train(vitkit.Datasets(**given), vitkit.Recipe(**SMALL), out=out, **{**QUIET, **fields})
 
 
 WAYS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -155,7 +155,7 @@ def assert_agrees(run: vitkit.TrainingRun, data: ImageFolder) -> None:
     for i in range(0, len(data), 5):
         pixels, _ = data[i]
         of_tensor = run.classifier.probabilities(pixels[None])[0]
-        (of_file,) = vitkit.predict(run.folder, data.samples[i][0], precision="float32")
+        (of_file,) = vitkit.predict(run.folder, data.samples[i][0], compute=vitkit.Compute(precision="float32"))
         assert of_file.confidence == pytest.approx(of_tensor.max().item(), abs=1e-4)
         assert of_file.label == run.classifier.classes[int(of_tensor.argmax())]
 
@@ -177,9 +177,11 @@ def test_what_is_in_the_training_transforms_alone_does_not_count(photos: Path, t
     lines: list[str] = []
     seen = folder(photos, "train", v1.RandomResizedCrop(16), v1.ToTensor(), v1.Normalize(0.5, 0.5))
     judged = folder(photos, "val", v1.Resize((16, 16)), *PLAIN)
-    run = vitkit.train(train_dataset=seen, val_dataset=judged, out=tmp_path / "run", **SMALL, say=lines.append)
+    run = vitkit.train(
+        vitkit.Datasets(train=seen, val=judged), vitkit.Recipe(**SMALL), out=tmp_path / "run", say=lines.append
+    )
     assert run.classifier.preprocess.mean == MEAN and run.classifier.preprocess.fit == "squash"
-    said = "train_dataset normalises by mean 0.5, std 0.5, and val_dataset by mean 0.2/0.4/0.6, std 0.3/0.2/0.1"
+    said = "train normalises by mean 0.5, std 0.5, and val by mean 0.2/0.4/0.6, std 0.3/0.2/0.1"
     assert f"problem: {said}" in lines
 
 
@@ -199,16 +201,17 @@ class Hidden:
 
 
 def hidden(photos: Path, *steps: Any) -> dict[str, Any]:
-    return {f"{part}_dataset": Hidden(folder(photos, part, *steps)) for part in ("train", "val")}
+    return {part: Hidden(folder(photos, part, *steps)) for part in ("train", "val")}
 
 
 def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     steps = (v1.Resize((16, 16)), *PLAIN)
-    run = vitkit.train(**hidden(photos, *steps), out=tmp_path / "run", **SMALL, say=lines.append)
-    assert any("the model cannot read files: val_dataset gave tensors" in line for line in lines)
+    data = vitkit.Datasets(**hidden(photos, *steps))
+    run = vitkit.train(data, vitkit.Recipe(**SMALL), out=tmp_path / "run", say=lines.append)
+    assert any("the model cannot read files: val gave tensors" in line for line in lines)
     file = photos / "val" / "red" / "val0.png"
-    reason = "is unknown: val_dataset gave tensors, and it has no attribute `transform`"
+    reason = "is unknown: val gave tensors, and it has no attribute `transform`"
     for use in (
         lambda: vitkit.predict(run.folder, file, writer=lambda form, images: pytest.fail("the header was written")),
         lambda: vitkit.embed(run.folder, file),
@@ -222,7 +225,7 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
             use()
     assert not (tmp_path / "theirs").exists() and not (tmp_path / "model.onnx").exists()
     named = "fit=squash,interpolation=bilinear,mean=0.2,0.4,0.6,std=0.3,0.2,0.1"
-    (asked,) = vitkit.predict(run.folder, file, preprocess=named, precision="float32")
+    (asked,) = vitkit.predict(run.folder, file, compute=vitkit.Compute(precision="float32"), preprocess=named)
     said = run.classifier.probabilities(folder(photos, "val", *steps)[list(runs.COLOURS).index("red") * 6][0][None])
     assert asked.confidence == pytest.approx(said.max().item(), abs=1e-4)
 
@@ -230,23 +233,36 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
 def test_it_can_be_said(photos: Path, tmp_path: Path) -> None:
     steps = (v1.Resize((16, 16)), *PLAIN)
     named = {"resize": (16, 16), "interpolation": "bilinear", "mean": MEAN, "std": STD}
-    run = vitkit.train(**hidden(photos, *steps), preprocess=named, out=tmp_path / "run", **SMALL, **QUIET)
+    run = vitkit.train(
+        vitkit.Datasets(**hidden(photos, *steps), preprocess=named),
+        vitkit.Recipe(**SMALL),
+        out=tmp_path / "run",
+        **QUIET,
+    )
     assert run.classifier.preprocess == Preprocess(
         size=(16, 16), fit="squash", interpolation="bilinear", mean=MEAN, std=STD
     )
     assert_agrees(run, folder(photos, "val", *steps))
-    with pytest.raises(VitkitError, match="require train_dataset"):
-        vitkit.train(photos, preprocess=named, out=tmp_path / "files", **SMALL, **QUIET)
     with pytest.raises(VitkitError, match="mean"):
-        vitkit.train(**hidden(photos, *steps), preprocess="mean=3", out=tmp_path / "other", **SMALL, **QUIET)
+        vitkit.train(
+            vitkit.Datasets(**hidden(photos, *steps), preprocess="mean=3"),
+            vitkit.Recipe(**SMALL),
+            out=tmp_path / "other",
+            **QUIET,
+        )
     assert not (tmp_path / "other").exists()
 
 
 def test_pictures_are_prepared_as_is_said(photos: Path, tmp_path: Path) -> None:
-    given = {f"{part}_dataset": ImageFolder(str(photos / part)) for part in ("train", "val")}
-    run = vitkit.train(**given, preprocess="mean=0.2,std=0.3,fit=squash", out=tmp_path / "run", **SMALL, **QUIET)
+    given = {part: ImageFolder(str(photos / part)) for part in ("train", "val")}
+    run = vitkit.train(
+        vitkit.Datasets(**given, preprocess="mean=0.2,std=0.3,fit=squash"),
+        vitkit.Recipe(**SMALL),
+        out=tmp_path / "run",
+        **QUIET,
+    )
     assert (run.classifier.preprocess.fit, run.classifier.preprocess.mean) == ("squash", (0.2, 0.2, 0.2))
-    asked = vitkit.evaluate(run.folder, photos / "val", precision="float32", backend="eager")
+    asked = vitkit.evaluate(run.folder, photos / "val", compute=vitkit.Compute(precision="float32", backend="eager"))
     assert asked.evaluation.loss == pytest.approx(run.evaluation["loss"], rel=1e-4)
 
 
@@ -257,25 +273,26 @@ def test_a_run_that_was_interrupted_keeps_what_was_said(photos: Path, tmp_path: 
         def on_epoch_end(self, state: Any) -> None:
             state.should_stop = True
 
-    given = hidden(photos, *steps)
-    named = "fit=squash,mean=0.2,std=0.3"
-    run = vitkit.train(**given, preprocess=named, callbacks=[Stop()], out=tmp_path / "run", **SMALL, **QUIET)
+    data = vitkit.Datasets(**hidden(photos, *steps), preprocess="fit=squash,mean=0.2,std=0.3")
+    hooks = vitkit.Hooks(callbacks=[Stop()])
+    run = vitkit.train(data, vitkit.Recipe(**SMALL), hooks=hooks, out=tmp_path / "run", **QUIET)
     (tmp_path / "run" / "evaluation.json").unlink()
-    vitkit.train(resume=run.folder, **given, **QUIET)
+    vitkit.train(data, resume=run.folder, **QUIET)
     assert vitkit.load(run.folder).preprocess.mean == (0.2, 0.2, 0.2)
-    with pytest.raises(VitkitError, match="--resume takes everything from the run"):
-        vitkit.train(resume=run.folder, **given, preprocess=named, **QUIET)
+    with pytest.raises(VitkitError, match="resume takes everything from the run"):
+        vitkit.train(data, vitkit.Recipe(), resume=run.folder, **QUIET)
 
 
 @pytest.mark.parametrize("method", ["probe", "full"])
 def test_a_head_is_fitted_to_datasets_too(photos: Path, tmp_path: Path, method: str) -> None:
     """The same pictures as files and as a dataset: the same head."""
     begun = train(photos, tmp_path / "begun", v1.Resize((16, 16)), *PLAIN)
-    named: dict[str, Any] = {"weights": str(begun.folder), "epochs": 1, "say": lambda line: None, "hflip": False}
+    named: dict[str, Any] = {"weights": str(begun.folder), "epochs": 1, "hflip": False}
     named |= {"crop_scale": (0, 0), "lp_ft": True} if method == "full" else {}
-    given = {f"{part}_dataset": ImageFolder(str(photos / part)) for part in ("train", "val")}
-    run = vitkit.train(**given, method=method, out=tmp_path / "own", **named)
-    files = vitkit.train(photos, method=method, out=tmp_path / "files", **named)
+    given = {part: ImageFolder(str(photos / part)) for part in ("train", "val")}
+    recipe = vitkit.Recipe(method=method, **named)
+    run = vitkit.train(vitkit.Datasets(**given), recipe, out=tmp_path / "own", **QUIET)
+    files = vitkit.train(photos, recipe, out=tmp_path / "files", **QUIET)
     if method == "probe":
         runs.assert_same_weights(run.folder, files.folder)
         assert run.evaluation["loss"] == pytest.approx(files.evaluation["loss"], rel=1e-3)

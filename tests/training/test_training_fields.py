@@ -19,7 +19,7 @@ from runs import resolved
 from runs import told as train
 from vitkit.data import ImageTable, split, split_from_file
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.training import Loop, StabilityGuard, build, load_fields, losses, run
+from vitkit.training import Loop, Recipe, StabilityGuard, losses, run
 from vitkit.weights import load
 
 
@@ -188,7 +188,7 @@ def test_the_flowers_are_split_into_2939_and_731() -> None:
         labels=labels,
         splits=(None,) * len(labels),
     )
-    recipe = build(load_fields("flowers-head"), "flowers-head")
+    recipe = Recipe.load("flowers-head")
     outcome = split(table, recipe.split, recipe.seed)
     assert outcome.of_split("val").counts() == {name: int(n * 0.2) for name, n in counts.items()}
     assert (len(outcome.of_split("train")), len(outcome.of_split("val")), len(outcome.of_split("test"))) == (

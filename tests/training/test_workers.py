@@ -47,13 +47,13 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
 @pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__":\n    '])
 def test_a_script_without_a_guard_is_told_to_have_one_where_processes_import_it(tmp_path: Path, guard: str) -> None:
     photos, folder = runs.photos(tmp_path / "photos"), tmp_path / "run"
-    options = f"weights='none', model='vit_micro_patch8_16', epochs=1, workers=1, cache='none', out={str(folder)!r}"
+    recipe = "vitkit.Recipe(weights='none', model='vit_micro_patch8_16', epochs=1, workers=1, cache='none')"
     script = tmp_path / "own.py"
     script.write_text(
         "import multiprocessing\n"
         "multiprocessing.set_start_method('spawn', force=True)\n"
         "print('script starts', flush=True)\nimport vitkit\n"
-        f"{guard}vitkit.train({str(photos)!r}, {options})\n"
+        f"{guard}vitkit.train({str(photos)!r}, {recipe}, out={str(folder)!r})\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     if guard:

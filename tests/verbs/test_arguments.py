@@ -80,21 +80,24 @@ def test_it_answers_or_says_why_not(name: str, place: Path, tmp_path: Path, monk
     ("call", "said"),
     [
         (lambda _: vitkit.load(""), r'source is empty \(""\): pass a path \("\." is the current folder\)'),
-        (lambda _: vitkit.load(5), "source must be a path, not 5"),  # type: ignore[arg-type]
-        (lambda _: vitkit.load(None), "source must be a path, not None"),  # type: ignore[arg-type]
+        (lambda _: vitkit.load(5), "source must be text or a path, not 5"),  # type: ignore[arg-type]
+        (lambda _: vitkit.load(None), "source must be text or a path, not None"),  # type: ignore[arg-type]
         (lambda own: vitkit.predict("", own), "model is empty"),
-        (lambda own: vitkit.predict(5, own), "model must be a path or a Classifier, not 5"),  # type: ignore[arg-type]
-        (lambda own: vitkit.predict(b"x", own), "model must be a path or a Classifier, not bytes"),  # type: ignore[arg-type]
+        (lambda own: vitkit.predict(5, own), "model must be text, a path or a Classifier, not 5"),  # type: ignore[arg-type]
+        (lambda own: vitkit.predict(b"x", own), "model must be text, a path or a Classifier, not bytes"),  # type: ignore[arg-type]
         (lambda own: vitkit.predict(own, own, top="3"), "top must be a whole number, not '3'"),  # type: ignore[arg-type]
         (lambda own: vitkit.predict(own, own, top=True), "top must be a whole number, not True"),
-        (lambda own: vitkit.predict(own, own, reject="x"), "reject must be a number or None, not 'x'"),  # type: ignore[arg-type]
+        (lambda _: vitkit.Promises(reject="x"), "reject must be a finite number, not 'x'"),
         (lambda own: vitkit.predict(own, own, out=""), "out is empty"),
-        (lambda own: vitkit.predict(own, own, templates="a {}"), "templates must be a list of texts, not 'a {}'"),
+        (lambda _: vitkit.Names(templates="a {}"), "templates must be texts, not 'a {}'"),
         (lambda own: vitkit.evaluate(own, ""), "data is empty"),
         (lambda own: vitkit.explain(own, own, ""), "out is empty"),
-        (lambda own: vitkit.train(""), "data is empty"),
+        (lambda own: vitkit.train(""), "DATA is empty"),
         (lambda own: vitkit.doctor(""), "data is empty"),
-        (lambda own: vitkit.train(own, class_names="ab"), "class_names must be a list of texts or None, not 'ab'"),
+        (
+            lambda own: vitkit.train(vitkit.Datasets(5, class_names="ab")),
+            "class_names must be a list of names, in the order of the labels, not 'ab'",
+        ),
     ],
 )
 def test_what_is_refused_is_named(call: Any, said: str, place: Path) -> None:
@@ -107,7 +110,8 @@ def test_numbers_of_numpy_and_paths_of_pathlib_are_taken(place: Path) -> None:
         def __fspath__(self) -> str:
             return str(place / "photos" / "a" / "0.png")
 
-    found = vitkit.predict(place / "model", Own(), top=np.int64(2), reject=np.float32(0.0), batch_size=np.uint8(4))  # type: ignore[arg-type]
+    compute, promises = vitkit.Compute(batch_size=np.uint8(4)), vitkit.Promises(reject=np.float32(0.0))
+    found = vitkit.predict(place / "model", Own(), compute=compute, promises=promises, top=np.int64(2))
     assert len(found) == 1 and len(next(iter(found)).top) == 2
 
 

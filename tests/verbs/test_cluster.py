@@ -23,7 +23,7 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.verbs.cluster import _share, parquet_folder, write_by_ray
 
-EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+EXACT = package.Compute(backend="eager", precision="float32")
 SQUARES = pyarrow.schema({"path": pyarrow.string(), "square": pyarrow.int64()})
 TESTS = Path(__file__).parents[1]
 # Ray Data sets its own deprecated settings to their defaults, for each of which it warns.
@@ -58,12 +58,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_predictions_are_those_of_one_process(vitkit: Any, here: Path, cluster: None) -> None:
-    whole = {row.path: row for row in package.predict("model", "photos", top=2, reject=0.6, **EXACT)}
+    whole = {
+        row.path: row
+        for row in package.predict("model", "photos", promises=package.Promises(reject=0.6), top=2, compute=EXACT)
+    }
     flags = ("--top", 2, "--reject", 0.6, "--backend", "eager", "--precision", "float32")
     outcome = vitkit("predict", "model", "photos", *flags, "--cluster", "ray", "-o", "rows.parquet")
     rejected = sum(row.is_rejected for row in whole.values())
     words = f"22 images (1 unreadable, {rejected} rejected), eager, float32, on a Ray cluster: rows.parquet\n"
-    assert (outcome.code, outcome.out) == (0, words)
+    assert (outcome.code, outcome.out) == (1, words)
     rows = [row for file in Path("rows.parquet").iterdir() for row in pq.read_table(file).to_pylist()]
     assert len(rows) == 22 and len({row["path"] for row in rows}) == 22
     for row in rows:
@@ -78,7 +81,7 @@ def test_predictions_are_those_of_one_process(vitkit: Any, here: Path, cluster: 
 
 def test_features_and_figures_are_those_of_one_process(here: Path, cluster: None) -> None:
     whole = package.embed("model", "photos")
-    result = package.embed("model", "photos", out="rows.parquet", cluster="ray")
+    result = package.embed("model", "photos", compute=package.Compute(cluster="ray"), out="rows.parquet")
     assert (result.images, result.unreadable) == (22, 1)
     rows = {row["path"]: row for row in pq.read_table("rows.parquet").to_pylist()}
     readable = [path for path in whole.paths if "caf" not in path]
@@ -87,8 +90,8 @@ def test_features_and_figures_are_those_of_one_process(here: Path, cluster: None
     expected = whole.features[[whole.paths.index(path) for path in readable]]
     np.testing.assert_allclose(features, expected, atol=1e-5)
 
-    figures = package.evaluate("model", "photos", **EXACT).figures
-    of_cluster = package.evaluate("model", "photos", out="figures", cluster="ray", **EXACT).figures
+    figures = package.evaluate("model", "photos", compute=EXACT).figures
+    of_cluster = package.evaluate("model", "photos", out="figures", compute=EXACT.replace(cluster="ray")).figures
     assert of_cluster.keys() == figures.keys()
     for name in ("accuracy", "loss", "ece", "brier"):
         assert of_cluster[name] == pytest.approx(figures[name], abs=1e-6)
@@ -101,7 +104,7 @@ def test_a_worker_that_is_killed_loses_nothing(tmp_path: Path, cluster: None) ->
     seen.mkdir()
     images = [str(i) for i in range(40)]
     with parquet_folder(tmp_path / "rows.parquet", (), force=False) as folder:
-        write_by_ray(Dying(seen, "23").start, images, SQUARES, folder, workers=1, device="cpu")
+        write_by_ray(Dying(seen, "23").start, images, SQUARES, folder, package.Compute(cluster="ray:1", device="cpu"))
     rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     assert sorted(row["square"] for row in rows) == [i * i for i in range(40)]
     assert (seen / "death").exists() and len({file.name.partition(" by ")[2] for file in seen.glob("* by *")}) == 2
@@ -113,7 +116,7 @@ def test_what_a_worker_refuses_is_said_and_leaves_nothing(tmp_path: Path, cluste
         pytest.raises(VitkitError, match=r"^there is no such model on this machine$"),
         parquet_folder(out, (), force=False) as folder,
     ):
-        write_by_ray(refuse, ["1"], SQUARES, folder, workers=1, device="cpu")
+        write_by_ray(refuse, ["1"], SQUARES, folder, package.Compute(cluster="ray:1", device="cpu"))
     assert not list(tmp_path.iterdir())
 
 
@@ -141,7 +144,7 @@ def test_an_output_is_replaced_only_with_force(tmp_path: Path) -> None:
 
 def test_what_the_flags_require(vitkit: Any, here: Path) -> None:
     for flags, words in (
-        (("--workers", 2), "--workers requires --cluster"),
+        (("--cluster", "ray:0"), "--cluster must be ray, or ray:N for N processes, not 'ray:0'"),
         (("--cluster", "ray"), "--cluster requires --out"),
         (("--cluster", "ray", "-o", "rows.csv"), "--out rows.csv must end in .parquet"),
         (("--cluster", "ray", "-o", "nowhere/rows.parquet"), "there is no folder nowhere"),
@@ -151,15 +154,15 @@ def test_what_the_flags_require(vitkit: Any, here: Path) -> None:
         outcome = vitkit("predict", "model", "photos", *flags)
         assert outcome.code == 2 and words in outcome.err, flags
     assert "leave it out" in vitkit("eval", "model", "photos", "--cluster", "ray", "--tta", "flip", "-o", "out").err
-    with pytest.raises(VitkitError, match="--cluster requires a model that other machines can open"):
-        package.predict(package.load("model"), "photos", out="rows.parquet", cluster="ray")
+    with pytest.raises(VitkitError, match="cluster requires a model that other machines can open"):
+        package.predict(package.load("model"), "photos", compute=package.Compute(cluster="ray"), out="rows.parquet")
     assert sorted(file.name for file in here.iterdir()) == ["model", "photos"]
 
 
 def test_ray_is_named_if_it_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(VitkitError, match=r"--cluster ray requires Ray: pip install 'vitkit\[ray\]'"):
-        package.predict("model", "photos", out="rows.parquet", cluster="ray")
+    with pytest.raises(VitkitError, match=r"cluster ray requires Ray: pip install 'vitkit\[ray\]'"):
+        package.predict("model", "photos", compute=package.Compute(cluster="ray"), out="rows.parquet")
     assert sorted(file.name for file in here.iterdir()) == ["model", "photos"]
 
 

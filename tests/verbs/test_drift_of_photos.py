@@ -29,7 +29,7 @@ __all__ = ["browser"]  # a fixture
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+EXACT = package.Compute(backend="eager", precision="float32")
 
 
 def photographs(folder: Path, counts: dict[str, int], seed: int, noise: float = 60.0) -> Path:
@@ -76,7 +76,7 @@ def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: 
 def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
     data = runs.photos(tmp_path / "photos", images=40, noise=60, seed=3)
     run = train(runs.quick(data, split=(0.4, 0.3, 0.3), epochs=3), tmp_path / "run", say=lambda _: None)
-    trust, evaluated = load(run).held_out, package.evaluate(run, **EXACT)
+    trust, evaluated = load(run).held_out, package.evaluate(run, compute=EXACT)
     assert trust is not None and trust.tests is not None
     with (run / "predictions.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -111,7 +111,7 @@ def test_other_pictures_are_reported_and_listed_first(run: Path, tmp_path: Path)
     assert [Path(path).name for path in result.errors] == ["broken.png"]
     values = [each.familiar for each in result.unfamiliar]
     assert values == sorted(values)  # type: ignore[type-var]
-    rows = {row.path: row.familiar for row in package.predict(run, now, **EXACT)}
+    rows = {row.path: row.familiar for row in package.predict(run, now, compute=EXACT)}
     assert all(rows[each.path] == pytest.approx(each.familiar, abs=1e-6) for each in result.unfamiliar)
 
 
@@ -131,7 +131,7 @@ def test_values_that_make_no_sense_are_refused(run: Path, tmp_path: Path) -> Non
     few = package.doctor(now, against=run)
     assert any("only large differences" in note for note in few.notes)
     assert few.detectable is None and few.detection.endswith("there is one class, too few images, or a low level")
-    with pytest.raises(VitkitError, match=r"--level 1\.0 must be above 0 and below 1"):
+    with pytest.raises(VitkitError, match=r"level 1\.0 must be above 0 and below 1"):
         package.doctor(now, against=run, level=1.0)
     with pytest.raises(VitkitError, match="nothing is written next to the photographs"):
         package.doctor(now, now / "drift.html", against=run)
@@ -173,9 +173,9 @@ def test_the_page_fits_and_names_what_differs(run: Path, tmp_path: Path, size: s
 
 def test_the_server_counts_what_is_compared(run: Path, tmp_path: Path) -> None:
     now = sorted(photographs(tmp_path / "now", {"red": 6, "green": 2}, 1).iterdir())
-    rows = list(package.predict(run, now, **EXACT))
+    rows = list(package.predict(run, now, compute=EXACT))
     files = [("image", (path.name, path.read_bytes())) for path in now]
-    with serve([run], port=0, **EXACT) as server:
+    with serve([run], port=0, compute=EXACT) as server:
         httpx.post(f"{server.url}/predict?unknown=0.5&reject=0.9", files=files, timeout=30)
         lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))

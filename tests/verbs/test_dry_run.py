@@ -30,9 +30,9 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_told_is_what_a_run_does(inside: Path) -> None:
-    found = vitkit.dry_run("digits", **QUICK, price=3.0)
+    found = vitkit.dry_run("digits", vitkit.Recipe(**QUICK), price=3.0)
     assert list(inside.iterdir()) == []
-    run = vitkit.train("digits", **QUICK, out=inside / "run", say=lambda line: None)
+    run = vitkit.train("digits", vitkit.Recipe(**QUICK), out=inside / "run", say=lambda line: None)
     assert found.recipe == run.recipe
     assert (found.images, found.classes, found.steps) == (200, 10, run.rows()[-1]["step"])
     assert found.parameters == found.trained == sum(each.numel() for each in run.classifier.model.parameters())
@@ -62,7 +62,7 @@ def test_a_step_that_does_not_fit_is_said(command: Any, inside: Path, monkeypatc
 
 
 def test_batches_of_a_step_share_its_memory(inside: Path) -> None:
-    one, four = (vitkit.dry_run("digits", **QUICK, grad_accum=parts) for parts in (1, 4))
+    one, four = (vitkit.dry_run("digits", vitkit.Recipe(**QUICK, grad_accum=parts)) for parts in (1, 4))
     assert (one.images_in_step, four.images_in_step) == (32, 128)
     assert one.flops_per_image == four.flops_per_image
     gradients = 4 * one.parameters  # those of the second batch are added to those of the first
@@ -74,7 +74,7 @@ def test_the_time_is_that_of_the_images_there_are(
     inside: Path, monkeypatch: pytest.MonkeyPatch, parts: int, in_step: int
 ) -> None:
     monkeypatch.setattr(step_cost, "_seconds", lambda work: (1.0, work()))
-    found = vitkit.dry_run("digits", **QUICK | {"max_images": 33}, grad_accum=parts)
+    found = vitkit.dry_run("digits", vitkit.Recipe(**QUICK | {"max_images": 33}, grad_accum=parts))
     computed = 1 / 32 / min(parts, 2)  # one or two batches of 32 images take a second
     reading, checked = 1 / 32, 1 / 2
     assert (found.images, found.images_in_step, found.reading_per_image) == (33, in_step, reading)
@@ -86,28 +86,28 @@ def test_the_time_is_that_of_the_images_there_are(
 
 def test_a_long_step_is_estimated_from_a_few_images(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     larger = QUICK | {"image_size": 48}  # the activations need more memory than the optimiser
-    measured = vitkit.dry_run("digits", **larger)
+    measured = vitkit.dry_run("digits", vitkit.Recipe(**larger))
     monkeypatch.setattr(step_cost, "_LONG", 0.0)
-    estimated = vitkit.dry_run("digits", **larger)
+    estimated = vitkit.dry_run("digits", vitkit.Recipe(**larger))
     assert estimated.images_in_step == measured.images_in_step
     assert estimated.peak_memory == pytest.approx(measured.peak_memory, rel=0.15)
     assert any("are estimated from steps with 2 and 4 images" in note for note in estimated.notes)
 
 
 def test_a_step_too_large_for_the_machine_is_not_taken(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = vitkit.dry_run("digits", **QUICK).peak_memory
+    needed = vitkit.dry_run("digits", vitkit.Recipe(**QUICK)).peak_memory
     monkeypatch.setattr(step_cost, "available_memory", lambda: needed * 3 // 4)
-    with pytest.raises(vitkit.VitkitError, match=r"it does not fit: .* try --batch-size \d+ --grad-accum \d+$"):
-        vitkit.dry_run("digits", **QUICK | {"batch_size": 64})
+    with pytest.raises(vitkit.VitkitError, match=r"it does not fit: .* try batch_size \d+ grad_accum \d+$"):
+        vitkit.dry_run("digits", vitkit.Recipe(**QUICK | {"batch_size": 64}))
     monkeypatch.setattr(step_cost, "available_memory", lambda: 10_000_000)
     with pytest.raises(vitkit.VitkitError, match=r"weights, gradients and moments take 0\.0 GiB"):
-        vitkit.dry_run("digits", **QUICK)
+        vitkit.dry_run("digits", vitkit.Recipe(**QUICK))
 
 
 def test_a_precision_that_the_processor_lacks_is_replaced_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "best_precision", lambda _: "float32")
     small = {"model_fields": {"layers": 1, "hidden_size": 16, "heads": 2, "mlp_size": 16}}
-    found = vitkit.dry_run(recipe="paper-vit-b16-imagenet", batch_size=4, **small)
+    found = vitkit.dry_run(recipe=vitkit.Recipe.load("paper-vit-b16-imagenet").replace(batch_size=4, **small))
     assert found.precision == found.recipe.precision == "float32"
     assert any("bfloat16 far more slowly" in note for note in found.notes)
 
@@ -123,18 +123,20 @@ def test_the_errors_are_those_of_a_training(inside: Path) -> None:
     (inside / "full").mkdir()
     (inside / "full" / "file").touch()
     with pytest.raises(vitkit.VitkitError, match="exists and is not empty"):
-        vitkit.dry_run("digits", out=inside / "full", **QUICK)
+        vitkit.dry_run("digits", vitkit.Recipe(**QUICK), out=inside / "full")
 
 
 @pytest.mark.parametrize("name", [name for name in bundled() if is_of_paper(name)])
 def test_a_recipe_of_the_paper_knows_its_images(name: str) -> None:
-    training = paper_training(name)
+    training = paper_training(vitkit.Recipe.load(name))
     assert training.config.num_classes == training.corpus.classes
     assert training.steps > 0
 
 
 def test_a_recipe_of_the_paper_is_measured_on_noise() -> None:
     small = {"model_fields": {"layers": 1, "hidden_size": 16, "heads": 2, "mlp_size": 16}}
-    found = vitkit.dry_run(recipe="paper-vit-b16-imagenet", batch_size=4, device="cpu", **small)
+    found = vitkit.dry_run(
+        recipe=vitkit.Recipe.load("paper-vit-b16-imagenet").replace(batch_size=4, device="cpu", **small)
+    )
     assert (found.images, found.classes) == (1_281_167, 1000)
     assert any("noise instead of the 1,281,167 images" in note for note in found.notes)

@@ -72,9 +72,8 @@ def test_embeddings_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: P
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"what": "tokens"}, "--what 'tokens' is none of head, class, mean, patches"),
-        ({"top": 0, "near": "photos/a.png"}, "--top must be at least 1"),
-        ({"batch_size": 0}, "--batch-size must be at least 1"),
+        ({"what": "tokens"}, "what must be one of head, class, mean, patches, not 'tokens'"),
+        ({"top": 0, "near": "photos/a.png"}, "top must be at least 1, not 0"),
         ({"out": "photos/f.npz"}, "next to the photographs"),
     ],
 )

@@ -21,7 +21,13 @@ from vitkit.weights import load
 
 @pytest.mark.parametrize(
     ("values", "flags"),
-    [({}, ()), ({"split": "val", "precision": "float32"}, ("--split", "val", "--precision", "float32"))],
+    [
+        ({}, ()),
+        (
+            {"split": "val", "compute": package.Compute(precision="float32")},
+            ("--split", "val", "--precision", "float32"),
+        ),
+    ],
 )
 def test_function_and_command_give_the_same_figures(
     vitkit: Any, trained: Path, tmp_path: Path, values: dict[str, Any], flags: tuple[Any, ...]
@@ -74,17 +80,17 @@ def test_an_evaluation_is_shown_in_a_line_and_in_a_notebook(trained: Path) -> No
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"layout": "pairs"}, "--layout 'pairs' is none of auto, classes, splits"),
-        ({"layout": "classes"}, "--layout classes applies to the folders of DATA"),
-        ({"backend": "fastest"}, "fastest"),
-        ({"precision": "float16"}, "float16"),
+        ({"layout": "pairs"}, "layout must be one of auto, classes, splits, not 'pairs'"),
+        ({"layout": "classes"}, "layout classes applies to the folders of DATA"),
+        ({"compute": {"backend": "fastest"}}, "fastest"),
+        ({"compute": {"precision": "float16"}}, "float16"),
         ({"split": "tset"}, "tset"),
-        ({"data_root": "nowhere"}, "--data-root nowhere: no such folder"),
+        ({"data_root": "nowhere"}, "data_root nowhere: no such folder"),
     ],
 )
 def test_what_cannot_be_is_refused(trained: Path, values: dict[str, Any], told: str) -> None:
     with pytest.raises(VitkitError, match=told):
-        package.evaluate(trained, **values)
+        package.evaluate(trained, **values | {"compute": package.Compute(**values.get("compute", {}))})
 
 
 def test_figures_of_a_run_that_is_being_trained_say_so(trained: Path) -> None:
@@ -113,7 +119,7 @@ def test_a_stopped_training_is_noted_in_every_use(trained: Path, data: Path, tmp
     assert f"warning: {expected}" in vitkit("convert", stopped, tmp_path / "converted").out
     assert "warning" not in vitkit("info", trained).out + vitkit("info", tmp_path / "converted").out
     said: list[str] = []
-    package.train(data, weights=str(stopped), method="probe", out=tmp_path / "run", say=said.append)
+    package.train(data, package.Recipe(weights=str(stopped), method="probe"), out=tmp_path / "run", say=said.append)
     begun = next(i for i, line in enumerate(said) if line.startswith("frozen backbone"))
     assert [line for line in said[:begun] if line.startswith(f"note: {expected}")]
     for name in ("model.json", "model.safetensors"):

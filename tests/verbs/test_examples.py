@@ -63,8 +63,8 @@ def test_an_example_is_python_and_uses_public_names(name: str) -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the examples name: runs, photographs, weights, and a model for images and text."""
     folder = tmp_path_factory.mktemp("examples")
-    quick = {**runs.QUICK, "epochs": 1, "max_images": 60, "model_fields": runs.SIZE, "say": lambda _: None}
-    vitkit.train("digits", out=folder / "runs" / "digits-1", **quick)
+    quick = {**runs.QUICK, "epochs": 1, "max_images": 60, "model_fields": runs.SIZE}
+    vitkit.train("digits", vitkit.Recipe(**quick), out=folder / "runs" / "digits-1", say=lambda _: None)
     photos = runs.photos(folder / "PHOTOS")
     leaves = {
         "weights": str(folder / "runs" / "digits-1"),
@@ -75,7 +75,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for seed in (1, 2):
         out = folder / "runs" / f"leaves-{seed}"
-        vitkit.train(photos, out=out, seed=seed, batch_size=8, precision="float32", say=lambda _: None, **leaves)
+        vitkit.train(
+            photos, vitkit.Recipe(seed=seed, batch_size=8, precision="float32", **leaves), out=out, say=lambda _: None
+        )
     shutil.copytree(photos / "red", folder / "photos")
     shutil.copy(photos / "red" / "img1.png", folder / "photo.jpg")
     shutil.copytree(photos, folder / "labelled")

@@ -55,12 +55,12 @@ def test_a_classifier_in_memory_is_written(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({}, "name the runtime: --to onnx, openvino, torch, html or zip"),
-        ({"to": "tflite"}, "--to 'tflite' is none of onnx, openvino, torch, html, zip"),
-        ({"out": "a.h5"}, r"--out a\.h5 must end in \.onnx, \.xml, \.pt2, \.html or \.zip"),
-        ({"to": "onnx", "precision": "int8"}, "--precision 'int8' is none of float32, bfloat16, float16"),
-        ({"to": "onnx", "image_size": (0, 3)}, "--image-size 0,3 must be one number of pixels"),
-        ({"to": "onnx", "layout": "mine"}, "--layout 'mine' is none of auto, classes, splits"),
+        ({}, "name the runtime: to onnx, openvino, torch, html or zip"),
+        ({"to": "tflite"}, "to must be one of onnx, openvino, torch, html, zip, not 'tflite'"),
+        ({"out": "a.h5"}, r"out a\.h5 must end in \.onnx, \.xml, \.pt2, \.html or \.zip"),
+        ({"to": "onnx", "precision": "int8"}, "precision must be one of float32, bfloat16, float16, not 'int8'"),
+        ({"to": "onnx", "image_size": (0, 3)}, "image_size 0,3 must be one number of pixels"),
+        ({"to": "onnx", "layout": "mine"}, "layout must be one of auto, classes, splits, not 'mine'"),
     ],
 )
 def test_what_is_no_choice_is_refused(folder: Path, options: Any, complaint: str) -> None:
@@ -71,9 +71,9 @@ def test_what_is_no_choice_is_refused(folder: Path, options: Any, complaint: str
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"to": "onnx"}, r"a classifier in memory has no name: name a file with --out FILE\.onnx"),
+        ({"to": "onnx"}, r"a classifier in memory has no name: name a file with out FILE\.onnx"),
         ({"out": "a.onnx", "image_size": 32}, "the size of a classifier in memory is fixed"),
-        ({"out": "a.onnx", "data_root": "photos"}, "--data-root applies to the images of a run"),
+        ({"out": "a.onnx", "data_root": "photos"}, "data_root applies to the images of a run"),
     ],
 )
 def test_what_only_a_folder_has_is_refused_of_a_classifier(

@@ -1,4 +1,4 @@
-"""`vitkit predict --from-list`, and Parquet."""
+"""`vitkit predict MODEL @FILE`, and Parquet."""
 
 import csv
 import io
@@ -42,7 +42,7 @@ def test_each_line_is_a_row_in_its_order(here: Path) -> None:
     lines += ["photos/a.png", f"photos/{NOT_UTF8}", "photos/*.png", "photos/[x].png", " photos/a.png"]
     for end in ("\n", "\r\n"):
         Path("list.txt").write_bytes(b"\xef\xbb\xbf" + os.fsencode(end.join(lines)))  # no line end after the last
-        rows = list(package.predict("model", from_list="list.txt"))
+        rows = list(package.predict("model", "@list.txt"))
         assert [row.path for row in rows] == list(dict.fromkeys(line for line in lines if line.strip()))
         unreadable = {row.path: row.error for row in rows if row.error is not None}
         assert set(unreadable) == {"photos/nowhere.png", "photos", "photos/*.png", " photos/a.png"}
@@ -55,16 +55,16 @@ def test_standard_input(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch
     text = b"photos/a.png\nphotos/with space.png\n"
     Path("list.txt").write_bytes(text)
     exact = ("--precision", "float32")  # in bfloat16, batches of one and of two images are rounded differently
-    written = vitkit("predict", "model", "--from-list", "list.txt", *exact).out
+    written = vitkit("predict", "model", "@list.txt", *exact).out
     for flags in ((), ("-o", "rows.csv"), ("-o", "rows.csv", "--force", "--shard", "1/1")):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
-        outcome = vitkit("predict", "model", "--from-list", "-", *exact, *flags)
+        outcome = vitkit("predict", "model", "@-", *exact, *flags)
         assert outcome.code == 0 and written == (Path("rows.csv").read_text() if flags else outcome.out)
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_each_line_of_standard_input_is_answered_before_the_next(here: Path, flags: tuple[str, ...]) -> None:
-    command = [warm.vitkit(), "predict", "model", "--from-list", "-", *flags]
+    command = [warm.vitkit(), "predict", "model", "@-", *flags]
     with subprocess.Popen(command, env=runs.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         assert program.stdin is not None and program.stdout is not None
         for number, path in enumerate(("photos/a.png", "photos/nowhere.png", "photos/with space.png")):
@@ -75,7 +75,7 @@ def test_each_line_of_standard_input_is_answered_before_the_next(here: Path, fla
             assert path.encode() in program.stdout.readline()
         program.stdin.close()
         assert program.stdout.read() == b""
-    assert program.returncode == 0
+    assert program.returncode == 1  # one of them is nowhere
 
 
 def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +99,8 @@ def test_a_picture_may_come_from_standard_input(vitkit: Any, here: Path, monkeyp
 
 def test_standard_input_that_is_closed(vitkit: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    outcome = vitkit("predict", "model", "--from-list", "-")
-    assert (outcome.code, outcome.err) == (2, "error: --from-list -: standard input is closed\n")
+    outcome = vitkit("predict", "model", "@-")
+    assert (outcome.code, outcome.err) == (2, "error: @-: standard input is closed\n")
 
 
 @pytest.mark.parametrize(
@@ -116,26 +116,24 @@ def test_standard_input_that_is_closed(vitkit: Any, here: Path, monkeypatch: pyt
 def test_what_is_no_list(vitkit: Any, here: Path, content: bytes | None, words: str) -> None:
     if content is not None:
         Path("list.txt").write_bytes(content)
-    outcome = vitkit("predict", "model", "--from-list", "list.txt", "-o", "rows.csv")
-    assert outcome.code == 2 and outcome.err.startswith("error: --from-list list.txt") and words in outcome.err
+    outcome = vitkit("predict", "model", "@list.txt", "-o", "rows.csv")
+    assert outcome.code == 2 and outcome.err.startswith("error: @list.txt") and words in outcome.err
     assert not Path("rows.csv").exists()
 
 
 def test_a_list_is_never_overwritten(vitkit: Any, here: Path) -> None:
     Path("list.csv").write_text("photos/a.png\n")
     for flags in ((), ("--shard", "1/1")):
-        outcome = vitkit("predict", "model", "--from-list", "list.csv", "-o", "./list.csv", "--force", *flags)
-        assert outcome.code == 2 and "--out list.csv is the list of --from-list" in outcome.err
+        outcome = vitkit("predict", "model", "@list.csv", "-o", "./list.csv", "--force", *flags)
+        assert outcome.code == 2 and "--out list.csv is the list of images" in outcome.err
     assert Path("list.csv").read_text() == "photos/a.png\n"
 
 
 def test_a_list_stands_alone(vitkit: Any, here: Path) -> None:
     Path("list.txt").write_text("photos/a.png\n")
-    assert "pass no other images" in vitkit("predict", "model", "photos", "--from-list", "list.txt").err
+    assert "pass no other images" in vitkit("predict", "model", "photos", "@list.txt").err
     assert "there is no image" in vitkit("predict", "model").err
-    assert (
-        "--pictures cannot be combined" in vitkit("predict", "model", "--from-list", "list.txt", "--pictures", "p").err
-    )
+    assert "--pictures cannot be combined" in vitkit("predict", "model", "@list.txt", "--pictures", "p").err
 
 
 def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
@@ -144,9 +142,9 @@ def test_addresses_are_read_and_fail_row_by_row(here: Path) -> None:
         try:
             lines = [f"{site.address}/a.png", f"{site.address}/nowhere.png", "photos/a.png", f"{site.address}/a.png"]
             Path("list.txt").write_text("\n".join(lines))
-            package.predict("model", from_list="list.txt", out="rows.csv")
-            package.predict("model", from_list="list.txt", out="rows.csv", resume=True)
-            rows = list(package.predict("model", from_list="list.txt"))
+            package.predict("model", "@list.txt", out="rows.csv")
+            package.predict("model", "@list.txt", out="rows.csv", resume=True)
+            rows = list(package.predict("model", "@list.txt"))
             requests = dict(site.requests)
         finally:
             _filesystem_of.cache_clear()
@@ -167,7 +165,7 @@ def test_offline_no_server_is_asked(vitkit: Any, here: Path, monkeypatch: pytest
             Path("list.txt").write_text(f"photos/a.png\n{address}\n")
             place = address.rpartition("/")[0]
             for arguments in (
-                ("predict", "model", "--from-list", "list.txt", "-o", "rows.csv"),
+                ("predict", "model", "@list.txt", "-o", "rows.csv"),
                 ("predict", "model", place),
                 ("predict", "model", "photos", "-o", "s3://bucket/rows.csv"),
                 ("doctor", place),
@@ -188,7 +186,7 @@ def test_a_refusal_is_final_and_a_busy_server_is_asked_again(here: Path, monkeyp
         try:
             site.fault = lambda name, before: "forbidden" if name == "a.png" else "busy"
             Path("list.txt").write_text(f"{site.address}/a.png\n{site.address}/b.png\n")
-            rows = list(package.predict("model", from_list="list.txt"))
+            rows = list(package.predict("model", "@list.txt"))
             requests = dict(site.requests)
         finally:
             _filesystem_of.cache_clear()
@@ -200,9 +198,9 @@ def test_parquet_has_the_cells_of_the_csv_file(vitkit: Any, here: Path) -> None:
     Path("photos/text.png").write_text("not a picture")
     confidences = sorted(row.confidence for row in package.predict("model", "photos") if row.confidence is not None)
     flags = ("--top", 2, "--reject", (confidences[0] + confidences[-1]) / 2)
-    assert vitkit("predict", "model", "photos", *flags, "-o", "rows.csv").code == 0
+    assert vitkit("predict", "model", "photos", *flags, "-o", "rows.csv").code == 1
     outcome = vitkit("predict", "model", "photos", *flags, "-o", "rows.parquet")
-    assert (outcome.code, outcome.out.split()[0]) == (0, "7")
+    assert (outcome.code, outcome.out.split()[0]) == (1, "7")
     table = pq.read_table("rows.parquet")
     assert {name: str(table.schema.field(name).type) for name in ("path", "label", "confidence", "confidence_2")} == {
         "path": "string",

@@ -56,7 +56,7 @@ def test_a_description_that_an_editor_saved_with_a_byte_order_mark_is_read(folde
 
 
 def test_what_is_no_choice_is_refused(folder: Path) -> None:
-    with pytest.raises(vitkit.VitkitError, match="--image-size must be at least 1, not 0"):
+    with pytest.raises(vitkit.VitkitError, match="image_size must be at least 1, not 0"):
         vitkit.info(NAME, image_size=0)
     with pytest.raises(
         vitkit.VitkitError, match="the size, heads and preprocessing of a classifier in memory are fixed"

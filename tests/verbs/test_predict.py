@@ -42,7 +42,11 @@ def photos(data: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
 @pytest.mark.parametrize(
     ("values", "flags"),
-    [({}, ()), ({"top": 2, "reject": 0.4}, ("--top", 2, "--reject", 0.4)), ({"top": 9}, ("--top", 9))],
+    [
+        ({}, ()),
+        ({"top": 2, "promises": package.Promises(reject=0.4)}, ("--top", 2, "--reject", 0.4)),
+        ({"top": 9}, ("--top", 9)),
+    ],
 )
 def test_function_and_command_write_the_same_file(
     vitkit: Any, model: Path, photos: Path, tmp_path: Path, name: str, values: dict[str, Any], flags: tuple[Any, ...]
@@ -63,7 +67,7 @@ def test_function_and_command_write_the_same_file(
 
 
 def test_predictions_are_shown_in_a_line_and_in_a_notebook(model: Path, photos: Path) -> None:
-    found = package.predict(model, photos, backend="eager", precision="float32")
+    found = package.predict(model, photos, compute=package.Compute(backend="eager", precision="float32"))
     assert repr(found) == "<Predictions: 4 images (1 unreadable), eager, float32>"
     page = found._repr_html_()
     assert page.count("<tr>") == 5
@@ -82,14 +86,14 @@ def stopped(model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.Monke
     for name, row in registry.BACKENDS.items():
         monkeypatch.setitem(registry.BACKENDS, name, replace(row, auto_from=min(row.auto_from, 4)))
     whole, out = tmp_path / "whole.csv", tmp_path / "out.csv"
-    package.predict(model, photos, out=whole, batch_size=1)
+    package.predict(model, photos, compute=package.Compute(batch_size=1), out=whole)
 
     def stop(task: str, done: int, of: int) -> None:
         if (task, done) == ("predicting", 1):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        package.predict(model, photos, out=out, batch_size=1, progress=stop)
+        package.predict(model, photos, compute=package.Compute(batch_size=1), out=out, progress=stop)
     assert len((tmp_path / "out.csv.partial").read_bytes().splitlines()) == 2
     return whole.read_bytes()
 
@@ -99,7 +103,7 @@ def test_the_rest_is_computed_as_the_whole_would_be(
 ) -> None:
     openvino = registry.BACKENDS["openvino"]
     monkeypatch.setitem(registry.BACKENDS, "openvino", replace(openvino, auto_from=500))  # as another version might
-    found = package.predict(model, photos, out=tmp_path / "out.csv", batch_size=1, resume=True)
+    found = package.predict(model, photos, compute=package.Compute(batch_size=1), out=tmp_path / "out.csv", resume=True)
     assert found.computed.startswith("openvino")
     assert (tmp_path / "out.csv").read_bytes() == stopped
     assert [path.name for path in tmp_path.glob("out.csv*")] == ["out.csv"]
@@ -107,7 +111,7 @@ def test_the_rest_is_computed_as_the_whole_would_be(
 
 def test_rows_without_a_record_are_continued_alike(model: Path, photos: Path, tmp_path: Path, stopped: bytes) -> None:
     (tmp_path / "out.csv.partial.json").unlink()
-    found = package.predict(model, photos, out=tmp_path / "out.csv", batch_size=1, resume=True)
+    found = package.predict(model, photos, compute=package.Compute(batch_size=1), out=tmp_path / "out.csv", resume=True)
     assert found.computed.startswith("openvino")
     assert (tmp_path / "out.csv").read_bytes() == stopped
 
@@ -117,9 +121,9 @@ def test_a_backend_that_is_gone_is_not_replaced_in_silence(
 ) -> None:
     out = tmp_path / "out.csv"
     monkeypatch.setattr(registry, "find_spec", lambda _: None)
-    with pytest.raises(VitkitError, match=r"out.csv.partial were computed by openvino.*needs openvino.*--backend"):
+    with pytest.raises(VitkitError, match=r"out.csv.partial were computed by openvino.*needs openvino.*backend"):
         package.predict(model, photos, out=out, resume=True)
-    found = package.predict(model, photos, out=out, backend="eager", resume=True)
+    found = package.predict(model, photos, compute=package.Compute(backend="eager"), out=out, resume=True)
     assert any("1 row was computed by" in note and "openvino" in note and "eager" in note for note in found.notes)
 
 
@@ -144,7 +148,7 @@ def test_rows_of_before_are_continued_if_unmerged(model: Path, photos: Path, tmp
     with pytest.raises(VitkitError, match=r"out.csv.partial do not fit \(they were computed with --merge"):
         package.predict(model, photos, out=tmp_path / "out.csv", resume=True)
     record.write_text(json.dumps(computation | {"merge": 0}))
-    package.predict(model, photos, out=tmp_path / "out.csv", batch_size=1, resume=True)
+    package.predict(model, photos, compute=package.Compute(batch_size=1), out=tmp_path / "out.csv", resume=True)
     assert (tmp_path / "out.csv").read_bytes() == stopped
 
 
@@ -172,10 +176,10 @@ def test_a_writer_gets_each_prediction_and_none_is_kept(model: Path, photos: Pat
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"top": 0}, "--top must be at least 1, not 0"),
-        ({"batch_size": 0}, "--batch-size must be at least 1"),
-        ({"backend": "fastest"}, "fastest"),
-        ({"precision": "float16"}, "float16"),
+        ({"top": 0}, "top must be at least 1, not 0"),
+        ({"compute": {"batch_size": 0}}, "batch_size must be at least 1"),
+        ({"compute": {"backend": "fastest"}}, "fastest"),
+        ({"compute": {"precision": "float16"}}, "float16"),
         ({"out": "out.txt"}, "must end in .csv or .jsonl"),
     ],
 )
@@ -185,14 +189,14 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(VitkitError, match=told):
-        package.predict(model, "photos", **values)
+        package.predict(model, "photos", **values | {"compute": package.Compute(**values.get("compute", {}))})
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("folder", ["photos", "photos/drawn"])
 def test_a_single_picture_is_not_among_others(model: Path, photos: Path, tmp_path: Path, folder: str) -> None:
     before = {path: path.read_bytes() for path in photos.iterdir()}
-    with pytest.raises(VitkitError, match=r"--pictures .* nothing is written next to the photographs"):
+    with pytest.raises(VitkitError, match=r"pictures .* nothing is written next to the photographs"):
         package.predict(model, photos / "1.png", pictures=tmp_path / folder, force=True)
     assert {path: path.read_bytes() for path in photos.iterdir()} == before
 
@@ -211,7 +215,9 @@ def test_no_thread_is_left_if_rows_cannot_be_written(model: Path, data: Path) ->
             raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left") as caught:  # which refers to everything that was computing
-        package.predict(load(model).use("eager"), [str(data)] * 3, batch_size=1, progress=refuse)
+        package.predict(
+            load(model).use("eager"), [str(data)] * 3, compute=package.Compute(batch_size=1), progress=refuse
+        )
     assert caught.value is not None and set(threading.enumerate()) <= before
 
 

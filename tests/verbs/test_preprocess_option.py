@@ -46,9 +46,9 @@ def test_every_verb_reads_images_as_was_said(trained: Path, photo: Path) -> None
     package.export(trained, out=trained.parent / "m.xml", preprocess=said)
     models: list[str | Path | Classifier] = [trained, load(trained), folder, trained.parent / "m.xml"]
     for model in models:
-        (found,) = package.predict(model, photo, preprocess=said, precision="float32")
+        (found,) = package.predict(model, photo, compute=package.Compute(precision="float32"), preprocess=said)
         assert found.confidence == pytest.approx(row.confidence, abs=1e-5)
-    (plain,) = package.predict(trained, photo, precision="float32")
+    (plain,) = package.predict(trained, photo, compute=package.Compute(precision="float32"))
     assert plain.confidence != pytest.approx(row.confidence, abs=1e-5)
     seen = package.embed(trained, photo, preprocess=said).features[0]
     assert np.allclose(seen, expected.features(expected.read(photo)[None])[0], atol=1e-5)
@@ -56,7 +56,9 @@ def test_every_verb_reads_images_as_was_said(trained: Path, photo: Path) -> None
     for name in NAMES[:2]:
         (photos / name).mkdir(parents=True)
         shutil.copy(photo, photos / name)
-    outcome = package.evaluate(trained, photos, preprocess=said, precision="float32").evaluation
+    outcome = package.evaluate(
+        trained, photos, compute=package.Compute(precision="float32"), preprocess=said
+    ).evaluation
     target = expected.probabilities(expected.read(photo)[None]).numpy()
     assert np.allclose(outcome.probabilities, target, atol=1e-5)
 

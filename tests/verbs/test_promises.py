@@ -23,7 +23,7 @@ from vitkit.serving.serve import serve
 from vitkit.training import train
 from vitkit.weights import load
 
-EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+EXACT = package.Compute(backend="eager", precision="float32")
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,10 @@ def test_validation_images_do_not_measure_the_promises_that_they_made(run: Path)
 
 
 def test_a_requested_promise_is_measured_or_refused(run: Path) -> None:
-    row = package.evaluate(run, coverage=0.8).figures["promises"]["coverage"]
+    row = package.evaluate(run, promises=package.Promises(coverage=0.8)).figures["promises"]["coverage"]
     assert [each["requested"] for each in row] == [0.8] and "measured" in row[0]
-    with pytest.raises(VitkitError, match=r"--coverage 0\.99 requires at least 99 validation images"):
-        package.evaluate(run, coverage=0.99)
+    with pytest.raises(VitkitError, match=r"coverage 0\.99 requires at least 99 validation images"):
+        package.evaluate(run, promises=package.Promises(coverage=0.99))
 
 
 def test_saving_and_loading_keep_the_record_to_the_bit(run: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_record_with_wrong_values_is_refused(run: Path, change: str) -> None:
 
 def test_sets_agree_between_memory_files_json_and_python(vitkit: Any, made: tuple[Path, Path], tmp_path: Path) -> None:
     model, photographs = made
-    asked = {"coverage": 0.8, "reject": 0.3, "top": 2, **EXACT}
+    asked: dict[str, Any] = {"promises": package.Promises(coverage=0.8, reject=0.3), "top": 2, "compute": EXACT}
     in_memory = package.predict(model, photographs, **asked)
     rules = load(model).rules(coverage=0.8)
     for row, prediction in zip(
@@ -157,16 +157,17 @@ def test_labels_that_are_not_sure_are_withheld(made: tuple[Path, Path]) -> None:
     model, photographs = made
     sure = load(model).rules(accuracy=0.6).sure
     assert sure is not None and 0 < sure.share < 1
-    rows = list(package.predict(model, photographs, accuracy=0.6, **EXACT))
+    rows = list(package.predict(model, photographs, promises=package.Promises(accuracy=0.6), compute=EXACT))
     assert [row.label is None for row in rows] == [(row.confidence or 0) <= sure.confidence for row in rows]
-    notes = package.predict(model, photographs, accuracy=0.6, **EXACT).notes
+    notes = package.predict(model, photographs, promises=package.Promises(accuracy=0.6), compute=EXACT).notes
     assert any(f"{sure.answered} of 400 validation images" in note for note in notes)
     assert any("the same validation images were used to choose: temperature by log loss" in note for note in notes)
 
 
 def test_an_interrupted_file_is_continued_with_the_same_promises(made: tuple[Path, Path], tmp_path: Path) -> None:
     model, photographs = made
-    out, asked = tmp_path / "rows.csv", {"coverage": 0.8, "accuracy": 0.6, **EXACT}
+    out = tmp_path / "rows.csv"
+    asked: dict[str, Any] = {"promises": package.Promises(coverage=0.8, accuracy=0.6), "compute": EXACT}
     whole = package.predict(model, photographs, out=out, **asked)
     rows = [row.set for row in whole]
     text = out.read_text().splitlines(keepends=True)
@@ -174,24 +175,24 @@ def test_an_interrupted_file_is_continued_with_the_same_promises(made: tuple[Pat
     (tmp_path / "rows.csv.partial").write_text("".join(text[:4]))
     assert [row.set for row in package.predict(model, photographs, out=out, resume=True, **asked)] == rows
     with pytest.raises(VitkitError, match="do not fit"):
-        package.predict(model, photographs, out=out, resume=True, **EXACT)
+        package.predict(model, photographs, out=out, resume=True, compute=EXACT)
 
 
 def test_an_exported_file_makes_the_same_promises(made: tuple[Path, Path], tmp_path: Path) -> None:
     model, photographs = made
     out = tmp_path / "model.xml"
     export(load(model), out, Pictures("photographs", tuple(sorted(photographs.iterdir()))))
-    expected = package.predict(model, photographs, coverage=0.8, accuracy=0.6, **EXACT)
-    rows = package.predict(out, photographs, coverage=0.8, accuracy=0.6)
+    expected = package.predict(model, photographs, promises=package.Promises(coverage=0.8, accuracy=0.6), compute=EXACT)
+    rows = package.predict(out, photographs, promises=package.Promises(coverage=0.8, accuracy=0.6))
     assert [(row.set, row.label) for row in rows] == [(row.set, row.label) for row in expected]
 
 
 def test_the_server_answers_with_sets(made: tuple[Path, Path]) -> None:
     model, photographs = made
     paths = sorted(photographs.iterdir())
-    expected = list(package.predict(model, paths, coverage=0.8, accuracy=0.6, **EXACT))
+    expected = list(package.predict(model, paths, promises=package.Promises(coverage=0.8, accuracy=0.6), compute=EXACT))
     files = [("image", (path.name, path.read_bytes())) for path in paths]
-    with serve([model], port=0, **EXACT) as server:
+    with serve([model], port=0, compute=EXACT) as server:
         rows = httpx.post(f"{server.url}/predict?coverage=0.8&accuracy=0.6", files=files, timeout=30).json()
         refused = httpx.post(f"{server.url}/predict?coverage=0.999", files=files[:1], timeout=30)
     assert [tuple(row["set"]) for row in rows["predictions"]] == [row.set for row in expected]
@@ -204,13 +205,13 @@ def test_models_without_held_out_predictions_are_refused(made: tuple[Path, Path]
     classifier = load(model)
     classifier.trust = None
     for asked, message in (
-        ({"coverage": 0.9}, "--coverage requires a model that knows"),
-        ({"accuracy": 0.9}, "--accuracy requires a model that knows"),
+        ({"coverage": 0.9}, "coverage requires a model that knows"),
+        ({"accuracy": 0.9}, "accuracy requires a model that knows"),
     ):
         with pytest.raises(VitkitError, match=message):
-            package.predict(classifier, photographs, **asked)
-    with pytest.raises(VitkitError, match="--coverage requires a model that knows"):
-        package.predict(model, photographs, coverage=0.8, preprocess="mean=0.1,std=0.9")
+            package.predict(classifier, photographs, promises=package.Promises(**asked))
+    with pytest.raises(VitkitError, match="coverage requires a model that knows"):
+        package.predict(model, photographs, promises=package.Promises(coverage=0.8), preprocess="mean=0.1,std=0.9")
 
 
 def test_copies_among_validation_images_count_once(run: Path, tmp_path: Path) -> None:
@@ -228,10 +229,10 @@ def test_copies_among_validation_images_count_once(run: Path, tmp_path: Path) ->
 
 def test_photographs_unlike_the_validation_images_have_no_promise(run: Path, tmp_path: Path) -> None:
     told = "from the images of the run (predicted classes"
-    same = package.predict(run, run.parent / "photos", accuracy=0.5, **EXACT).notes
+    same = package.predict(run, run.parent / "photos", promises=package.Promises(accuracy=0.5), compute=EXACT).notes
     assert any("for photographs like the validation images" in note for note in same)
     assert not any("differ from the images of the run" in note for note in same)
     for number in range(30):
         Image.new("RGB", (16, 16), (200, 50, 40)).save(tmp_path / f"{number}.png")
-    notes = package.predict(run, tmp_path, accuracy=0.5, **EXACT).notes
+    notes = package.predict(run, tmp_path, promises=package.Promises(accuracy=0.5), compute=EXACT).notes
     assert any(told in note and "so --accuracy promises nothing about them" in note for note in notes)

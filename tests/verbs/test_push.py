@@ -90,7 +90,7 @@ def test_what_names_no_repository_is_refused(run: Path, tmp_path: Path, name: st
 
 def test_nothing_is_uploaded_where_downloads_are_forbidden(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
-    with pytest.raises(VitkitError, match=r"VITKIT_OFFLINE=1 forbids uploading: unset it, or .* --dry-run FOLDER"):
+    with pytest.raises(VitkitError, match=r"VITKIT_OFFLINE=1 forbids uploading: unset it, or .* dry_run FOLDER"):
         vitkit.push(run, "hf:me/flowers")
 
 

@@ -2,7 +2,6 @@
 
 import ast
 import csv
-import inspect
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import pytest
 import runs
 import vitkit as package
 import warm
+from vitkit.cli.commands import SET_ONLY
 from vitkit.data import read_source
 from vitkit.errors import VitkitError
 from vitkit.evaluation import evaluate
@@ -26,15 +26,14 @@ from vitkit.model_folder import DESCRIPTION, RECORD, TRUST, WEIGHTS
 from vitkit.system import run_files
 from vitkit.system.environment import best_precision
 from vitkit.text import interval_text
-from vitkit.training import Recipe, build, load_fields, run
-from vitkit.training.recipe import SET_ONLY
+from vitkit.training import Recipe, run
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load
 
 
 def test_function_and_command_leave_the_same_run(vitkit: Any, data: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    run = package.train(data, **runs.quick_fields(), out=tmp_path / "function", say=told.append)
+    run = package.train(data, package.Recipe(**runs.quick_fields()), out=tmp_path / "function", say=told.append)
     printed = vitkit("train", data, *runs.FLAGS, "--out", tmp_path / "command").out
     names = ("recipe.toml", "split.json", "class_indices.json", "findings.json")
     for name in names:
@@ -48,8 +47,10 @@ def test_named_data_are_trained_by_their_recipe(monkeypatch: pytest.MonkeyPatch,
     from vitkit.training import run
 
     asked: list[Any] = []
-    monkeypatch.setattr(run, "train", lambda request, out, **options: asked.append((request.fields, options["notes"])))
-    package.train("digits", epochs=2, max_images=300)
+    monkeypatch.setattr(
+        run, "train", lambda recipe, out, **options: asked.append((recipe.set_fields(), options["notes"]))
+    )
+    package.train("digits", package.Recipe(epochs=2, max_images=300))
     ((fields, notes),) = asked
     assert (fields["epochs"], fields["max_images"], fields["model"]) == (2, 300, "vit_micro_patch4_16")
     assert any("epochs 2 (published: " in note for note in notes)
@@ -111,7 +112,7 @@ def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tm
 
 
 def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path) -> None:
-    run = package.train(data, **runs.quick_fields(epochs=1), folds=2, out=tmp_path / "run", say=str)
+    run = package.train(data, package.Recipe(**runs.quick_fields(epochs=1), folds=2), out=tmp_path / "run", say=str)
     assert [fold.folder.name for fold in run.folds] == ["fold-1", "fold-2"]
     assert run.accuracy == pytest.approx(sum(fold.accuracy for fold in run.folds) / 2)
     bounds = interval_text(run.evaluation["accuracy"]["interval_95"])
@@ -130,9 +131,6 @@ def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path
         ({"method": "all"}, "method"),
         ({"epoch": 3}, "unknown field 'epoch' .did you mean epochs"),
         ({"epochs": "3"}, "epochs"),
-        ({"data_root": "."}, "--data-root .* requires --resume"),
-        ({"resume": "run", "epochs": 3}, "--resume takes everything from the run"),
-        ({"recipe": "nowhere.toml"}, "no such recipe: nowhere.toml"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(
@@ -140,15 +138,15 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(VitkitError, match=told):
-        package.train(data, **arguments)
+        package.train(data, package.Recipe(**arguments))
+    for options, said in (
+        ({"data_root": "."}, "data_root .* requires resume"),
+        ({"resume": "run", "recipe": package.Recipe(epochs=3)}, "resume takes everything from the run"),
+        ({"recipe": "nowhere.toml"}, "no such recipe: nowhere.toml"),
+    ):
+        with pytest.raises(VitkitError, match=said):
+            package.train(data, **options)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_its_signature_and_help_name_every_field_of_the_recipe() -> None:
-    parameters = inspect.signature(package.train).parameters
-    assert set(Recipe.__dataclass_fields__) <= set(parameters)
-    assert parameters["epochs"].default == Recipe.__dataclass_fields__["epochs"].default
-    assert all(f"\n        {name}: " in str(package.train.__doc__) for name in Recipe.__dataclass_fields__)
 
 
 # --- vitkit train: flags reach the recipe, and a real process does, says and exits as promised --------
@@ -168,7 +166,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], Any, di
 def test_flags_become_fields_of_the_recipe(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     given = ("--lr", "1e-3", "--split", "0.5", "0.2", "0.3", "--no-hflip", "--crop-scale", "0", "0", "--time", "10m")
     assert vitkit("train", tmp_path, "--epochs", 7, *given, "--keep", "every").code == 0
-    assert asked[0][0].fields == {
+    assert asked[0][0].set_fields() == {
         "data": str(tmp_path),
         "epochs": 7,
         "lr": 1e-3,
@@ -183,12 +181,12 @@ def test_flags_become_fields_of_the_recipe(vitkit: Any, asked: list[Any], tmp_pa
 def test_flags_go_before_the_recipe_file(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(f'data = "{tmp_path}"\nepochs = 7\nhflip = false\nseed = 3\n')
     assert vitkit("train", "--recipe", tmp_path / "mine.toml", "--epochs", 9, "--hflip").code == 0
-    assert asked[0][0].fields == {"data": str(tmp_path), "epochs": 9, "hflip": True, "seed": 3}
+    assert asked[0][0].set_fields() == {"data": str(tmp_path), "epochs": 9, "hflip": True, "seed": 3}
 
 
 def test_every_field_of_the_recipe_but_the_data_can_be_set(vitkit: Any, asked: list[Any], tmp_path: Path) -> None:
     flags = []
-    for name, value in build({}).__dict__.items():
+    for name, value in Recipe().to_dict().items():
         if isinstance(value, bool) and name not in SET_ONLY:
             flags.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
         elif name in SET_ONLY:
@@ -196,7 +194,7 @@ def test_every_field_of_the_recipe_but_the_data_can_be_set(vitkit: Any, asked: l
         elif name != "data" and value is not None:
             flags += [f"--{name.replace('_', '-')}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     assert vitkit("train", tmp_path, *flags).code == 0
-    assert asked[0][0].recipe == Recipe(data=str(tmp_path))
+    assert asked[0][0] == Recipe(data=str(tmp_path))
 
 
 def test_resume_finishes_a_run(vitkit: Any, trained: Path, tmp_path: Path) -> None:
@@ -288,7 +286,7 @@ def test_a_full_disk_is_an_error_that_keeps_the_model(vitkit: Any, trained: Path
 
 def test_a_disk_filled_by_a_later_model_keeps_the_earlier(vitkit: Any, trained: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(trained, tmp_path / "run")
-    recipe = build(load_fields(folder / "recipe.toml")).replace(epochs=5, keep="last")
+    recipe = Recipe.load(folder / "recipe.toml").replace(epochs=5, keep="last")
     (folder / "recipe.toml").write_text(recipe.to_toml())
     with runs.files_of_at_most(bytes_of_model(trained) * 5 // 8):
         outcome = vitkit("train", "--resume", folder)
@@ -325,7 +323,7 @@ def test_a_run_imitates_another_and_needs_it_to_go_on(vitkit: Any, data: Path, t
         (("--teacher", "nowhere"), "--teacher: no such file, folder or published weights: nowhere"),
         (("--teacher", "resnet18:nowhere.pth"), "--teacher resnet18:nowhere.pth: no such file: nowhere.pth"),
         (("--distillation", "soft"), "--distillation needs a teacher (--teacher): leave it out"),
-        (("--distill-alpha", "2"), "--distill-alpha must be between 0 and 1, not 2"),
+        (("--set", "distill_alpha=2"), "distill_alpha must be between 0 and 1, not 2"),
     ],
 )
 def test_what_cannot_be_imitated_is_told_in_a_line_and_leaves_nothing(

@@ -26,8 +26,9 @@ from vitkit.serving.serve import serve
 from vitkit.training import train
 from vitkit.weights import load
 
-EXACT: dict[str, Any] = {"backend": "eager", "precision": "float32"}
+EXACT = package.Compute(backend="eager", precision="float32")
 LEVEL = 0.2
+UNKNOWN = package.Promises(unknown=LEVEL)
 SCORED = {f"{kind}{suffix}" for kind in ("plain", "distilled") for suffix in (".onnx", ".xml")}
 
 
@@ -102,13 +103,13 @@ def test_several_classes_per_image_have_no_score(tmp_path: Path) -> None:
     (data / "several.csv").write_text("".join(["path,labels\n", *rows]))
     run = train(runs.quick(data / "several.csv", epochs=1), tmp_path / "run", say=lambda _: None)
     assert load(run).unknown is None
-    with pytest.raises(VitkitError, match="--unknown requires a model with a score"):
-        package.predict(run, data / "red", unknown=0.5)
+    with pytest.raises(VitkitError, match="unknown requires a model with a score"):
+        package.predict(run, data / "red", promises=package.Promises(unknown=0.5))
 
 
 def test_values_agree_between_files_json_and_python(vitkit: Any, made: tuple[Path, Path], tmp_path: Path) -> None:
     model, photographs = made
-    rows = list(package.predict(model, photographs, unknown=LEVEL, **EXACT))
+    rows = list(package.predict(model, photographs, promises=UNKNOWN, compute=EXACT))
     classifier = load(model)
     unknown = classifier.unknown
     pixels = np.stack([np.asarray(classifier.read(row.path)) for row in rows])
@@ -117,7 +118,7 @@ def test_values_agree_between_files_json_and_python(vitkit: Any, made: tuple[Pat
     assert called == [row.familiar is not None and row.familiar <= LEVEL for row in rows] and any(called)
     assert [row.label for row in rows] == ["?" if row.is_unknown else row.name for row in rows]
     for name in ("rows.csv", "rows.jsonl"):
-        in_file = list(package.predict(model, photographs, out=tmp_path / name, unknown=LEVEL, **EXACT))
+        in_file = list(package.predict(model, photographs, promises=UNKNOWN, out=tmp_path / name, compute=EXACT))
         first, second = ([(row.label, row.name, row.is_unknown) for row in each] for each in (in_file, rows))
         assert first == second
         assert [row.familiar for row in in_file] == pytest.approx([row.familiar for row in rows], abs=1e-6)
@@ -136,9 +137,10 @@ def test_values_agree_between_files_json_and_python(vitkit: Any, made: tuple[Pat
 
 def test_a_label_may_be_withheld_for_both_reasons(made: tuple[Path, Path], tmp_path: Path) -> None:
     model, photographs = made
-    confidences = [row.confidence for row in package.predict(model, photographs, unknown=LEVEL) if not row.is_unknown]
-    reject = min(value for value in confidences if value is not None) + 1e-3
-    asked: dict[str, Any] = {"unknown": LEVEL, "reject": reject, **EXACT}
+    known = [row for row in package.predict(model, photographs, promises=UNKNOWN) if not row.is_unknown]
+    reject = min(row.confidence for row in known if row.confidence is not None) + 1e-3
+    promises = package.Promises(unknown=LEVEL, reject=reject)
+    asked: dict[str, Any] = {"promises": promises, "compute": EXACT}
     rows = list(package.predict(model, photographs, **asked))
     assert {row.label for row in rows} >= {"?", None}
     out = tmp_path / "rows.csv"
@@ -149,7 +151,7 @@ def test_a_label_may_be_withheld_for_both_reasons(made: tuple[Path, Path], tmp_p
     again = package.predict(model, photographs, out=out, resume=True, **asked)
     assert [row.label for row in again] == [row.label for row in rows]
     with pytest.raises(VitkitError, match="do not fit"):
-        package.predict(model, photographs, out=out, resume=True, **{**asked, "unknown": 0.9})
+        package.predict(model, photographs, out=out, resume=True, **asked | {"promises": promises.replace(unknown=0.9)})
     out.write_text("".join(lines).replace("familiar", "unknown", 1))  # as earlier versions named the column
     with pytest.raises(
         VitkitError, match=r"begins with path,\S+,unknown,rejected instead of path,\S+,familiar,rejected"
@@ -170,8 +172,8 @@ def test_an_exported_file_has_the_same_score(made: tuple[Path, Path], tmp_path: 
         )
     out = tmp_path / file
     export(classifier, out, Pictures("photographs", tuple(sorted(photographs.iterdir()))))
-    expected = list(package.predict(classifier, photographs, unknown=LEVEL, **EXACT))
-    rows = list(package.predict(out, photographs, unknown=LEVEL, precision="float32"))
+    expected = list(package.predict(classifier, photographs, promises=UNKNOWN, compute=EXACT))
+    rows = list(package.predict(out, photographs, compute=package.Compute(precision="float32"), promises=UNKNOWN))
     assert [row.label for row in rows] == [row.label for row in expected]
     assert [row.familiar for row in rows] == pytest.approx([row.familiar for row in expected], abs=0.051)  # one of 20
 
@@ -240,9 +242,9 @@ def test_logits_do_not_change_by_a_bit(made: tuple[Path, Path]) -> None:
 def test_the_server_says_how_unfamiliar_pictures_look(made: tuple[Path, Path]) -> None:
     model, photographs = made
     paths = sorted(photographs.iterdir())
-    expected = list(package.predict(model, paths, unknown=LEVEL, **EXACT))
+    expected = list(package.predict(model, paths, promises=UNKNOWN, compute=EXACT))
     files = [("image", (path.name, path.read_bytes())) for path in paths]
-    with serve([model], port=0, **EXACT) as server:
+    with serve([model], port=0, compute=EXACT) as server:
         plain = httpx.post(f"{server.url}/predict", files=files, timeout=30).json()["predictions"]
         rows = httpx.post(f"{server.url}/predict?unknown={LEVEL}", files=files, timeout=30).json()["predictions"]
         refused = httpx.post(f"{server.url}/predict?unknown=0.001", files=files[:1], timeout=30)
@@ -262,7 +264,7 @@ def test_models_without_a_score_have_no_column(made: tuple[Path, Path], tmp_path
     package.predict(tmp_path / "old", photographs, out=tmp_path / "rows.csv")
     assert (tmp_path / "rows.csv").read_text().startswith("path,label,confidence,error\n")
     with pytest.raises(VitkitError, match="models that earlier versions of vitkit trained have none"):
-        package.predict(tmp_path / "old", photographs, unknown=LEVEL)
+        package.predict(tmp_path / "old", photographs, promises=UNKNOWN)
     export(load(tmp_path / "old"), tmp_path / "old.xml", Pictures("photographs", tuple(sorted(photographs.iterdir()))))
     assert load_exported(tmp_path / "old.xml").unknown is None
 
@@ -282,11 +284,11 @@ def test_a_score_of_before_is_told(vitkit: Any, made: tuple[Path, Path], tmp_pat
     export(classifier, tmp_path / "old.xml", Pictures("photographs", tuple(sorted(photographs.iterdir()))))
     said = f"score for unknown images ({method}) is not used, because vitkit has another one now"
     for old in (tmp_path / "old", tmp_path / "old.xml"):
-        rows = package.predict(old, photographs, coverage=0.5)
+        rows = package.predict(old, photographs, promises=package.Promises(coverage=0.5))
         assert [said in note for note in rows.notes if "unknown images" in note] == [True]
         assert [(row.familiar, row.set is None) for row in rows] == [(None, False)] * 12
-        with pytest.raises(VitkitError, match="--unknown requires a model with a score for unknown images"):
-            package.predict(old, photographs, unknown=LEVEL)
+        with pytest.raises(VitkitError, match="unknown requires a model with a score for unknown images"):
+            package.predict(old, photographs, promises=UNKNOWN)
     report = load(tmp_path / "old").report
     assert report is not None and any(said in line for line in report.lines())
     outcome = vitkit("predict", tmp_path / "old", photographs)

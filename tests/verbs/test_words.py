@@ -32,6 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CLASSES = ("daisy", "rose", "red tulip")
+EXACT = package.Compute(backend="eager", precision="float32")
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -44,9 +45,8 @@ def test_predictions_are_transformers(place: Path, kind: str) -> None:
     with torch.inference_mode():
         logits = model(input_ids=tokens, pixel_values=torch.stack([own.read(path) for path in paths])).logits_per_image
     expected = (logits.softmax(-1) if kind == "clip" else logits.sigmoid()).numpy()
-    found = package.predict(
-        place / kind, paths, classes="daisy, rose, red tulip", top=3, backend="eager", precision="float32"
-    )
+    names = package.Names(classes="daisy, rose, red tulip")
+    found = package.predict(place / kind, paths, names=names, compute=EXACT, top=3)
     rows = list(found)
     assert len(rows) == 4
     for row, probabilities in zip(rows, expected, strict=True):
@@ -76,7 +76,7 @@ def test_classes_and_templates_by_the_command(place: Path, vitkit: Any) -> None:
     )
     first = vitkit(*asked, "--classes", "daisy, rose,red tulip")
     second = vitkit(*asked, "--classes", place / "classes.txt")
-    assert first.code == second.code == 0
+    assert first.code == second.code == 1
     assert first.out == second.out
     rows = list(csv.DictReader(io.StringIO(first.out)))
     assert len(rows) == 5
@@ -85,10 +85,12 @@ def test_classes_and_templates_by_the_command(place: Path, vitkit: Any) -> None:
 
 
 def test_what_goes_with_classes_alone_is_refused_without_them(place: Path) -> None:
-    with pytest.raises(VitkitError, match="--template requires classes by name"):
-        package.predict(place / "clip", place / "photos", templates=["a {}"])
+    with pytest.raises(VitkitError, match="templates requires classes by name"):
+        package.predict(place / "clip", place / "photos", names=package.Names(templates=["a {}"]))
     with pytest.raises(VitkitError, match="not a classifier in memory"):
-        package.predict(package.zero_shot(place / "clip", CLASSES), place / "photos", classes=CLASSES)
+        package.predict(
+            package.zero_shot(place / "clip", CLASSES), place / "photos", names=package.Names(classes=CLASSES)
+        )
     with pytest.raises(VitkitError, match="cannot be read"):
         named_classes("nowhere.txt")
 
@@ -127,9 +129,9 @@ def test_search_by_the_command(place: Path, vitkit: Any, tmp_path: Path) -> None
     ("asked", "message"),
     [
         ({"text": "  "}, "text to search for is empty"),
-        ({"text": "a dog", "near": "0.png"}, "--text and --near are two ways"),
-        ({"text": "a dog", "what": "mean"}, "leave out --what mean"),
-        ({"text": "a dog", "shard": "1/2"}, "leave out --shard"),
+        ({"text": "a dog", "near": "0.png"}, "^text and near are two ways"),
+        ({"text": "a dog", "what": "mean"}, "leave out what mean"),
+        ({"text": "a dog", "shard": "1/2"}, "leave out shard"),
     ],
 )
 def test_a_search_that_makes_no_sense_is_refused(place: Path, asked: dict[str, Any], message: str) -> None:
@@ -155,9 +157,8 @@ def labelled(place: Path) -> Path:
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 def test_zero_shot_figures_are_of_transformers_answers(place: Path, labelled: Path, kind: str) -> None:
     model, tokenizer = (wordy.clip if kind == "clip" else wordy.siglip)(place / f"judge-{kind}")
-    found = package.evaluate(
-        place / kind, labelled, classes="rose, daisy, red_tulip", backend="eager", precision="float32"
-    )
+    names = package.Names(classes="rose, daisy, red_tulip")
+    found = package.evaluate(place / kind, labelled, names=names, compute=EXACT)
     template = "a photo of a {}." if kind == "clip" else "This is a photo of {}."
     tokens = torch.tensor(wordy.ids(tokenizer, [template.format(name) for name in ("rose", "daisy", "red tulip")]))
     own = package.zero_shot(place / kind, ["rose", "daisy", "red tulip"])
@@ -179,9 +180,8 @@ def test_zero_shot_figures_by_the_command(place: Path, labelled: Path, vitkit: A
     asked = ("eval", place / "clip", labelled, "--classes", names, "--template", "a {}", "--template", "the {}")
     told = vitkit(*asked, "--json", "--out", place / "judged")
     assert told.code == 0
-    expected = package.evaluate(
-        place / "clip", labelled, classes=names.read_text().split("\n"), templates=["a {}", "the {}"]
-    )
+    spoken = package.Names(classes=names.read_text().split("\n"), templates=["a {}", "the {}"])
+    expected = package.evaluate(place / "clip", labelled, names=spoken)
     assert json.loads(told.out)["accuracy"] == expected.accuracy
     assert json.loads(told.out)["zero_shot"] == ["a {}", "the {}"]
     told_there = "by the class names alone, as &#x27;a {}&#x27;, &#x27;the {}&#x27;"
@@ -196,11 +196,11 @@ def test_names_that_are_of_no_images_and_images_without_a_name_are_refused(place
         ("daisy, daisy", "contains 'daisy' twice"),
     ):
         with pytest.raises(VitkitError, match=said):
-            package.evaluate(place / "clip", labelled, classes=classes)
-    with pytest.raises(VitkitError, match="--template requires classes by name"):
-        package.evaluate(place / "clip", labelled, templates=["a {}"])
+            package.evaluate(place / "clip", labelled, names=package.Names(classes=classes))
+    with pytest.raises(VitkitError, match="templates requires classes by name"):
+        package.evaluate(place / "clip", labelled, names=package.Names(templates=["a {}"]))
     with pytest.raises(VitkitError, match="has no record of its data"):
-        package.evaluate(place / "clip", classes="daisy")
+        package.evaluate(place / "clip", names=package.Names(classes="daisy"))
 
 
 # --- What --classes names ---------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_text_that_is_no_names_is_refused(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("classes", "said"),
     [
-        ("daisy", "--classes has only 'daisy', which would be the prediction for every image"),
+        ("daisy", "^classes has only 'daisy', which would be the prediction for every image"),
         ("daisy\u200b, rose", r"U\+200B ZERO WIDTH SPACE, which is invisible: remove it"),
         ("dai\u00adsy, rose", r"U\+00AD SOFT HYPHEN"),
         ("\ufeffdaisy, rose", r"U\+FEFF ZERO WIDTH NO-BREAK SPACE"),
@@ -304,11 +304,11 @@ def test_text_that_is_no_names_is_refused(text: str, said: str) -> None:
 def test_names_that_nobody_can_mean_are_refused(place: Path, classes: str, said: str) -> None:
     for given in (classes, [own.strip() for own in classes.split(",")]):
         with pytest.raises(VitkitError, match=said):
-            package.predict(place / "clip", place / "photos", classes=given)
+            package.predict(place / "clip", place / "photos", names=package.Names(classes=given))
 
 
 def test_one_class_of_siglip_has_a_probability_of_its_own(place: Path) -> None:
-    assert len(package.predict(place / "siglip", place / "photos" / "0.png", classes="daisy")) == 1
+    assert len(package.predict(place / "siglip", place / "photos" / "0.png", names=package.Names(classes="daisy"))) == 1
     with pytest.raises(VitkitError, match="has only 'daisy'"):
         package.zero_shot(place / "siglip", ["daisy"], one=True)
 

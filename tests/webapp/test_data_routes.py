@@ -506,12 +506,12 @@ def test_a_label_of_the_file_is_no_decision_but_a_later_row_is(client: TestClien
     assert everything(client)["decided"] == [0], "what was confirmed stays decided"
 
 
-def predict_blue(arguments: list[str]) -> None:
+def predict_blue(arguments: list[str], out: Path) -> None:
     """In the place of `vitkit predict RUN FILE ... --out FILE`."""
-    verb, run, *files, _, out = arguments
+    verb, run, *files = arguments
     assert (verb, Path(run).name) == ("predict", "first")
     rows = [f"{file},blue,0.{99 - i}0" for i, file in enumerate(files)]
-    Path(out).write_text("path,label,confidence,error\n" + "\n".join(rows) + "\n")
+    out.write_text("path,label,confidence,error\n" + "\n".join(rows) + "\n")
 
 
 @pytest.mark.usefixtures("doubtful")

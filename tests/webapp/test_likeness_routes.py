@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["browser"]
 
 
-def see_colours(arguments: list[str]) -> None:
+def see_colours(arguments: list[str], out: Path) -> None:
     """In the place of `vitkit embed MODEL FOLDER --out FILE`; one photograph cannot be read."""
     progress("embedding", 1, 2)
-    verb, model, folder, _, out, _ = arguments
+    verb, model, folder, _ = arguments
     assert (verb, Path(model).name) == ("embed", "eyes.pth")
     paths = [own for own in sorted(Path(folder).rglob("*.png")) if own.name != "green-img2.png"]
     vectors = [np.asarray(Image.open(own), np.float32).mean((0, 1)) - 90 for own in paths]
-    with Path(out).open("wb") as file:
+    with out.open("wb") as file:
         np.savez(file, paths=np.array([str(own) for own in paths]), features=np.array(vectors))
 
 
@@ -73,7 +73,7 @@ def test_the_smallest_download_is_offered_with_its_size_where_downloads_are_allo
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     calls: list[list[str]] = []
 
-    def embed(arguments: list[str]) -> None:
+    def embed(arguments: list[str], out: Path) -> None:
         calls.append(arguments)
         raise VitkitError("there is no network")
 
@@ -149,7 +149,7 @@ def test_what_was_seen_is_kept_until_the_photographs_change(place: Workspace, mo
 
 
 def test_a_model_that_cannot_be_read_is_told_in_a_line(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(arguments: list[str]) -> None:
+    def fail(arguments: list[str], out: Path) -> None:
         raise VitkitError("eyes.pth is not a checkpoint")
 
     monkeypatch.setattr(likeness, "run_vitkit", fail)
@@ -163,10 +163,10 @@ def test_after_a_download_that_failed_a_file_of_weights_can_be_chosen(
     monkeypatch.delenv("VITKIT_OFFLINE")
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
 
-    def embed(arguments: list[str]) -> None:
+    def embed(arguments: list[str], out: Path) -> None:
         if not arguments[1].endswith(".pth"):
             raise VitkitError("there is no network")
-        see_colours(arguments)
+        see_colours(arguments, out)
 
     monkeypatch.setattr(likeness, "run_vitkit", embed)
     (tmp_path / "eyes.pth").write_bytes(b"weights")

@@ -12,8 +12,7 @@ from fastapi.testclient import TestClient
 
 import runs
 from vitkit.system import FILES
-from vitkit.training import next_free
-from vitkit.training.request import request_of
+from vitkit.training import Recipe, next_free
 from vitkit.webapp import Jobs, Workspace, command, create_app, open_workspace
 
 METRICS = (
@@ -96,8 +95,8 @@ def test_a_new_model_of_a_named_data_set_follows_its_recipe(place: Workspace) ->
     flags = ["--recipe", "digits", "--weights", "none", "--method", "scratch", "--time", "2m"]
     assert first == ["train", str(digits.photographs), *flags, "--out", str(place.runs / "digits-1")]
     assert "--recipe" not in second
-    request = request_of({"data": str(digits.photographs), "weights": "none", "method": "scratch"}, "digits")
-    assert request.recipe.model == "vit_micro_patch4_16"
+    asked = Recipe.load("digits").updated(Recipe(data=str(digits.photographs), weights="none", method="scratch"))
+    assert asked.model == "vit_micro_patch4_16"
 
 
 def test_trainings_that_are_asked_for_at_once_have_a_name_each(client: TestClient, place: Workspace) -> None:

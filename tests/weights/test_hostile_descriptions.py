@@ -16,7 +16,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_contents, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.model import ViTConfig
-from vitkit.training import build, load_fields
+from vitkit.training import Recipe, load_fields
 from vitkit.weights import load, read_checkpoint
 
 HUGE = 4_000_000_000
@@ -108,7 +108,7 @@ def test_what_is_nested_too_deeply_is_refused(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["lr", "epochs", "seed"])
 def test_numbers_beyond_any_are_refused_in_recipes(name: str, value: int) -> None:
     with pytest.raises(VitkitError, match=name):
-        build({"data": "photos", name: value})
+        Recipe(**{name: value})
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,9 @@ def test_a_run_of_another_network_is_not_taken_for_the_one_that_is_named(saved: 
     vitkit.load(saved, network=NAME, image_size=64).save(tmp_path / "model")
     data = photos(tmp_path / "photos")
     with pytest.raises(VitkitError, match="are of torchvision:shufflenet_v2_x0_5, not of torchvision:resnet18"):
-        vitkit.train(data, model="torchvision:resnet18", weights=str(tmp_path / "model"), out=tmp_path / "run")
+        vitkit.train(
+            data, vitkit.Recipe(model="torchvision:resnet18", weights=str(tmp_path / "model")), out=tmp_path / "run"
+        )
 
 
 def test_earlier_versions_read_that_it_is_later(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 import vitkit
-from vitkit.cli.commands import VERBS
+from vitkit.cli.commands import VERBS, fields_of_set
 from vitkit.cli.say import give_up_stdout, prepare_streams, say, set_quiet
 from vitkit.errors import VitkitError, first_line, is_memory_short
 from vitkit.exporting.formats import TORCHSCRIPT
+from vitkit.text.arguments import hints_of
+from vitkit.training.recipe import Recipe
 
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed the pipe (SIGPIPE)
 _LONGEST = 2000  # characters of an error message
@@ -47,6 +49,17 @@ SCRIPT_FLAGS = {
     "--gpu": "use --device cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU",
     "--gpus": "use --devices",
 }
+# Flags of version 0.1, by command (docs/from-0.1-to-0.2.md). Those of fields of a recipe are not listed.
+FORMER_FLAGS = {
+    "embed --follow-links": "leave it out, and name the folders that links lead to",
+    "embed --workers": "use --cluster ray:N",
+    "eval --workers": "use --cluster ray:N",
+    "predict --follow-links": "leave it out, and name the folders that links lead to",
+    "predict --from-list": "pass the list as a source, as in `vitkit predict MODEL @FILE`",
+    "predict --strict": "leave it out: the exit code is always 1 if an image or a folder could not be read",
+    "predict --workers": "use --cluster ray:N",
+    "serve --batch": "use --batch-size",
+}
 # Words that a user may try as a command, with advice on what does the same.
 OTHER_COMMANDS = {
     "average": "average two state dicts in Python: {name: (a[name] + b[name]) / 2 for name in a}",
@@ -67,13 +80,8 @@ def function_of(verb: str) -> Callable[..., None]:
     return VERBS[verb].function()
 
 
-# The recipe fields that `vitkit train --help` and similar commands show; --help-all shows all fields.
-_COMMON = ("model", "weights", "method", "epochs", "time", "batch_size", "lr", "image_size", "split", "device", "seed")
-_COMMON_PANEL = "Most used settings"
-
-
 class _Command(TyperCommand):
-    """A command whose help lists the flags in groups (panels).
+    """A command whose --help has its most used flags, and whose --help-all has all flags in groups (panels).
 
     Typer's boxes around the panels are not drawn, because their narrow columns break too many lines.
     """
@@ -97,8 +105,8 @@ class _Command(TyperCommand):
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        shown, further = self._panels(ctx, is_complete)
-        for name, rows in shown.items():
+        panels, further = self._panels(ctx, is_complete)
+        for name, rows in panels.items():
             with formatter.section(name):
                 formatter.write_dl(rows, col_max=26)
         if further:
@@ -107,22 +115,24 @@ class _Command(TyperCommand):
 
     def _panels(self, ctx: Any, is_complete: bool) -> tuple[dict[str, list[tuple[str, str]]], int]:
         """Return the help rows (flag, text) of each panel, and the number of flags that are not shown."""
-        panels, further = dict[str, list[tuple[str, str]]](), 0
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None:
-                continue
-            if not isinstance(parameter, TyperOption):
-                panel, record = "Arguments", (str(parameter.metavar), record[1])
-            elif (named := getattr(parameter, "rich_help_panel", None)) is None or is_complete:
-                panel = named or "Options"
-            elif parameter.name in _COMMON:
-                panel = _COMMON_PANEL
-            else:
-                further += 1
-                continue
-            text = re.sub(r"\[default: \((.*?)\)", r"[default: \1", record[1])
-            panels.setdefault(panel, []).append((record[0], text))
+        panels, shown = dict[str, list[tuple[str, str]]](), self.get_params(ctx)
+        further, common = 0, (*VERBS[str(self.name)].common, "help")
+        is_short = len(common) > 1 and not is_complete
+        if is_short:
+            flags = {each.name: each for each in shown if isinstance(each, TyperOption)}
+            further = len(flags) - len(common)
+            shown = [each for each in shown if each.name not in flags] + [flags[str(name)] for name in common]
+        for each in shown:
+            flag, text = each.get_help_record(ctx) or ("", "")
+            text = re.sub(r"\[default: \((.*?)\)", r"[default: \1", text)
+            panel = "Most used options" if is_short else getattr(each, "rich_help_panel", None) or "Options"
+            if not isinstance(each, TyperOption):
+                panel, flag = "Arguments", str(each.metavar)
+            elif is_short:
+                text = re.sub(r"(?<=\.) \S.*?(?=  \[|$)", "", text)  # keep the first sentence, and the default
+            panels.setdefault(panel, []).append((flag, text))
+        if is_complete and self.name == "train":
+            panels["Fields of the recipe that only --set changes"] = fields_of_set()
         return panels, further
 
 
@@ -232,18 +242,26 @@ def _end(error: BaseException, arguments: list[str]) -> NoReturn:
     sys.exit(2)
 
 
-def _is_of_command(advice: str, context: Any) -> bool:
-    """Return whether the advice about a flag that vitkit lacks applies to a command.
+def _advice(option: str, context: Any) -> str | None:
+    """Return what to do instead of a flag that a command lacks; None if nothing is known.
 
-    Advice that mentions flags of vitkit applies to commands that have all of them. Advice without flags applies to
-    commands whose first argument is the data.
+    An advice of `SCRIPT_FLAGS` that mentions flags of vitkit applies to commands that have all of them. One without
+    flags applies to commands whose first argument is the data.
     """
     if context is None:
-        return False
-    flags = set(re.findall(r"--[a-z][a-z-]*", advice))
-    if flags:
-        return flags <= {flag for parameter in context.command.params for flag in parameter.opts}
-    return next((parameter.name for parameter in context.command.params), None) == "data"
+        return None
+    parameters = context.command.params
+    flags = {flag for parameter in parameters for flag in parameter.opts}
+    if former := FORMER_FLAGS.get(f"{context.info_name} {option}"):
+        return former
+    name = option.removeprefix("--").replace("-", "_")
+    field = name.removeprefix("no_")
+    if "--set" in flags and field in hints_of(Recipe):
+        return f"use --set {field}={'VALUE' if field == name else 'false'}"
+    advice = SCRIPT_FLAGS.get(option, "")
+    needed = set(re.findall(r"--[a-z][a-z-]*", advice))
+    is_of_command = needed <= flags if needed else next((each.name for each in parameters), None) == "data"
+    return advice if advice and is_of_command else None
 
 
 def _shortened(text: str) -> str:
@@ -262,8 +280,8 @@ def _with_flag(message: str, arguments: list[str]) -> str:
 def _describe(error: BaseException) -> str:
     if isinstance(error, typer.TyperException):
         option = str(getattr(error, "option_name", "")).replace("_", "-")
-        if option in SCRIPT_FLAGS and _is_of_command(SCRIPT_FLAGS[option], getattr(error, "ctx", None)):
-            return f"there is no option {option}: {SCRIPT_FLAGS[option]}"
+        if advice := _advice(option, getattr(error, "ctx", None)):
+            return f"there is no option {option}: {advice}"
         if verb := next((verb for verb in OTHER_COMMANDS if f"No such command '{verb}'" in error.message), None):
             return f"there is no command {verb}: {OTHER_COMMANDS[verb]}"
         message = error.format_message().replace(": Value error, ", ": ")  # added by the parser

@@ -10,11 +10,8 @@ necessary only to change a default, or to choose the command's position in the l
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import inspect
 import io
-import math
 import re
 import shlex
 import sys
@@ -24,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -32,7 +29,7 @@ import vitkit
 from vitkit.cli.say import HARMLESS, Bar, remark, say, show, tell
 from vitkit.errors import Interrupted, ShortageError, VitkitError
 from vitkit.system.files import to_json
-from vitkit.text.arguments import Between, hints_of, unannotated
+from vitkit.text.arguments import SPEAKS_OF_FLAGS, Only, Options, alternatives, help_of, hints_of
 from vitkit.text.cells import JOINT
 
 if TYPE_CHECKING:
@@ -79,6 +76,7 @@ class Verb:
         flags: positional parameters of the function that become flags on the command line.
         exclude: parameters that are not offered on the command line.
         metavars: placeholders of values in the help, by parameter.
+        common: the parameters and fields whose flags --help shows, most used first; if empty, it shows all.
     """
 
     module: str
@@ -90,6 +88,7 @@ class Verb:
     flags: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     metavars: Mapping[str, str] = field(default_factory=dict)
+    common: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -101,42 +100,29 @@ class Verb:
     def function(self) -> Callable[..., None]:
         """Return the function that typer calls, with the signature of the command."""
         function: _Function = getattr(import_module(f"vitkit.{self.module}"), self.name)
-        parameters = _parameters_of(function, self.flags, self.exclude, self.metavars)
+        offered = _Offered.of(function, self)
+        parameters = [*offered.plain, *offered.fields]
         names = [parameter.name for parameter in parameters]
-        place = names.index(self.ahead) if self.ahead else len(names)
+        place = names.index(self.ahead) if self.ahead else len(offered.plain)
         parameters[place:place] = [
             _switch(name, text, is_number=name in self.numbers) for name, text in self.switches.items()
         ]
-        parameters += _parameters_of_fields(function)
 
         def command(**values: Any) -> None:
             switches = {name: values.pop(name) for name in self.switches}
-            if code := self.run(function, _set_values(function, values), **switches):
+            before = SPEAKS_OF_FLAGS.set(True)
+            try:
+                code = self.run(function, offered.arguments(values), **switches)
+            finally:
+                SPEAKS_OF_FLAGS.reset(before)
+            if code:
                 raise typer.Exit(code)
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        command.__doc__ = _description_of(function, self.flags)
+        fields = {each.name: _flags_of(each.name)[0] for each in offered.fields}
+        command.__doc__ = _description_of(function, fields | _spelling(function, self.flags))
         return command
-
-
-def _set_values(function: _Function, values: _Values) -> _Values:
-    """Return only the values that the user has set, so that the function's defaults apply to the others.
-
-    A switch whose value is False counts as not set if the function's default is None.
-    """
-    if texts := values.pop("model_fields", None):
-        from vitkit.training.recipe import read_sets
-
-        fields = read_sets(texts, _fields_of(function))
-        if twice := next((name for name in fields if values.get(name) is not None), None):
-            raise VitkitError(f"{twice} is given twice, by {_flags_of(twice)[0]} and by --set: leave out one of them")
-        values |= fields
-    parameters = inspect.signature(inspect.unwrap(function)).parameters
-    none = {name for name, parameter in parameters.items() if parameter.default is None}
-    return {
-        name: value for name, value in values.items() if value is not None and not (value is False and name in none)
-    }
 
 
 def _silent(function: _Function, values: _Values) -> None:
@@ -163,11 +149,10 @@ def _doctor(function: _Function, values: _Values, *, as_json: bool) -> int:
     return int(not result.is_trustworthy)
 
 
-def _predict(function: _Function, values: _Values, *, strict: bool, as_json: bool) -> int:
+def _predict(function: _Function, values: _Values, *, as_json: bool) -> int:
     """Predict, print the rows (unless they are written to a file) and a summary, and return the exit code.
 
-    The exit code is 1 if no image could be read, except with --shard. With `strict`, it is also 1 if any image or
-    folder could not be read.
+    The exit code is 1 if any image or folder could not be read.
     """
     out = values.get("out")
     with _resumable(out), Bar() as bar:
@@ -183,8 +168,7 @@ def _predict(function: _Function, values: _Values, *, strict: bool, as_json: boo
                 remark(line, file=sys.stderr)  # the rows are on stdout
             else:
                 say(line)
-    is_failure = result.unreadable == result.images and "shard" not in values  # a shard may contain no readable image
-    return int(is_failure or (strict and not result.is_whole))
+    return int(not result.is_whole)
 
 
 def _embed(function: _Function, values: _Values) -> None:
@@ -246,11 +230,22 @@ def _bench(function: _Function, values: _Values, *, as_json: bool) -> None:
 # The rows are in the order of the help. A command that only prints its result needs no row.
 _ROWS = {
     "studio": Verb("webapp.studio", "studio", _silent),
-    "doctor": Verb("verbs.doctor", "doctor", _doctor, {"as_json": "Print the statistics and findings as JSON."}),
+    "doctor": Verb(
+        "verbs.doctor",
+        "doctor",
+        _doctor,
+        {"as_json": "Print the statistics and findings as JSON."},
+        common=("out", "against", "labels", "layout", "as_json"),
+    ),
     "shard": Verb(
         "verbs.shard", "shard", switches={"as_json": "Print the shards, and the images that were left out, as JSON."}
     ),
-    "pretrain": Verb("verbs.pretrain", "pretrain", _silent),
+    "pretrain": Verb(
+        "verbs.pretrain",
+        "pretrain",
+        _silent,
+        common=("out", "objective", "sets", "recipe", "mask", "unlabelled", "resume"),
+    ),
     "train": Verb(
         "verbs.train",
         "train",
@@ -261,7 +256,10 @@ _ROWS = {
             "as_json": "With --dry-run, print everything as JSON.",
         },
         numbers=("price",),
-        exclude=("class_names",),
+        common=(
+            *("out", "model", "weights", "method", "epochs", "lr", "batch_size", "image_size"),
+            *("recipe", "sets", "dry_run", "resume"),
+        ),
     ),
     "compare": Verb(
         "experiments.compare", "compare", switches=_FIGURES, flags=("models",), metavars={"data": "DATA..."}
@@ -271,24 +269,41 @@ _ROWS = {
         "verbs.evaluate",
         "evaluate",
         switches={"as_json": "Print the figures as JSON, with the accuracy (0 to 1) first."},
+        common=("out", "split", "labels", "accuracy", "classes", "tta", "data_root", "force", "as_json"),
     ),
     "predict": Verb(
         "verbs.predict",
         "predict",
         _predict,
         {
-            "strict": "Exit with 1 if an image or folder cannot be read.",
             "as_json": "Print a line with a JSON object for each image, as in a .jsonl file; with --out, the counts.",
         },
+        common=("out", "reject", "top", "accuracy", "unknown", "classes", "force", "resume", "as_json"),
     ),
     "convert": Verb("verbs.convert", "convert", metavars={"source": "MODEL"}),
-    "embed": Verb("verbs.embed", "embed", _embed),
-    "explain": Verb("verbs.explain", "explain", _explain),
+    "embed": Verb("verbs.embed", "embed", _embed, common=("out", "near", "text", "top", "what", "labels", "force")),
+    "explain": Verb(
+        "verbs.explain",
+        "explain",
+        _explain,
+        metavars={"target": "CLASS|top|N"},
+        common=("out", "method", "target", "style", "layer", "anatomy", "force"),
+    ),
     "info": Verb("verbs.info", "info", switches=_EVERYTHING, ahead="image_size"),
     "models": Verb("verbs.models", "models", _models, {"as_json": "Print a JSON list."}),
-    "export": Verb("verbs.export", "export", _export, _FIGURES, flags=("to",), metavars={"image_size": "H,W"}),
+    "export": Verb(
+        "verbs.export",
+        "export",
+        _export,
+        _FIGURES,
+        flags=("to",),
+        metavars={"image_size": "H,W"},
+        common=("out", "to", "precision", "image_size", "data", "force", "as_json"),
+    ),
     "push": Verb("verbs.push", "push", switches=_EVERYTHING, metavars={"repository": "hf:OWNER/NAME"}),
-    "serve": Verb("serving.serve", "serve", _serve),
+    "serve": Verb(
+        "serving.serve", "serve", _serve, common=("port", "host", "token", "device", "backend", "batch_size")
+    ),
     "bench": Verb("verbs.bench", "bench", _bench, _EVERYTHING, ahead="out"),
 }
 _NAMED = {row.name for row in _ROWS.values()} | {"dry_run"}  # which is a flag of train
@@ -302,27 +317,25 @@ VERBS = _ROWS | {
 # --- Arguments, flags and help of a command -------------------------------------------------------------------
 
 # A parameter becomes an argument or a flag if its value can be typed as text. In a union, the first type of this kind
-# counts: `Path | str` is read as a path, and `str | Path` as text, which may also be a name.
+# counts: `Path | str` is read as a path, and `str | Path` as text, which may also be a name. A parameter whose type is
+# a class of options becomes a flag for each field. A recipe has a flag for each field only in `vitkit train`; all
+# commands with a recipe have --recipe and --set.
 #
-# The help of a parameter is the first sentence of its entry under `Args:`. Further sentences are for callers from
-# Python. Parameters in backticks are replaced by their flags. The paragraph `On the command line: ...` is the example.
-#
-# Marks in `Annotated` change the defaults: a text replaces the help, for help that depends on a table, and a `Between`
-# is the range. Fields of recipes become flags in the same way.
+# The help of a parameter is the first sentence of its entry under `Args:`, and that of a field its docstring. Further
+# sentences are for callers from Python. Parameters in backticks are replaced by their flags. The paragraph `On the
+# command line: ...` is the example. A text in `Annotated` replaces the help, for help that depends on a table.
 
-PANELS = {  # the first flag of each panel of the help
-    "objective": "What is learned without labels",
-    "model": "What to train",
-    "epochs": "Schedule and optimiser",
-    "dropout": "Regularisation",
-    "crop_scale": "Pixels and augmentation",
-    "layout": "Data, choice of the best, machine",
-}
+SET_ONLY = (  # fields of a recipe without a flag of their own, which --set changes
+    *("init", "decay_all", "step_per", "swa_lr", "fit", "crop_pct", "interpolation", "zoom", "shear", "split_seed"),
+    *("head_from", "beta2", "distill_alpha", "distill_temperature", "attention_dropout", "nodes", "prior"),
+)
+_BY_METHOD = "by method"  # marks fields of a recipe whose default depends on what is trained
+_NOT_FLAGS = ("data", "model_fields")  # fields of a recipe: an argument, and what --set model.FIELD changes
 _FLAGS = {  # flags whose names differ from those of their parameters
     "out": ("--out", "-o"),
     "templates": ("--template",),
     "show": ("--open/--no-open",),
-    "model_fields": ("--set",),
+    "sets": ("--set",),
     "as_json": ("--json",),
 }
 _ARGUMENTS = {  # names of arguments in the help; an argument whose name ends in ... can be repeated
@@ -336,71 +349,155 @@ _ARGUMENTS = {  # names of arguments in the help; an argument whose name ends in
 _METAVARS = {
     **_ARGUMENTS,
     "preprocess": "TEXT|FILE",
-    "target": "CLASS|top|N",
     "recipe": "FILE|NAME",
     "weights": "WEIGHTS",
     "time": "TIME",
+    "sets": "FIELD=VALUE",
 }
 _WORDS = {int: "N", float: "NUMBER", str: "TEXT", Path: "PATH"}  # placeholders for values of a type
 _ENVIRONMENT = {"token": "VITKIT_TOKEN"}
-_TYPES = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "Sequence[str]": list[str]}
 
 
-def _parameters_of(
-    function: Callable[..., Any],
-    flags: Collection[str] = (),
-    exclude: Collection[str] = (),
-    metavars: Mapping[str, str] | None = None,
-) -> list[inspect.Parameter]:
-    """Return the arguments and flags of a function's command, as parameters for typer.
+@dataclass(frozen=True)
+class _Offered:
+    """What a command offers: parameters of its function, and fields of classes of options.
 
-    Args:
-        function: a public function.
-        flags: positional parameters that become flags on the command line. `out` always becomes a flag.
-        exclude: parameters that are not offered on the command line.
-        metavars: placeholders of values in the help, in addition to those that all commands have in common.
+    Attributes:
+        plain: the parameters of the function as arguments and flags.
+        fields: the fields as flags.
+        owners: the class of options of a parameter of the function, by name.
     """
-    plain, metavar_of = inspect.unwrap(function), {**_METAVARS, **(metavars or {})}
-    entries, written = _entries(inspect.getdoc(plain) or ""), _spelling(function, flags)
-    options = []
-    for parameter in inspect.signature(plain).parameters.values():
-        kind, marks = _read(parameter.annotation, plain.__globals__)
-        if kind is None or parameter.name in exclude:
-            continue
-        text = next((mark for mark in marks if isinstance(mark, str)), None)
-        settings: dict[str, Any] = {"help": text or _as_help(entries.get(parameter.name, ""), written)}
-        if _is_argument(parameter, flags):
-            settings["metavar"] = metavar_of.get(parameter.name, parameter.name.upper())
-            options.append(_argument(parameter, kind, settings))
-            continue
-        named = metavar_of.get(parameter.name) if parameter.name not in _ARGUMENTS else None
-        settings["metavar"] = named or _word(kind)
-        if parameter.name in _ENVIRONMENT:
-            settings |= {"envvar": _ENVIRONMENT[parameter.name], "show_envvar": True}
-        for between in marks:
-            if isinstance(between, Between):
-                settings |= {"min": between.low, "max": None if between.high == math.inf else between.high}
-        options.append(_flag(parameter, kind, settings))
-    return options
+
+    plain: list[inspect.Parameter] = field(default_factory=list)
+    fields: list[inspect.Parameter] = field(default_factory=list)
+    owners: dict[str, type[Options]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: _Function, verb: Verb) -> _Offered:
+        """Read the signature, the docstring and the classes of options of a function."""
+        offered, hints = cls(), hints_of(function)
+        written = _spelling(function, verb.flags)
+        entries = _entries(inspect.getdoc(inspect.unwrap(function)) or "")
+        for parameter in inspect.signature(inspect.unwrap(function)).parameters.values():
+            name = parameter.name
+            kinds, marks = alternatives(hints[name])
+            text = next((mark for mark in marks if isinstance(mark, str)), _as_help(entries.get(name, ""), written))
+            owner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Options)), None)
+            kind = next((kind for kind in kinds if _is_typed(kind)), None)
+            if name in verb.exclude or (owner is None and kind is None):
+                continue
+            if kind is not None:
+                offered.plain.append(_plain(parameter, kind, text, verb))
+            if kind is not None and owner is not None:
+                offered.plain.append(_sets())
+            if owner is not None:
+                offered.owners[name] = owner
+            if owner is not None and (kind is None or verb.name == "train"):
+                only = next((mark.names for mark in marks if isinstance(mark, Only)), tuple(hints_of(owner)))
+                shown = [each for each in only if each not in (*SET_ONLY, *_NOT_FLAGS)]
+                spelt = written | {each: _flags_of(each)[0] for each in shown}
+                offered.fields.extend(_field(owner, each, _in_flags(help_of(owner)[each], spelt)) for each in shown)
+        return offered
+
+    def arguments(self, values: _Values) -> _Values:
+        """Return the arguments of the function: the values that the user has set, so that its defaults apply to others.
+
+        Raises:
+            VitkitError: a field of a recipe is unknown, is given twice, or has a wrong value.
+        """
+        given = {name: value for name, value in values.items() if value is not None}
+        fields = {name: given.pop(name) for name in (each.name for each in self.fields) if name in given}
+        for name, owner in self.owners.items():
+            own = {field: fields[field] for field in hints_of(owner) if field in fields}
+            if name == "recipe":
+                given |= _recipe(given.pop(name, None), own, given.pop("sets", ()))
+            elif own:
+                given[name] = owner(**own)
+        none = {parameter.name for parameter in self.plain if parameter.default is None}
+        return {name: value for name, value in given.items() if not (value is False and name in none)}
 
 
-def _parameters_of_fields(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return a flag for each dataclass field that `add_recipe_fields` has added to the function's parameters."""
-    from vitkit.training.recipe import SET_ONLY
+def _recipe(source: str | None, flags: _Values, sets: Sequence[str]) -> _Values:
+    """Return the argument `recipe` with fields of a file, of flags and of --set; nothing if there are none."""
+    from vitkit.training.recipe import Recipe, read_sets
 
-    owners, _ = getattr(function, "recipe_fields", ((), ()))
-    fields = _fields_of(function)
-    hidden = [name for name in fields if name in SET_ONLY]
-    offered = {name: option for owner in reversed(owners) for name, option in _options(owner, hidden).items()}
-    return [offered[name] for name in fields if name not in hidden]
+    fields = read_sets(sets, hints_of(Recipe))
+    if twice := next((name for name in fields if name in flags), None):
+        raise VitkitError(f"{twice} is given twice, by {_flags_of(twice)[0]} and by --set: leave out one of them")
+    if not flags and not fields:
+        return {} if source is None else {"recipe": source}
+    recipe = Recipe.of({**flags, **fields})
+    return {"recipe": recipe if source is None else Recipe.load(source).updated(recipe)}
 
 
-def _fields_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the type of each field that `add_recipe_fields` has added to the function's parameters, by name."""
-    owners, exclude = getattr(function, "recipe_fields", ((), ()))
-    hints = {name: hint for owner in reversed(owners) for name, hint in hints_of(owner).items()}
-    names = dict.fromkeys(field.name for owner in owners for field in dataclasses.fields(owner))
-    return {name: hints[name] for name in names if name not in exclude}
+def _plain(parameter: inspect.Parameter, kind: Any, text: str, verb: Verb) -> inspect.Parameter:
+    """Return a parameter of the function as an argument or a flag."""
+    metavar_of, name, default = {**_METAVARS, **verb.metavars}, parameter.name, parameter.default
+    settings: dict[str, Any] = {"help": text}
+    if _is_argument(parameter, verb.flags):
+        settings["metavar"] = metavar_of.get(name, name.upper())
+        kind = list[str] if settings["metavar"].endswith("...") else _list_of(kind)
+        if default in (None, ()):
+            kind, default = kind | None, None
+        return _parameter(name, kind, typer.Argument(**settings), default)
+    settings["metavar"] = (metavar_of.get(name) if name not in _ARGUMENTS else None) or _word(kind)
+    if name in _ENVIRONMENT:
+        settings |= {"envvar": _ENVIRONMENT[name], "show_envvar": True}
+    written, kind = _flags_of(name), _list_of(kind)
+    if kind is bool:
+        is_pair = default is True and "/" not in written[0]
+        written, default = (f"{written[0]}/--no-{written[0][2:]}",) if is_pair else written, bool(default)
+    elif default in (None, ()):
+        kind, default = kind | None, None
+    return _parameter(name, kind, typer.Option(*written, **settings), default)
+
+
+def _field(owner: type[Options], name: str, text: str) -> inspect.Parameter:
+    """Return a field of a class of options as a flag."""
+    (kind, *_), _ = alternatives(hints_of(owner)[name])
+    written, panel = _flags_of(name), _panel(owner, name)
+    settings: dict[str, Any] = {"help": text, "show_default": _show(getattr(owner(), name), owner, name)}
+    settings |= {"metavar": _METAVARS.get(name) or _word(kind), "rich_help_panel": panel}
+    if name == "model":
+        settings["autocompletion"] = _model_names
+    written = (f"{written[0]}/--no-{written[0][2:]}",) if kind is bool else written
+    return _parameter(name, _list_of(kind) | None, typer.Option(*written, **settings), None)
+
+
+def _sets() -> inspect.Parameter:
+    """Return the flag --set, which sets any field of a recipe."""
+    settings: dict[str, Any] = {
+        "help": "Set a field of the recipe or model, as in lr=1e-4 or model.layers=6 (see vitkit train --help-all).",
+        "metavar": _METAVARS["sets"],
+        "show_default": False,
+        "autocompletion": _field_names,
+    }
+    return _parameter("sets", list[str] | None, typer.Option("--set", **settings), None)
+
+
+def fields_of_set() -> list[tuple[str, str]]:
+    """Return the name and the help of each field that only --set changes."""
+    from vitkit.training.recipe import Recipe
+
+    texts = help_of(Recipe)
+    written = {name: _flags_of(name)[0] for name in texts if name not in SET_ONLY}
+    return [(name, _in_flags(texts[name], written)) for name in texts if name in SET_ONLY]
+
+
+def _panel(owner: type[Options], name: str) -> str:
+    """Return the heading of a field in the help: the docstring of the class that declares it."""
+    declaring = next(base for base in owner.__mro__ if name in inspect.get_annotations(base))
+    return (declaring.__doc__ or "").partition(".")[0]
+
+
+def _is_typed(kind: Any) -> bool:
+    """Return whether values of a kind can be typed as text."""
+    return kind in (str, int, float, bool, Path, Sequence[str]) or get_origin(kind) is Literal
+
+
+def _list_of(kind: Any) -> Any:
+    is_list = kind in (Sequence[str], tuple[str, ...])
+    return list[str] if is_list else kind
 
 
 def _switch(name: str, text: str, *, is_number: bool = False) -> inspect.Parameter:
@@ -411,13 +508,13 @@ def _switch(name: str, text: str, *, is_number: bool = False) -> inspect.Paramet
     return _parameter(name, bool, typer.Option(*_flags_of(name), help=text), default=False)
 
 
-def _description_of(function: Callable[..., Any], flags: Collection[str] = ()) -> str:
+def _description_of(function: Callable[..., Any], written: Mapping[str, str]) -> str:
     """Return the description in a command's help, without the paragraphs for callers from Python."""
     text = (inspect.getdoc(inspect.unwrap(function)) or "").partition("\nArgs:\n")[0].rstrip()
     paragraphs = [part for part in text.split("\n\n") if not part.startswith(" ") and "`vitkit." not in part]
     shown = "\n\n".join(paragraphs).replace("On the command line: ", "Example: ")
     shown = re.sub(r"(Example: .*)`\.$", r"\1`", shown)
-    return _in_flags(shown, _spelling(function, flags))
+    return _in_flags(shown, written)
 
 
 def _sentence_of(file: Path, name: str) -> str:
@@ -438,7 +535,7 @@ def _flags_of(name: str) -> tuple[str, ...]:
 
 
 def _is_argument(parameter: inspect.Parameter, flags: Collection[str]) -> bool:
-    return parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.name not in ("out", *flags)
+    return parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.name not in ("out", "recipe", *flags)
 
 
 def _spelling(function: Callable[..., Any], flags: Collection[str]) -> dict[str, str]:
@@ -465,78 +562,8 @@ def _as_help(entry: str, written: Mapping[str, str]) -> str:
     return _in_flags(sentence if sentence.startswith("`") else sentence[:1].upper() + sentence[1:], written)
 
 
-def _read(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Return the type of the values of a parameter's flag, and the marks of its annotation `Annotated[type, *marks]`.
-
-    The type is None if users cannot enter such values as text. Annotations are read as text, because importing some of
-    the types takes seconds.
-    """
-    kind, marks = unannotated(annotation, known)
-    parts = (_type(ast.unparse(part), known) for part in _alternatives(ast.parse(kind, mode="eval").body))
-    return next((part for part in parts if part is not None), None), marks
-
-
-def _alternatives(node: ast.expr) -> list[ast.expr]:
-    return [*_alternatives(node.left), node.right] if isinstance(node, ast.BinOp) else [node]
-
-
-def _type(name: str, known: dict[str, Any]) -> Any:
-    alias = known.get(name)
-    return alias if get_origin(alias) is Literal else _TYPES.get(name)
-
-
 def _parameter(name: str, kind: Any, info: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
-
-
-def _argument(parameter: inspect.Parameter, kind: Any, settings: dict[str, Any]) -> inspect.Parameter:
-    kind = list[str] if (settings["metavar"] or "").endswith("...") else kind
-    default = parameter.default
-    if default in (None, ()):
-        kind, default = kind | None, None
-    return _parameter(parameter.name, kind, typer.Argument(**settings), default)
-
-
-def _flag(parameter: inspect.Parameter, kind: Any, settings: dict[str, Any]) -> inspect.Parameter:
-    written, default = _flags_of(parameter.name), parameter.default
-    if kind is bool:
-        is_pair = default is True and "/" not in written[0]
-        written, default = (f"{written[0]}/--no-{written[0][2:]}",) if is_pair else written, bool(default)
-    elif default in (None, ()):
-        kind, default = kind | None, None
-    return _parameter(parameter.name, kind, typer.Option(*written, **settings), default)
-
-
-def _options(dataclass: type[Any], hidden: Sequence[str]) -> dict[str, inspect.Parameter]:
-    """Return a flag for each field of a dataclass, by name; the help of --set lists the `hidden` fields."""
-    hints = get_type_hints(dataclass, include_extras=True)
-    options, panel = {}, ""
-    for setting in dataclasses.fields(dataclass):
-        panel = PANELS.get(setting.name, panel)
-        kind, text, *marks = get_args(hints[setting.name])
-        shown = next((mark for mark in marks if isinstance(mark, str)), _show(setting.default))
-        options[setting.name] = _option(setting, kind, text, panel, shown, hidden)
-    return options
-
-
-def _option(
-    setting: dataclasses.Field[Any], kind: Any, text: str, panel: str, shown: str | bool, hidden: Sequence[str]
-) -> inspect.Parameter:
-    (flag,) = _flags_of(setting.name)
-    settings: dict[str, Any] = {"help": text, "show_default": shown, "rich_help_panel": panel}
-    settings["metavar"] = _METAVARS.get(setting.name) or _word(kind)
-    if setting.name == "model_fields":
-        kind = list[str]
-        settings["help"] = (
-            "Set a field of the recipe, such as shear=5, or of the model, such as model.layers=6. These fields have no "
-            f"other flag: {', '.join(hidden)}."
-        )
-        settings |= {"metavar": "FIELD=VALUE", "show_default": False}
-    if setting.name == "model":
-        settings["autocompletion"] = _model_names
-    declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
-    optional = kind if type(None) in get_args(kind) and get_origin(kind) is not tuple else kind | None
-    return _parameter(setting.name, optional, typer.Option(declaration, **settings), None)
 
 
 def _model_names(incomplete: str) -> list[str]:
@@ -546,16 +573,25 @@ def _model_names(incomplete: str) -> list[str]:
     return [name for name in list_models() if name.startswith(incomplete)]
 
 
+def _field_names(incomplete: str) -> list[str]:
+    """Return the fields of a recipe that begin with an incomplete word, for completion in the shell."""
+    from vitkit.training.recipe import Recipe
+
+    return [f"{name}=" for name in hints_of(Recipe) if name.startswith(incomplete)]
+
+
 def _word(kind: Any) -> str | None:
     """Return the placeholder of a flag's value in the help; None if typer writes it itself (choices and switches)."""
     if get_origin(kind) is tuple:
         return " ".join(_WORDS.get(each, "TEXT") for each in get_args(kind) if each is not Ellipsis)
-    parts = [part for part in get_args(kind) or (kind,) if part is not type(None)]
-    return _WORDS.get(parts[0]) if len(parts) == 1 else None
+    return "TEXT" if kind == Sequence[str] else _WORDS.get(kind)
 
 
-def _show(default: Any) -> str | bool:
-    if default is None:
+def _show(default: Any, owner: type[Options], name: str) -> str | bool:
+    """Return how the help shows the default of a field; fields that depend on the method have none."""
+    if _BY_METHOD in alternatives(hints_of(owner)[name])[1]:
+        return _BY_METHOD
+    if default in (None, ()) or default is False:
         return False
     return " ".join(map(str, default)) if isinstance(default, tuple) else str(default).lower()
 

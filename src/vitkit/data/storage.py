@@ -289,7 +289,7 @@ class Overlooked:
         if self.links:
             links = plural(len(self.links), "link out of the folder is", "links out of the folder are")
             names = listed([named_from(link) for link in sorted(self.links)])
-            flag = "--follow-links of train, doctor, eval, predict, embed and shard takes them"
+            flag = "--follow-links of train, doctor, eval and shard takes them"
             lines.append(f"{links} left out ({flag}): {names}")
         return lines
 

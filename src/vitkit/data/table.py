@@ -373,9 +373,7 @@ class _MultiLabel(Task):
                 "--balance sampler needs one class for each image, but these may have several; use --balance loss"
             )
         if fields["prior"] == "uniform":
-            raise VitkitError(
-                "--prior uniform needs one class for each image, but these may have several; leave it out"
-            )
+            raise VitkitError("prior uniform needs one class for each image, but these may have several; leave it out")
 
     def require_single(self, message: str) -> None:
         raise VitkitError(message)

@@ -289,6 +289,13 @@ class Labelled(Protocol):
 class Datasets:
     """The datasets that the user passes, with their class names and preprocessing.
 
+        import vitkit
+        from PIL import Image
+
+        images = [(Image.new("RGB", (16, 16), 99 * (number % 2)), number % 2) for number in range(20)]
+        datasets = vitkit.Datasets(images, class_names=("even", "odd"))
+        vitkit.train(datasets, vitkit.Recipe(model="vit_micro_patch4_16", weights="none", epochs=1))
+
     Attributes:
         train: the training images.
         val: the validation images; None if there are none.
@@ -306,9 +313,7 @@ class Datasets:
     def __post_init__(self) -> None:
         for name, dataset in (("train", self.train), ("val", self.val)):
             if isinstance(dataset, DataLoader):
-                raise VitkitError(
-                    f"{name}_dataset is a DataLoader: pass its dataset, as in {name}_dataset=loader.dataset"
-                )
+                raise VitkitError(f"{name} is a DataLoader: pass its dataset, as in {name}=loader.dataset")
 
     def names(self) -> tuple[str, ...]:
         """Return the class names.
@@ -318,7 +323,7 @@ class Datasets:
         """
         names = self.class_names if self.class_names is not None else getattr(self.train, "classes", None)
         if names is None:
-            raise VitkitError("train_dataset has no attribute `classes`: pass class_names=, in the order of the labels")
+            raise VitkitError("train has no attribute `classes`: pass class_names=, in the order of the labels")
         if isinstance(names, str) or not isinstance(names, Sequence):  # sets have no order
             raise VitkitError(f"class_names must be a list of names, in the order of the labels, not {names!r}")
         named = tuple(map(str, names))
@@ -347,7 +352,7 @@ class _DatasetImages(Images):
         image, label = item_of(self.images, index, self.name)
         if label != (before := self.labels[index]):
             raise VitkitError(
-                f"{self.name}_dataset[{index}] has label {label} now, and had {before}: an index must "
+                f"{self.name}[{index}] has label {label} now, and had {before}: an index must "
                 "always return the same image"
             )
         return image, label
@@ -479,14 +484,14 @@ class Survey:
                 dataset, (len(preprocess.mean), *preprocess.size), lambda i: item_of(dataset, i, name)[0]
             )
         except VitkitError as error:
-            unknown = f"{name}_dataset gave tensors, and {error}"
+            unknown = f"{name} gave tensors, and {error}"
             note = f"note: the model cannot read files: {unknown}; state how files are prepared with preprocess="
             return replace(preprocess, unknown=unknown), [note]
         judged, learned = (read.mean, read.std), read_scale(datasets.train)
         if name == "train" or learned is None or learned == judged:
             return read, []
         theirs, ours = (f"mean {_numbers(mean)}, std {_numbers(std)}" for mean, std in (learned, judged))
-        return read, [f"problem: train_dataset normalises by {theirs}, and val_dataset by {ours}"]
+        return read, [f"problem: train normalises by {theirs}, and val by {ours}"]
 
     def check(self, preprocess: Preprocess) -> None:
         """Refuse tensors whose shape differs from the model's input.
@@ -515,21 +520,21 @@ def survey(datasets: Datasets) -> Survey:
         try:
             lengths[name] = len(dataset)
         except Exception as error:  # the caller's code may raise anything
-            raise VitkitError(f"{name}_dataset has no length, which a dataset needs: {first_line(error)}") from error
+            raise VitkitError(f"{name} has no length, which a dataset needs: {first_line(error)}") from error
     for name, length in lengths.items():
         if length == 0:
-            raise VitkitError(f"{name}_dataset contains no images")
+            raise VitkitError(f"{name} contains no images")
     for name, dataset in named_datasets.items():
         for index in range(lengths[name]):
             image, label = item_of(dataset, index, name)
             if not 0 <= label < len(names):
                 raise VitkitError(
-                    f"{name}_dataset[{index}] has label {label}, but there are {len(names)} classes, numbered from 0"
+                    f"{name}[{index}] has label {label}, but there are {len(names)} classes, numbered from 0"
                 )
             contents[f"{name}/{index}"] = _content(image)
             looks.append(_fingerprint(image, contents[f"{name}/{index}"]))
             if isinstance(image, Tensor):
-                shapes.setdefault((name, tuple(image.shape)), f"{name}_dataset[{index}]")
+                shapes.setdefault((name, tuple(image.shape)), f"{name}[{index}]")
             labels.append(label)
             splits.append(name)
             progress("reading labels", len(labels), sum(lengths.values()))
@@ -551,7 +556,7 @@ def item_of(dataset: Labelled, index: int, name: str) -> tuple[Image.Image | Ten
         VitkitError: the dataset raises an exception, or returns anything but such an image and number; the message
             names the item.
     """
-    where = f"{name}_dataset[{index}]"
+    where = f"{name}[{index}]"
     try:
         item = dataset[index]
         image, label = item if isinstance(item, Sequence) and len(item) == 2 else (None, None)

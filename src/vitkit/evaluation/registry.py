@@ -17,7 +17,7 @@ from vitkit.data.table import TASKS, TaskName
 from vitkit.errors import VitkitError
 from vitkit.system.files import read_json
 from vitkit.system.run_files import resume_command
-from vitkit.text.arguments import is_number, shown
+from vitkit.text.arguments import is_number, type_of
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def read_figures(file: Path) -> dict[str, Any]:
             fits = _FITS.get(name, lambda _: True)(value)
         if not fits:
             raise VitkitError(
-                f"{file} is damaged: {name} is {shown(value)}; delete it, and repeat the evaluation: "
+                f"{file} is damaged: {name} is {type_of(value)}; delete it, and repeat the evaluation: "
                 f"{resume_command(file.parent)}"
             )
     if figures.get("accuracy") is None and not figures.get("seen"):  # there is no accuracy if all images were seen

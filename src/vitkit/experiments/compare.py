@@ -11,22 +11,21 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_request import (
-    NOT_COMPARED,
     STRESSES,
     ExperimentFolder,
     arguments_of,
-    refuse_not_compared,
+    fields_of_request,
 )
 from vitkit.model_folder import WEIGHTS
 from vitkit.system import Progress, Say, read_json, silent, without_place, write_json, write_text
 from vitkit.text import Between, aligned, check_arguments, interval_text, is_number, plural
-from vitkit.training import ComparedFields, add_recipe_fields, build
+from vitkit.training import Recipe
 from vitkit.verbs import Result, check_data, csv_table
 
 if TYPE_CHECKING:
@@ -62,7 +61,8 @@ class Comparison(Result):
 
         import vitkit
 
-        comparison = vitkit.compare("PHOTOS", ["vit_micro_patch8_16@none", "vit_micro_r_s4_16@none"], epochs=1)
+        models = ["vit_micro_patch8_16@none", "vit_micro_r_s4_16@none"]
+        comparison = vitkit.compare("PHOTOS", models, vitkit.Recipe(epochs=1))
         print(comparison.folder, comparison.figures)
 
     Attributes:
@@ -200,8 +200,8 @@ PLACE = ExperimentFolder(PLAN, "comparison")
 def compare(
     data: str | Path | Sequence[str] | None = None,
     models: str | Sequence[str] | None = None,
+    recipe: str | Path | Recipe | None = None,
     *,
-    recipe: str | Path | None = None,
     seeds: Annotated[int, Between(1)] = 3,
     budget: str | None = None,
     fractions: str | float | Sequence[float] = "1",
@@ -213,23 +213,23 @@ def compare(
     devices: Annotated[int, Between(1)] = 1,
     say: Say = print,
     progress: Progress = silent,
-    **fields: Unpack[ComparedFields],
 ) -> Comparison | ComparisonSuite:
     """Train several models in the same way, and test which is significantly better on the same images.
 
         import vitkit
 
-        found = vitkit.compare("digits", ["vit_micro_patch4_16", "vit_micro_r_s4_16"], epochs=1, max_images=200)
+        models = ["vit_micro_patch4_16", "vit_micro_r_s4_16"]
+        found = vitkit.compare("digits", models, vitkit.Recipe(epochs=1, max_images=200))
         print(found.verdicts)
 
-    On the command line: `vitkit compare digits --models vit_micro_patch4_16,vit_micro_r_s4_16 --epochs 2`.
+    On the command line: `vitkit compare digits --models vit_micro_patch4_16,vit_micro_r_s4_16 --set epochs=2`.
 
     Args:
         data: folder of class folders, folder with train/ and val/, or a name such as digits. With several data sets,
             the models are compared on each, and a table summarises the results.
         models: names of models, NAME@WEIGHTS, or RECIPE.toml for a model with its own recipe, separated by commas. A
             list is accepted, too.
-        recipe: TOML file, or the name of a bundled recipe, for all models.
+        recipe: TOML file, or the name of a bundled recipe, for all models. A `vitkit.Recipe` is accepted, too.
         seeds: number of trainings of each model, with consecutive seeds that start from `seed`.
         budget: the budget of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
         fractions: the fractions of the training images, such as 0.1,0.3,1; the test images stay the same. Larger
@@ -241,7 +241,6 @@ def compare(
         devices: number of trainings at a time, each on its own GPU or its share of the cores.
         say: called with each line of output.
         progress: called with the current task, the number of finished items and their total.
-        fields: the fields of the recipe, see below, with the same value for all models.
 
     Returns:
         The comparison, whose folder contains comparison.html, comparison.json, comparison.csv and the runs. For several
@@ -253,20 +252,20 @@ def compare(
         Interrupted: a signal stopped the comparison; `resume` continues it.
         OSError: the folder cannot be written.
     """
-    refuse_not_compared(fields, "a comparison")
+    source, fields = fields_of_request(recipe, "a comparison")
     from vitkit.experiments.comparison_suite import is_suite, suite
 
     sources = [data] if data is None or isinstance(data, (str, Path)) else list(data)
     if len(sources) > 1 or (resume and is_suite(out)):
-        rest = {"recipe": recipe, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
+        rest = {"recipe": source, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
         named = [str(source) for source in sources if source is not None]
         return suite(named, models, {**rest, "devices": devices, **fields}, out, compare, say, resume=resume)
-    arguments = arguments_of(sources[0] if sources else None, models, recipe, seeds, fractions, budget, stress)
+    arguments = arguments_of(sources[0] if sources else None, models, source, seeds, fractions, budget, stress)
     with ExitStack() as hold:
         if resume:
             folder, plan = _planned_before(out, arguments, fields, hold)
         else:
-            folder, plan = _planned(out, arguments, {**fields}, say, hold)
+            folder, plan = _planned(out, arguments, fields, say, hold)
         from vitkit.experiments.comparison_runs import make_all
 
         try:
@@ -299,7 +298,6 @@ def _planned(
         if arguments[name] is None:
             raise VitkitError(f"no {name}: vitkit compare DATA --models NAME,NAME")
     check_data(arguments["data"])
-    build({name: value for name, value in fields.items() if name != "weights"}, None)  # before importing torch
     from vitkit.data import read_corrected
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.training import check_place, new_run_folder
@@ -394,9 +392,6 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
     write_comparison(folder / PAGE, figures, list(HEADINGS.values()), [cells(model) for model in models])
     write_json(folder / COMPARISON, figures)
     return Comparison(folder, figures)
-
-
-add_recipe_fields(compare, NOT_COMPARED)
 
 
 SPEEDS = "speeds.json"

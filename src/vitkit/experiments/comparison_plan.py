@@ -14,11 +14,20 @@ from typing import Any
 
 from vitkit.data import held_out_split, limit_training
 from vitkit.errors import VitkitError
-from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of
+from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of, recipe_of
 from vitkit.experiments.judging import before_training, hash_of_images
 from vitkit.model import ViTConfig, config_for, is_model_name
 from vitkit.system import fitting, receiver, without_place
-from vitkit.training import SplitImages, Start, request_of, resolve, weights_of, without_effect, without_fields_of_vits
+from vitkit.training import (
+    Recipe,
+    SplitImages,
+    Start,
+    requested,
+    resolve,
+    weights_of,
+    without_effect,
+    without_fields_of_vits,
+)
 
 
 def check_weights_name(start: Start) -> None:
@@ -140,12 +149,12 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
         receiver()("checking the models", place, len(names))
         label, before = labels[place], labels[:place].count(labels[place])
         label = f"{label} ({before + 1})" if before else label
-        resolved, left_out = without_fields_of_vits(_fields(name, arguments, fields, budget))
+        asked, left_out = without_fields_of_vits(_requested(name, arguments, fields, budget))
         notes += [f"{label}: {reason}" for reason in left_out]
         try:
-            start = resolve(resolved).released()
+            start = resolve(asked).released()
             check_weights_name(start)
-            idle = without_effect(start.recipe, resolved, shared)
+            idle = without_effect(start.recipe, asked)
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
         if arguments["stress"]:
@@ -160,7 +169,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
                 f"and would be tested on other images than {entries[0].label}: pass the run as --split-from, or choose "
                 "other weights"
             )
-        entries.append(_Candidate(label, resolved, idle, start, part, judged_by))
+        entries.append(_Candidate(label, asked.set_fields(), idle, start, part, judged_by))
     first = entries[0]
     for field in shared:
         if all(field in entry.idle for entry in entries):
@@ -226,10 +235,10 @@ class _Candidate:
         return self.split_images.images.table.splits.count("train")
 
 
-def _fields(
+def _requested(
     name: str, arguments: Mapping[str, Any], fields: Mapping[str, Any], budget: tuple[str, str] | None
-) -> dict[str, Any]:
-    """Return the recipe fields of one model's training, from its own recipe or the shared one."""
+) -> Recipe:
+    """Return the requested recipe of one model's training, from its own recipe or the shared one."""
     is_file = name.endswith(RECIPES)
     if is_file and arguments["recipe"] is not None:
         raise VitkitError(f"{name} is a recipe itself: leave out --recipe {arguments['recipe']}")
@@ -244,14 +253,13 @@ def _fields(
     }
     if budget is not None and budget[0] != "flops":
         fields_of_run[budget[0]] = int(budget[1]) if budget[0] == "epochs" else budget[1]
-    resolved = request_of(fields_of_run, name if is_file else arguments["recipe"]).fields
+    asked = requested(recipe_of(name if is_file else arguments["recipe"], fields_of_run))
     if not model and not is_file:
-        resolved["model"] = None
+        asked = asked.without(["model"])
     for refused in ("folds", "devices", "nodes"):
-        if resolved.get(refused) is not None:
+        if getattr(asked, refused) is not None:
             raise VitkitError(f"{refused} splits one training into several processes or runs: leave it out to compare")
-    resolved["split_seed"] = resolved.get("split_seed", resolved.get("seed", 0))
-    return {field: value for field, value in resolved.items() if value is not None}
+    return asked.replace(split_seed=asked.seed_of_split)
 
 
 def _count(images: int, fraction: float) -> int:

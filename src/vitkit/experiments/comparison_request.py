@@ -13,6 +13,7 @@ from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.system import exclusive_in, from_json, is_empty
+from vitkit.training import Recipe
 
 # Fields that a comparison sets itself, or that would split one run into several.
 NOT_COMPARED = ("data", "model", "folds", "devices", "nodes", "strategy")
@@ -85,10 +86,27 @@ def arguments_of(
     }
 
 
-def refuse_not_compared(fields: Mapping[str, object], what: str) -> None:
-    """Refuse recipe fields that the user may not set for a comparison or an experiment; `what` names which of them."""
+def fields_of_request(recipe: str | Path | Recipe | None, what: str) -> tuple[str | None, dict[str, Any]]:
+    """Return the file or name of a requested recipe, and the fields that the caller has set.
+
+    Raises:
+        VitkitError: a field may not be set for a comparison or an experiment; `what` names which of them.
+    """
+    if not isinstance(recipe, Recipe):
+        return (None if recipe is None else str(recipe)), {}
+    fields = {name: getattr(recipe, name) for name in recipe.named}
     if refused := [name for name in NOT_COMPARED if name in fields]:
         raise VitkitError(f"{refused[0]} cannot be set for {what}: leave it out")
+    return recipe.source, fields
+
+
+PLANNED = "the plan"  # the source of the fields of a planned training, which the user has not set for it
+
+
+def recipe_of(source: str | None, fields: Mapping[str, Any]) -> Recipe:
+    """Return the recipe in a file or of a name, with changed fields."""
+    changed = Recipe.of(fields)
+    return changed if source is None else Recipe.load(source).updated(changed)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from vitkit.data import refuse_changed
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import headline_of, read_figures
 from vitkit.experiments.comparison_plan import ComparisonJob
+from vitkit.experiments.comparison_request import PLANNED
 from vitkit.model_folder import DESCRIPTION, read_description
 from vitkit.system import (
     EVALUATION,
@@ -48,7 +50,7 @@ from vitkit.system import (
     reporting_within,
     write_json,
 )
-from vitkit.training import DivergedError, build, clear, load_of_run, resume, train
+from vitkit.training import DivergedError, Recipe, clear, load_of_run, resume, train
 
 COSTS, _DIGESTS = "costs", "digests"  # folders next to the runs, with a file for each run
 _SEALED = (RECIPE, SPLIT, GROUPS, METRICS, PREDICTIONS, EVALUATION, DESCRIPTION)  # the last has the weights' digest
@@ -88,7 +90,7 @@ def make(job: ComparisonJob, out: Path) -> None:
     folder, fields = out / job.folder, job.fields
     is_begun, is_measured = (folder / RECIPE).is_file(), (folder / REPORT).is_file()
     if is_begun:
-        expected, recipe = build(dict(fields)), load_of_run(folder / RECIPE)
+        expected, recipe = Recipe.of(fields, PLANNED), load_of_run(folder / RECIPE)
         for name in _TELLING:
             wanted, there = getattr(expected, name), getattr(recipe, name)
             if name in fields and wanted is not None and wanted != there:
@@ -98,11 +100,13 @@ def make(job: ComparisonJob, out: Path) -> None:
                 )
     can_measure = _reset_peak_memory()
     if job.pretraining is not None and not is_begun:
-        from vitkit.training import pretrain, resume_pretraining
+        from vitkit.training import Pretraining, pretrain, resume_pretraining, split_fields
 
         encoder = folder.with_name(f"{folder.name}-pretrained")
         if not (encoder / REPORT).is_file():
-            _finish(pretrain, resume_pretraining, dict(job.pretraining), encoder)
+            options, shared = split_fields(dict(job.pretraining))
+            begin = partial(pretrain, choices=Pretraining(**options))
+            _finish(begin, resume_pretraining, shared, encoder)
         fields = {**fields, "weights": str(encoder)}
     _finish(train, resume, fields, folder)
     peak = _peak_memory() if can_measure else None
@@ -121,7 +125,7 @@ def _finish(begin: Callable[..., Path], go_on: Callable[..., Path], fields: dict
     if folder.is_dir():  # the run was killed before it wrote its recipe
         clear(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    begin(fields, folder, say=ignore)
+    begin(Recipe.of(fields, PLANNED), folder, say=ignore)
 
 
 def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.experiments.comparison_request import ExperimentFolder
+from vitkit.experiments.comparison_request import ExperimentFolder, recipe_of
 from vitkit.system import Say, write_json, write_text
 from vitkit.text import aligned, plural, sentence
 from vitkit.verbs import Result, csv_table
@@ -213,7 +213,7 @@ def _planned(
         "data": list(data),
         "labels": labels,
         "models": names_of(models),
-        "options": {**options, "recipe": None if options["recipe"] is None else str(options["recipe"])},
+        "options": dict(options),
     }
 
 
@@ -228,7 +228,9 @@ def _compare_on(
     options = {name: value for name, value in begun["options"].items() if value is not None}
     if (folder / _COMPARISON_PLAN).is_file():
         return compare(resume=True, out=folder, say=tell, devices=options["devices"])
-    return compare(source, begun["models"], out=folder, say=tell, **options)
+    own = {name: options.pop(name) for name in ("seeds", "budget", "fractions", "stress", "devices") if name in options}
+    recipe = recipe_of(options.pop("recipe", None), options)
+    return compare(source, begun["models"], recipe, out=folder, say=tell, **own)
 
 
 def _folder_of(place: int, label: str) -> str:

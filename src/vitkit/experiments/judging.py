@@ -153,7 +153,7 @@ def after_training(runs: Iterable[tuple[str, Path]], test_hash: str) -> JudgingI
             exposed = seen_of({table.paths[i]: roles.get(table.paths[i]) for i in chosen_images}, split)
             seen[model] = seen.get(model, frozenset()) | frozenset(exposed)
         recipe = load_of_run(folder / RECIPE)
-        chosen |= dict.fromkeys(chosen_on(split, vars(recipe), table.task))
+        chosen |= dict.fromkeys(chosen_on(split, recipe.to_dict(), table.task))
     return JudgingImages(split, held_out, {model: paths for model, paths in seen.items() if paths}, tuple(chosen))
 
 

@@ -22,7 +22,7 @@ BLOCKS: dict[str, Callable[..., Any]] = {}
 
 
 def register_model(name: str, build: Callable[..., nn.Module] | nn.Module) -> str:
-    """Register a network under a name, for `vitkit.train(model="custom:NAME")` and for loading the trained model.
+    """Register a network under a name, for the field `model` of a recipe, and for loading the trained model.
 
         import torch
         import vitkit
@@ -43,7 +43,7 @@ def register_model(name: str, build: Callable[..., nn.Module] | nn.Module) -> st
             it are then trained.
 
     Returns:
-        The name with the prefix `custom:`, for the argument `model`.
+        The name with the prefix `custom:`, for the field `model`.
 
     Raises:
         VitkitError: the name has other characters, or `build` cannot be called.

@@ -326,7 +326,7 @@ def _operating_table(numbers: Mapping[str, Any]) -> list[str]:
         rows.append([f"recall of {escape(row)}", *("none" if value is None else f"{value:.3f}" for value in values)])
     words = (
         "A model can predict for the class frequencies of its training data, or for equally frequent classes. The "
-        "latter finds more images of the rare classes and makes more errors overall (--prior)."
+        "latter finds more images of the rare classes and makes more errors overall (--set prior=uniform)."
     )
     return ["<h2>The operating point</h2>", f"<p>{words}</p>", wide(table(rows, ["", *heads]))]
 

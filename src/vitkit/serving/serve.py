@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from vitkit.errors import VitkitError
-from vitkit.system import DeviceName, Progress, Say, ignore, silent
-from vitkit.text import Between, check_arguments
-from vitkit.verbs import BackendName, PrecisionName, Result, check_choice
+from vitkit.system import Progress, Say, ignore, silent
+from vitkit.text import Between, Only, check_arguments
+from vitkit.verbs import Compute, Result
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -43,10 +43,7 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     allow_host: Sequence[str] = (),
-    backend: BackendName = "auto",
-    precision: PrecisionName = "auto",
-    device: DeviceName = "auto",
-    batch: Annotated[int | None, Between(1)] = None,
+    compute: Annotated[Compute, Only(("backend", "precision", "device", "batch_size"))] = Compute(),
     max_wait: float = 5.0,
     queue: Annotated[int, Between(1)] = 256,
     explain_queue: Annotated[int, Between(1)] = 4,
@@ -76,11 +73,7 @@ def serve(
         token: the secret that requests must send in the header `Authorization: Bearer`.
         allow_host: a further host name that requests may be addressed to, such as that of a proxy or a container. There
             may be several.
-        backend: the backend that computes; `auto` is the fastest that is installed.
-        precision: `float32` or `bfloat16`; `auto` is bfloat16 if the hardware has instructions for it. `float16` is for
-            GPUs without bfloat16.
-        device: `cpu`, `cuda` or `mps`; `auto` is a CUDA GPU if there is one, otherwise the CPU.
-        batch: the largest number of pictures in a batch; the default suits the backend.
+        compute: where and how the models compute, and the largest number of pictures in a batch.
         max_wait: the longest time in milliseconds that an idle core waits for further pictures to form a batch.
         queue: the maximum number of waiting pictures; requests beyond it are refused (503).
         explain_queue: the maximum number of pictures that wait for an explanation, which separate threads compute.
@@ -96,7 +89,6 @@ def serve(
         VitkitError: a value is not allowed, a model cannot be loaded, the address is not available, or a package is
             missing.
     """
-    check_choice("--device", device, DeviceName)
     if not 0 <= max_wait <= 10_000:
         raise VitkitError(f"--max-wait {max_wait} must be from 0 to 10000 milliseconds")
     named: list[Any] = list(models) if isinstance(models, (list, tuple)) else [models]
@@ -116,7 +108,7 @@ def serve(
     rules = rules_of(host, token, more=allow_host, open_paths=_OPEN)
     listener = _listen(host, port)
     try:
-        shelf = open_models(named, backend=backend, precision=precision, device=device, batch=batch, note=note)
+        shelf = open_models(named, compute, note=note)
         service = Service(
             shelf, wait=max_wait / 1000, most=queue, most_explanations=explain_queue, most_numbers=max_values
         )

@@ -1,17 +1,19 @@
-"""Check arguments of functions and fields of dataclasses against their annotations, with messages of one line.
+"""Check options of dataclasses and arguments of functions against their type hints, with messages of one line.
 
-Annotations are read as text, because importing some of the types takes seconds. If an annotation contains an unknown
-type, its argument is not checked. Without these checks, `load("")` would read the current folder, `explain(5)` would
-open a file descriptor, and passing text instead of a number would end in a traceback.
+Without these checks, `load("")` would read the current folder, `explain(5)` would open a file descriptor, and passing
+text instead of a number would end in a traceback.
 
-The values of dataclass fields come from files, flags and callers. `settle_types` converts all fields in the
-`__post_init__` of a frozen dataclass. `as_typed` and `from_text` convert single values.
+`Options` is the base class of frozen dataclasses whose fields are options. It converts the fields, checks their ranges,
+and remembers which of them the caller has set. `check_arguments` does the same for the arguments of a function.
+`as_typed` and `from_text` convert single values.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -19,30 +21,168 @@ import numbers
 import operator
 import os
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from vitkit.errors import VitkitError
 from vitkit.system.progress import NotebookBar, display_of_notebook, receiver, reporting_to, silent
+from vitkit.text.cells import one_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_NAMED = ("Classifier", "Preprocess")  # types that annotations may name without importing them
-_PHRASES = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "True or False",
-    "str": "text",
-    "path": "a path",
-    "pair": "two whole numbers",
-    "Sequence[str]": "a list of texts",
-    "Sequence[int]": "a list of whole numbers",
-    "None": "None",
-}
+_NAMED = ("Classifier", "Preprocess")  # classes that are checked by name, because importing them takes seconds
+_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # a comparison with the second excludes NaN and infinity
+
+
+def _cached(function: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    return functools.cache(function)  # whose own type accepts no classes
+
+
+@dataclass(frozen=True)
+class Between:
+    """A mark for the `Annotated` type of an option. Values must be in this range, or None."""
+
+    low: float
+    high: float = math.inf
+
+    @property
+    def in_words(self) -> str:
+        """The range, as in `at least 1`."""
+        return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Only:
+    """A mark for a parameter whose type is a class of options: the function understands only these of its fields."""
+
+    names: tuple[str, ...]
+
+
+class Options:
+    """The base class of frozen dataclasses whose fields are options.
+
+    The docstring below each field is its help on the command line and in the reference.
+
+    Attributes:
+        given: the fields that were set when the object was created, each with the source of its value: a file, or an
+            empty text for the caller. All other fields have their defaults.
+    """
+
+    given: Mapping[str, str]
+    renamed: ClassVar[Mapping[str, str]] = {}  # former names of fields, which must not get another meaning
+
+    def __new__(cls, **given: Any) -> Self:
+        """Create the object; a misspelt name is refused with a suggestion."""
+        cls.check_names(given)
+        options = super().__new__(cls)
+        object.__setattr__(options, "given", dict.fromkeys(given, ""))
+        return options
+
+    def __post_init__(self) -> None:
+        """Convert the fields to their types, and check their ranges."""
+        settle_types(self)
+
+    @classmethod
+    def check_names(cls, names: Iterable[str]) -> None:
+        """Refuse names that are not fields.
+
+        Raises:
+            VitkitError: a name is unknown; a similar name is suggested.
+        """
+        known = hints_of(cls)
+        for name in names:
+            if name in cls.renamed:
+                raise VitkitError(f"{name} is called {cls.renamed[name]} now")
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                suggestion = f" (did you mean {close[0]}?)" if close else ""
+                raise VitkitError(f"unknown field {name!r}{suggestion}; known: {', '.join(known)}")
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with changed fields, which also count as `given`.
+
+        Raises:
+            VitkitError: a field is unknown, of the wrong type, or out of range.
+        """
+        self.check_names(changes)
+        changed = dataclasses.replace(self, **changes)  # type: ignore[type-var]  # subclasses are dataclasses
+        object.__setattr__(changed, "given", {**self.given, **dict.fromkeys(changes, "")})
+        return changed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the value of each field by name, in the order of the class."""
+        return {name: getattr(self, name) for name in hints_of(type(self))}
+
+    def set_fields(self) -> dict[str, Any]:
+        """Return the values of the fields that were set, by name."""
+        return {name: getattr(self, name) for name in self.given}
+
+
+def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
+    """Convert the fields of a frozen dataclass to their types, and check their ranges, except those in `exclude`."""
+    for name, hint in hints_of(type(instance)).items():
+        if name not in exclude:
+            object.__setattr__(instance, name, as_typed(name, hint, getattr(instance, name)))
+
+
+@_cached
+def hints_of(owner: Callable[..., Any]) -> dict[str, Any]:
+    """Return the type of each field of a dataclass, or of each parameter of a function, by name.
+
+    Types are `Annotated` with their marks. A type that is imported only for type checkers, because its import takes
+    seconds, is represented by an empty class of the same name.
+    """
+    if isinstance(owner, type):
+        hints = get_type_hints(owner, include_extras=True)
+        return {field.name: hints[field.name] for field in dataclasses.fields(owner)}
+    plain = inspect.unwrap(owner)
+    return get_type_hints(plain, localns=_Known(plain.__globals__), include_extras=True)
+
+
+class _Known(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, None) or type(name, (_Unknown,), {})
+
+
+class _Unknown:
+    def __class_getitem__(cls, _: Any) -> Any:
+        return cls
+
+
+@_cached
+def help_of(kind: type[Options]) -> dict[str, str]:
+    """Return the docstring of each field, as one line."""
+    texts = {}
+    for owner in reversed(kind.__mro__[:-2]):
+        (body,) = (node.body for node in _source(owner.__module__).body if getattr(node, "name", "") == owner.__name__)
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(field.target, ast.Name):
+                texts[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return texts
+
+
+@_cached
+def _source(module: str) -> Any:
+    return ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8"))
 
 
 def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -53,14 +193,6 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     during the call. Otherwise, a function with a parameter `progress` shows a progress bar in notebooks.
     """
     signature = inspect.signature(function)
-    kinds: dict[str, tuple[str, ...]] = {}
-    ranges: dict[str, Between] = {}
-    for name, parameter in signature.parameters.items():
-        annotation, marks = unannotated(parameter.annotation, function.__globals__)
-        accepted = _kinds(annotation, function.__globals__)
-        if accepted is not None:
-            kinds[name] = accepted
-        ranges.update((name, mark) for mark in marks if isinstance(mark, Between))
 
     @functools.wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -68,35 +200,183 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
             bound = signature.bind(*args, **kwargs)
         except TypeError:  # Python's message is better
             return function(*args, **kwargs)
+        hints = hints_of(function)
         for name, value in bound.arguments.items():
-            if name in kinds:
-                bound.arguments[name] = _as_one_of(name, kinds[name], value)
-            between, taken = ranges.get(name), bound.arguments[name]
-            if between is not None and taken is not None and not between.low <= taken <= between.high:
-                bound_text = f"least {between.low:g}" if taken < between.low else f"most {between.high:g}"
-                raise VitkitError(f"--{name.replace('_', '-')} must be at {bound_text}, not {taken}")
+            bound.arguments[name] = as_typed(name, hints.get(name, Any), value)
         with ExitStack() as stack:
             if "progress" in bound.arguments:
                 stack.enter_context(reporting_to(bound.arguments["progress"]))
             elif "progress" in signature.parameters and receiver() is silent and (display := display_of_notebook()):
                 stack.enter_context(reporting_to(stack.enter_context(NotebookBar(display))))
-            return function(*bound.args, **bound.kwargs)
+            try:
+                return function(*bound.args, **bound.kwargs)
+            except VitkitError as error:
+                if not SPEAKS_OF_FLAGS.get():
+                    error.args = (_in_python(str(error), hints),)
+                raise
 
     return checked
 
 
-def unannotated(annotation: Any, known: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """Split the text of an annotation `Annotated[type, *marks]` into the type, as text, and the list of marks.
+SPEAKS_OF_FLAGS: ContextVar[bool] = ContextVar("SPEAKS_OF_FLAGS", default=False)
+"""Whether messages name options as flags, such as `--out`. The command line sets it; otherwise it is `out`."""
 
-    The marks are evaluated in the namespace `known`. Any other annotation is returned unchanged, without marks.
+
+def _in_python(message: str, hints: Mapping[str, Any]) -> str:
+    """Write the flags in a message as arguments of a function: `--out` as `out`, and `--force` as `force=True`.
+
+    Flags of commands, such as `vitkit predict --tta`, stay as they are.
     """
-    if not isinstance(annotation, str) or not annotation.startswith("Annotated["):
-        return annotation, []
-    inner = ast.parse(annotation, mode="eval").body
-    assert isinstance(inner, ast.Subscript)
-    assert isinstance(inner.slice, ast.Tuple)
-    kind, *marks = inner.slice.elts
-    return ast.unparse(kind), [eval(ast.unparse(mark), known) for mark in marks]  # noqa: S307  # a module's own text
+    kinds = dict(hints)
+    for hint in hints.values():
+        for owner in alternatives(hint)[0]:
+            if isinstance(owner, type) and issubclass(owner, Options):
+                kinds |= hints_of(owner)
+
+    def written(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
+        name = name if name in kinds else f"{name}s"  # such as `templates`, whose flag may be repeated
+        if name not in kinds:
+            return match[0]
+        return f"{name}=True" if alternatives(kinds[name])[0] == [bool] else name
+
+    command = re.search(r"`?vitkit [a-z]+ ", message)
+    end = len(message) if command is None else command.start()
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*[a-z])", written, message[:end]) + message[end:]
+
+
+# --- Single values --------------------------------------------------------------------------------------------
+
+
+def as_typed(name: str, hint: Any, value: Any) -> Any:
+    """Convert a value to the type of an option, or refuse it.
+
+    Whole numbers are converted to floats, lists to tuples, numpy scalars to Python numbers, and for `str` alone, paths
+    to text. There are no other conversions. If the type contains a class that is not known here, every value is
+    accepted.
+
+    Args:
+        name: the option's name, for messages.
+        hint: the option's type: int, float, bool, str, Path, a Literal, a tuple, a sequence, a class of options, a
+            union of these, or one of these `Annotated` with `Between`.
+        value: a value from TOML, JSON, a flag or a caller.
+
+    Raises:
+        VitkitError: the value has another type, or is out of range.
+    """
+    kinds, marks = alternatives(hint)
+    if (value is None and NoneType in kinds) or any(map(_is_unknown, kinds)):
+        return value
+    if isinstance(value, (str, os.PathLike)) and Path in kinds:
+        path_text(value, name)
+    for kind in kinds:
+        fits, taken = _fitted(kind, value)
+        if fits:
+            break
+    else:
+        if type(value) is int and abs(value) > _LARGEST_WHOLE and {int, float} & set(kinds):
+            raise VitkitError(f"{name} must be a number between -2^63 and 2^63")
+        expected = dict.fromkeys(_expected(kind) for kind in kinds if kind is not NoneType)
+        raise VitkitError(f"{name} must be {one_of(tuple(expected))}, not {type_of(value)}")
+    for mark in marks:
+        if isinstance(mark, Between) and not mark.low <= taken <= mark.high:
+            raise VitkitError(f"{name} must be {mark.in_words}, not {taken:g}")
+        if isinstance(mark, Only) and (other := [field for field in taken.given if field not in mark.names]):
+            raise VitkitError(f"{other[0]} has no effect here: leave it out")
+    return taken
+
+
+def from_text(name: str, hint: Any, text: str) -> Any:
+    """Convert text, such as the value of a flag, to an option's type (see `as_typed`).
+
+    `3,4,9` becomes a tuple. `none` becomes None if the option can be None.
+    """
+    kinds, _ = alternatives(hint)
+    kind = next(kind for kind in kinds if kind is not NoneType)
+    value: Any = text
+    if text == "none" and NoneType in kinds:
+        return None
+    if get_origin(kind) is tuple:
+        part_kind = get_args(kind)[0]
+        value = [from_text(name, part_kind, part.strip()) for part in text.split(",")] if text else []
+    elif kind is bool:
+        value = {"true": True, "false": False}.get(text.lower(), text)
+    elif kind in (int, float):
+        with suppress(ValueError):
+            value = kind(text)
+    return as_typed(name, hint, value)
+
+
+def alternatives(hint: Any) -> tuple[list[Any], list[Any]]:
+    """Return the types that a hint allows, and the marks of `Annotated`."""
+    hint, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    return list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else [hint], marks
+
+
+def _is_unknown(kind: Any) -> bool:
+    """Return whether values of a kind cannot be checked."""
+    if get_origin(kind) is Sequence:
+        return get_args(kind)[0] not in (str, int)
+    if not isinstance(kind, type) or kind is Any:
+        return get_origin(kind) not in (Literal, tuple)
+    return issubclass(kind, _Unknown) and kind.__name__ not in _NAMED
+
+
+def _fitted(kind: Any, value: Any) -> tuple[bool, Any]:
+    """Return whether a value is of a kind, and the value converted to it."""
+    is_bool = type(value).__name__ in ("bool", "bool_")  # of Python and numpy
+    if get_origin(kind) is Literal:
+        return any(type(value) is type(each) and value == each for each in get_args(kind)), value
+    if get_origin(kind) is tuple:
+        if not _is_list(value):
+            return False, value
+        kinds = get_args(kind)
+        kinds = kinds[:1] * len(value) if kinds[1:] == (...,) else kinds
+        parts = [_fitted(part_kind, part) for part_kind, part in zip(kinds, value, strict=False)]
+        return len(value) == len(kinds) and all(fits for fits, _ in parts), tuple(taken for _, taken in parts)
+    if get_origin(kind) is Sequence:  # a text in it may be the name of a file
+        (item,) = get_args(kind)
+        fits = _is_list(value) and all(
+            isinstance(each, (str, os.PathLike)) if item is str else _fitted(item, each)[0] for each in value
+        )
+        return fits, value
+    if kind is int:
+        fits = isinstance(value, numbers.Integral) and not is_bool and abs(int(value)) <= _LARGEST_WHOLE
+        return fits, operator.index(value) if fits else value
+    if kind is float:
+        if isinstance(value, numbers.Real) and not isinstance(value, int):
+            value = float(value)  # numpy compares in its own precision, in which the limit may be infinite
+        fits = isinstance(value, (int, float)) and not is_bool and abs(value) < _LARGEST
+        return fits, float(value) if fits else value
+    if kind is bool:
+        return is_bool, bool(value) if is_bool else value
+    if kind is str and isinstance(value, Path):
+        return True, str(value)
+    if kind is Path:
+        return isinstance(value, (str, os.PathLike)), value
+    return any(base is kind or base.__name__ == kind.__name__ for base in type(value).__mro__), value
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+
+
+def _expected(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) in (tuple, Sequence):
+        first, *rest = get_args(kind)
+        plural = {int: "whole numbers", float: "numbers", str: "texts"}[first]
+        if get_origin(kind) is Sequence:
+            return f"a list of {plural}"
+        return plural if rest == [...] else f"{1 + len(rest)} {plural}"
+    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", Path: "a path"}
+    return words.get(kind, f"a {kind.__name__}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite number and not a bool."""
+    return type(value) in (int, float) and abs(value) < _LARGEST
 
 
 def path_text(path: object, what: str) -> str:
@@ -117,187 +397,6 @@ def type_of(value: object) -> str:
         return f"{value!r:.40}"
     kind = value if isinstance(value, type) else type(value)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    is_short = value is None or (isinstance(value, (bool, int, float)) and len(repr(value)) < 40)
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    is_short = all(isinstance(part, (bool, int, float, str, type(None))) for part in parts) and len(repr(value)) < 40
     return f"the class {name}" if isinstance(value, type) else f"{value!r}" if is_short else name
-
-
-def _kinds(annotation: object, known: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return the kinds of values that an annotation allows, such as `int`; None if it contains an unknown type."""
-    if not isinstance(annotation, str):
-        return None
-    kinds: list[str] = []
-    known_kinds = ("int", "float", "bool", "str", "Path", "None", "Sequence[str]", "Sequence[int]", *_NAMED)
-    for part in map(str.strip, re.split(r"\|(?![^\[]*\])", annotation)):  # `str | Sequence[int | None]` has two parts
-        origin, inner = get_origin(known.get(part)), get_args(known.get(part))
-        if part in known_kinds:
-            kinds.append(part)
-        elif origin is Literal and all(isinstance(option, str) for option in inner):
-            kinds.append("str")
-        elif part == "tuple[int, int]" or (origin, inner) == (tuple, (int, int)):
-            kinds.append("pair")
-        else:
-            return None
-    if {"str", "Path"} <= set(kinds):
-        kinds = ["path", *(kind for kind in kinds if kind not in ("str", "Path"))]
-    return tuple(dict.fromkeys(kinds)) or None
-
-
-def _as_one_of(name: str, kinds: Sequence[str], value: object) -> object:
-    for kind in kinds:
-        fits, taken = _fitted(name, kind, value)
-        if fits:
-            return taken
-    *others, last = [_PHRASES.get(kind, f"a {kind}") for kind in kinds]
-    expected = f"{', '.join(others)} or {last}" if others else last
-    raise VitkitError(f"{name} must be {expected}, not {type_of(value)}")
-
-
-def _fitted(name: str, kind: str, value: object) -> tuple[bool, object]:
-    """Return whether a value is of a kind, and the value itself, with a numpy number or bool as a Python object.
-
-    An empty path, or one with a null byte, is refused.
-    """
-    is_bool = isinstance(value, bool) or type(value).__name__ == "bool_"
-    if kind == "path":
-        is_path = isinstance(value, (str, os.PathLike))
-        return is_path, path_text(value, name) and value if is_path else value
-    if kind == "int":
-        is_whole = isinstance(value, numbers.Integral) and not is_bool
-        return is_whole, operator.index(value) if is_whole else value  # type: ignore[arg-type]
-    if kind == "float":
-        is_number = isinstance(value, numbers.Real) and not is_bool
-        return is_number, float(value) if is_number and not isinstance(value, int) else value  # type: ignore[arg-type]
-    if kind == "bool":
-        is_flag = is_bool or (isinstance(value, int) and value in (0, 1))
-        return is_flag, bool(value) if is_flag else value
-    if kind in ("str", "None"):
-        return (isinstance(value, str) if kind == "str" else value is None), value
-    if kind == "pair" or kind.startswith("Sequence"):
-        is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
-        if not is_list or (kind == "pair" and len(value) != 2):  # type: ignore[arg-type]
-            return False, value
-        if kind == "Sequence[str]":  # a text in it may be the name of a file
-            return all(isinstance(item, (str, os.PathLike)) for item in value), value  # type: ignore[attr-defined]
-        return all(_fitted("", "int", item)[0] for item in value), value  # type: ignore[attr-defined]
-    return any(base.__name__ == kind for base in type(value).__mro__), value
-
-
-# --- Fields of dataclasses ------------------------------------------------------------------------------------
-
-_LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # a comparison with the second excludes NaN and infinity
-
-
-@dataclass(frozen=True)
-class Between:
-    """A mark for the `Annotated` type of a field or parameter. Values must be in this range, or None."""
-
-    low: float
-    high: float = math.inf
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number and not a bool."""
-    return type(value) in (int, float) and abs(value) < _LARGEST
-
-
-def shown(value: object) -> str:
-    """Return the `repr` of a value for a message, on one line and cut to 80 characters."""
-    return " ".join(repr(value).split())[:80]
-
-
-def as_typed(name: str, hint: Any, value: Any) -> Any:
-    """Convert a value to a field's type, or refuse it.
-
-    Whole numbers are converted to floats, lists to tuples, and paths to text. There are no other conversions.
-
-    Args:
-        name: the field's name, for messages.
-        hint: the field's type: int, float, bool, str, a Literal of texts, a tuple of these, or a union of one of them
-            with None.
-        value: a value from TOML, JSON, a flag or a caller.
-
-    Raises:
-        VitkitError: the value has another type, or is beyond the range of 64-bit integers.
-    """
-    is_optional = type(None) in get_args(hint)
-    if value is None and is_optional:
-        return None
-    kind = next(option for option in get_args(hint) if option is not type(None)) if is_optional else hint
-    if get_origin(kind) is Literal and any(type(value) is type(each) and value == each for each in get_args(kind)):
-        return value
-    if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
-        kinds = get_args(kind)
-        kinds = kinds[:1] * len(value) if kinds[1:] == (...,) else kinds
-        if len(value) == len(kinds):
-            return tuple(as_typed(name, part_kind, part) for part_kind, part in zip(kinds, value, strict=True))
-    if type(value) is int and abs(value) > _LARGEST_WHOLE:
-        raise VitkitError(f"{name} must be a number between -2^63 and 2^63")
-    if kind is float and is_number(value):
-        return float(value)
-    if kind in (int, str, bool) and type(value) is kind:
-        return value
-    if kind is str and isinstance(value, Path):
-        return str(value)
-    raise VitkitError(f"{name} must be {_expected(kind)}, not {shown(value)}")
-
-
-def from_text(name: str, hint: Any, text: str) -> Any:
-    """Convert text, such as the value of a flag, to a field's type (see `as_typed`).
-
-    `3,4,9` becomes a tuple. `none` becomes None if the field is optional.
-    """
-    kind = hint
-    if type(None) in get_args(hint):
-        if text == "none":
-            return None
-        kind = next(option for option in get_args(hint) if option is not type(None))
-    if get_origin(kind) is tuple:
-        part_kind = get_args(kind)[0]
-        return as_typed(
-            name, kind, [from_text(name, part_kind, part.strip()) for part in text.split(",")] if text else []
-        )
-    value: Any = text
-    if kind is bool:
-        value = {"true": True, "false": False}.get(text.lower(), text)
-    elif kind in (int, float):
-        with suppress(ValueError):
-            value = kind(text)
-    return as_typed(name, kind, value)
-
-
-def _expected(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    if get_origin(kind) is tuple:
-        first, *rest = get_args(kind)
-        plural = {int: "whole numbers", float: "finite numbers"}[first]
-        return plural if rest == [...] else f"{1 + len(rest)} {plural}"
-    return {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}[kind]
-
-
-def settle_types(instance: Any, exclude: tuple[str, ...] = ()) -> None:
-    """Convert the fields of a frozen dataclass to their annotated types, and check their `Between` ranges.
-
-    Call this function in `__post_init__`. Fields whose names are in `exclude` are not converted.
-    """
-    for name, hint in hints_of(instance.__class__).items():
-        if name not in exclude:
-            object.__setattr__(instance, name, as_typed(name, hint, getattr(instance, name)))
-    for name, within in _ranges(instance.__class__):
-        value = getattr(instance, name)
-        if value is not None and not within.low <= value <= within.high:
-            raise VitkitError(f"{name} must be between {within.low:g} and {within.high:g}, not {value:g}")
-
-
-@cache
-def hints_of(kind: Any) -> dict[str, Any]:
-    """Return the type of each field of a dataclass, by name."""
-    hints = get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-
-
-@cache
-def _ranges(kind: Any) -> list[tuple[str, Between]]:
-    hints = get_type_hints(kind, include_extras=True)
-    marks = ((name, mark) for name, hint in hints.items() for mark in getattr(hint, "__metadata__", ()))
-    return [(name, mark) for name, mark in marks if isinstance(mark, Between)]

@@ -92,7 +92,7 @@ def listed(names: Sequence[str], most: int = 3) -> str:
 
 def one_of(words: tuple[str, ...]) -> str:
     """Join words as `a, b or c`."""
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from vitkit.training.losses import Objective, binary_loss, distillation_loss, label_loss
     from vitkit.training.optim import WeightAverage, build_optimizer, ema_decay, lr_factor, parameter_groups, swa_factor
     from vitkit.training.optim import swa_start
-    from vitkit.training.pretraining import Pretraining, PretrainingFields
+    from vitkit.training.pretraining import OF_LABELS, Pretraining as Pretraining, split_fields
     from vitkit.training.pretraining.objectives import MaskedAutoencoding, MaskedPatchPrediction, SelfSupervised
     from vitkit.training.pretraining.objectives import colours, corrupt, decoder_config, painted, patchify, shuffled
     from vitkit.training.pretraining.objectives import unpatchify
     from vitkit.training.pretraining.pretrain import check_encoder, keys_of_validation, mask_key, network_of, pretrain
-    from vitkit.training.pretraining.pretrain import resolve_fields, resume_pretraining
+    from vitkit.training.pretraining.pretrain import resolve_pretraining, resume_pretraining
     from vitkit.training.probe import PENALTIES, Fit, choose_head, compute_features, cross_validate_head, folds_of
     from vitkit.training.probe import nested_cross_validation
     from vitkit.training.published import CORPORA, PaperTraining, paper_training, steps_of
-    from vitkit.training.recipe import BY_METHOD, RENAMED, ComparedFields, Recipe as Recipe, Request, build
-    from vitkit.training.recipe import checkpoint_every, name_of, parse_duration, read_change, read_sets, to_table
-    from vitkit.training.recipe import unfold
+    from vitkit.training.recipe import BY_METHOD, Recipe as Recipe, checkpoint_every, name_of, naming, parse_duration
+    from vitkit.training.recipe import read_change, read_sets, to_table, unfold
     from vitkit.training.report import Reported
-    from vitkit.training.request import add_recipe_fields, bundled, bundled_recipe, departures, load_fields
-    from vitkit.training.request import load_of_run, request_of
+    from vitkit.training.recipe import bundled, load_fields
+    from vitkit.training.request import Hooks as Hooks, bundled_name, departures, load_of_run
+    from vitkit.training.request import requested
     from vitkit.training.run import resume, train, write_start
     from vitkit.training.run_folder import Run, append_metrics, check_place, clear, new_run_folder, next_free
     from vitkit.training.run_folder import read_metrics, truncate_metrics

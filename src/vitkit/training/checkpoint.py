@@ -335,7 +335,7 @@ def identity(
             images may move.
         teacher: the digest of the teacher's weights; None without a teacher.
     """
-    fields = {name: value for name, value in vars(recipe).items() if name not in MAY_CHANGE}
+    fields = {name: value for name, value in recipe.to_dict().items() if name not in MAY_CHANGE}
     if recipe.swa:
         fields["epochs"] = recipe.epochs  # it determines when averaging starts
     images = [table.splits.count(name) for name in ("train", "val", "test")]

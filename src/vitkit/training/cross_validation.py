@@ -311,7 +311,7 @@ def settle_final(run: Run, plan: FinalPlan, table: ImageTable) -> dict[str, Any]
         table: the images of the run.
     """
     recipe, classifier = plan.recipe, load(run.folder)
-    chosen = (table.task.chosen,) if recipe.method != "probe" else chosen_on("val", vars(recipe), table.task)
+    chosen = (table.task.chosen,) if recipe.method != "probe" else chosen_on("val", recipe.to_dict(), table.task)
     facts = ValidationFacts(chosen, groups_from_file(run.folder / GROUPS))
     classifier, seen = settle(run.folder, classifier, recipe, table, run.say, facts)
     if seen is None:

@@ -10,9 +10,8 @@ A field that is not in the table has an effect in every training.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,9 @@ from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config, NetworkConfig, config_for, is_model_name, is_network_name, split_network
 from vitkit.model.network import check_rates, native_rates
 from vitkit.model_folder import is_model_folder, read_description
+from vitkit.text.arguments import hints_of
 from vitkit.training.adapters import check_patch_dropout
-from vitkit.training.recipe import ON_BACKBONE, ON_PICTURES, ON_STEPS, Recipe, Request, in_words, with_fields
+from vitkit.training.recipe import Augment, Recipe, in_words
 from vitkit.weights.loading import LoadPlan, WeightsSource, is_hidden, look
 
 DEFAULT_MODEL = "vit_small_patch16_224"
@@ -67,33 +67,32 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def complete(request: Request, table: ImageTable) -> tuple[Recipe, list[str]]:
+def complete(recipe: Recipe, table: ImageTable) -> tuple[Recipe, list[str]]:
     """Choose a value for every unset field. Return the complete recipe, and the reasons for the choices, one line each.
 
     Patch dropout is chosen later, by `spare_patches`, because it depends on the model.
 
     Args:
-        request: the requested fields.
+        recipe: the requested recipe.
         table: all images of the run.
 
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
-    recipe = request.recipe
-    table.task.check_recipe(vars(recipe))
+    table.task.check_recipe(recipe.to_dict())
     trained = sum(split in (None, "train") for split in table.splits)
     share = 1.0 if any(table.splits) else recipe.split[0]
     each = min(trained * share, recipe.max_images or math.inf) / max(len(table.classes), 1)
-    return choose(request, each, table.task, comes_split=any(table.splits))
+    return choose(recipe, each, table.task, comes_split=any(table.splits))
 
 
 def choose(
-    request: Request, each: float, task: Task = SINGLE_LABEL, *, comes_split: bool = False
+    requested: Recipe, each: float, task: Task = SINGLE_LABEL, *, comes_split: bool = False
 ) -> tuple[Recipe, list[str]]:
     """Do the same as `complete`, given only the number of training images per class.
 
     Args:
-        request: the requested fields.
+        requested: the requested recipe.
         each: the number of training images per class.
         task: the task, which is single-label or multi-label classification.
         comes_split: whether the data is already divided into splits.
@@ -101,7 +100,7 @@ def choose(
     Raises:
         VitkitError: a field is unknown, of the wrong type, or out of range.
     """
-    requested, reasons = request.recipe, list[str]()
+    reasons = list[str]()
     method = requested.method
     if method == "auto" and requested.weights == "none":
         method = "scratch"
@@ -113,19 +112,19 @@ def choose(
     of_network = {} if network is None else presets_of(network)
     of_names = {"lp_ft": False} if requested.head_from == "names" else {}  # the head is not random then
     presets = {**PRESETS[method], **of_network, **task.recipe_fields, **of_names}
-    chosen = {name: value for name, value in presets.items() if name not in request.fields} | {"method": method}
+    chosen = {name: value for name, value in presets.items() if name not in requested.given} | {"method": method}
     if method == "scratch":
         chosen["weights"] = "none"
     if method == "probe" and requested.balance == "auto":
         chosen["balance"] = "none"  # a head that is fitted in closed form learns rare classes without balancing
     train, val, test = requested.split
-    if method == "probe" and val and each < ALL_TRAINED and not comes_split and "split" not in request.fields:
+    if method == "probe" and val and each < ALL_TRAINED and not comes_split and "split" not in requested.given:
         chosen["split"] = (round(train + val, 9), 0.0, test)
         reasons.append(NOT_SET_ASIDE)
     if requested.model is None and requested.weights in ("auto", "none"):
         chosen["model"] = DEFAULT_MODEL if method != "scratch" else "vit_tiny_patch16_224"
         reasons.append(f"model {chosen['model']}: the default{'' if method == 'scratch' else ' to fine-tune'}")
-    recipe = with_fields(requested, chosen, None)
+    recipe = requested.complete(chosen)
     if network is not None:
         check_network(network, recipe)
     return recipe, reasons
@@ -175,21 +174,22 @@ def check_network(config: NetworkConfig, recipe: Recipe) -> None:
         raise VitkitError(f"{requested[0]} requires a Vision Transformer, and this is {config.full_name}: leave it out")
 
 
-def without_fields_of_vits(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Leave out the fields that do not apply to the network that `fields` names, and return a note on each of them.
+def without_fields_of_vits(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Recipe, list[str]]:
+    """Leave out the fields of a recipe that do not apply to its network, and return a note on each of them.
 
     Use this for recipes that were not written for the network, such as a published recipe, or one recipe for all models
-    of a comparison. For a Vision Transformer, all fields are returned.
+    of a comparison. For a Vision Transformer, all fields are kept, and for every network those in `kept`.
     """
-    network = None if fields.get("model") is None else split_network(fields["model"])
+    network = None if recipe.model is None else split_network(recipe.model)
     if network is None:
-        return dict(fields), []
+        return recipe, []
     config = NetworkConfig(library=network[0], name=network[1])
+    fields = {name: value for name, value in recipe.set_fields().items() if name not in kept}
     unknown = [name for name, nothing in OF_VIT.items() if fields.get(name, nothing) != nothing]
     lacking = [name for name in ("dropout", "drop_path") if fields.get(name) and not _has(config, name)]
     notes = [f"{name} {fields[name]} requires a Vision Transformer, and is left out" for name in unknown]
     notes += [f"{name} {fields[name]} is left out: the network has none" for name in lacking]
-    return {name: value for name, value in fields.items() if name not in (*unknown, *lacking)}, notes
+    return recipe.without([*unknown, *lacking]), notes
 
 
 def _has(network: NetworkConfig, rate: str) -> bool:
@@ -427,8 +427,14 @@ class Condition:
     needs: str
 
 
+_ON_STEPS = (  # fields that act in the steps of a training
+    *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
+    *("warmup", "clip_grad", "ema", "swa", "label_smoothing", "teacher", "mixup", "cutmix", "keep", "patience"),
+    *("compile", "logger", "save_every"),
+)
+_ON_BACKBONE = ("layer_decay", "dropout", "attention_dropout", "drop_path", "patch_dropout", "checkpointing")
 _OFF: dict[str, Any] = {  # the value that switches a field off, which is always accepted
-    **{field.name: field.default for field in dataclasses.fields(Recipe) if not field.default},  # 0, False or None
+    **{name: value for name, value in Recipe().to_dict().items() if not value},  # 0, False or None
     **dict.fromkeys(("weight_decay", "warmup", "clip_grad", "label_smoothing", "drop_path", "color_jitter"), 0.0),
     "hflip": False,
     "crop_pct": 1.0,
@@ -478,9 +484,9 @@ def _table() -> dict[str, tuple[Condition, ...]]:
         "is the fraction that a centre crop keeps, but fit {fit} does not crop",
     )
     return {
-        **dict.fromkeys(ON_STEPS, (steps,)),
-        **dict.fromkeys(ON_BACKBONE, (backbone,)),
-        **dict.fromkeys(ON_PICTURES, (pictures,)),
+        **dict.fromkeys(_ON_STEPS, (steps,)),
+        **dict.fromkeys(_ON_BACKBONE, (backbone,)),
+        **dict.fromkeys(hints_of(Augment), (pictures,)),
         "balance": (steps,),
         "lora_rank": (_method("lora"),),
         "lp_ft": (_method("full", "lora", "probe-sgd", "scratch"),),
@@ -518,62 +524,57 @@ ACTS = _table()
 _UNCHANGED = Recipe()
 
 
-def without_effect(recipe: Recipe, fields: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, str]:
+def without_effect(recipe: Recipe, asked: Recipe) -> dict[str, str]:
     """Find the requested fields that have no effect.
 
     Args:
         recipe: the complete recipe.
-        fields: the requested fields. A field that is at its default or switched off does not count as requested,
-            because recipe files list every field.
-        named: the fields that the user set for this training, as opposed to those of a recipe file. They count as
-            requested even at their default, unless they are switched off.
+        asked: the requested recipe. A field of a recipe file that is at its default does not count as requested,
+            because recipe files list every field; neither does a field that is switched off.
 
     Returns:
         The reason for each field without effect, by name, such as "needs a teacher (--teacher)".
     """
     reasons = {}
-    for name in ACTS.keys() & fields.keys():
+    for name in ACTS.keys() & asked.given.keys():
         value = getattr(recipe, name)
-        is_default = name not in named and value == getattr(_UNCHANGED, name)
+        is_default = asked.given[name] != "" and value == getattr(_UNCHANGED, name)
         if value not in ("auto", _OFF.get(name, "auto")) and not is_default:
             failed = next((condition for condition in ACTS[name] if not condition.holds(recipe)), None)
             if failed is not None:
-                reasons[name] = failed.needs.format(**vars(recipe))
+                reasons[name] = failed.needs.format(**recipe.to_dict())
     return reasons
 
 
-def check_effects(
-    recipe: Recipe, fields: Mapping[str, Any], named: Collection[str] = (), table: ImageTable | None = None
-) -> list[str]:
-    """Refuse fields in `named` that have no effect, and describe the other requested fields that have no effect.
+def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None) -> list[str]:
+    """Refuse fields without effect that the caller has set, and describe those of a recipe file.
 
     Args:
         recipe: the complete recipe.
-        fields: the requested fields.
-        named: the fields that the user set for this training, as opposed to those of a recipe file.
+        asked: the requested recipe.
         table: the images, if they are known.
 
     Returns:
-        Messages about the other fields without effect, one for each reason. If `auto` chose the method, a time limit in
-        `named` that has no effect is described in a message, too, and not refused.
+        Messages about fields of the file without effect, one for each reason. If `auto` chose the method, a time limit
+        of the caller that has no effect is described in a message, too, and not refused.
 
     Raises:
-        VitkitError: a field in `named` has no effect, or would split images that are already split. The message names
-            the field and the reason.
+        VitkitError: a field that the caller has set has no effect, or would split images that are already split. The
+            message names the field and the reason.
     """
     if table is not None and recipe.folds is None and "val" in table.splits:
         for name in ("split", "split_seed"):
-            if name in named:
+            if name in asked.named:
                 raise VitkitError(f"{name} splits the images, but {table.name} is already split: leave it out")
-    reasons = without_effect(recipe, fields, named)
-    by_number = fields.get("method", "auto") == "auto" and recipe.method in ("probe", "full")
+    reasons = without_effect(recipe, asked)
+    by_number = asked.method == "auto" and recipe.method in ("probe", "full")
     chosen = " (method auto chose it by the number of images)" if by_number else ""
     lines: list[str] = []
     grouped: dict[str, list[str]] = {}
-    for name in (name for name in fields if name in reasons):
+    for name in (name for name in asked.given if name in reasons):
         if name == "time" and by_number:  # whoever did not choose the method may still limit its time
             lines.append(f"{name} {reasons[name]}{chosen}")
-        elif name in named:
+        elif name in asked.named:
             raise VitkitError(f"{name} {reasons[name]}{chosen}: leave it out")
         else:
             grouped.setdefault(reasons[name], []).append(name)

@@ -155,9 +155,9 @@ def before_training(
     classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
     if recipe.weights != "none":
         classifier.provenance["weights"]["sha256"] = digest_of_backbone(classifier.model)
-    if run.extensions.names():
-        classifier.provenance["extensions"] = run.extensions.names()
-        run.say("; ".join(f"{part}: {name}" for part, name in run.extensions.names().items()))
+    if run.hooks.names():
+        classifier.provenance["extensions"] = run.hooks.names()
+        run.say("; ".join(f"{part}: {name}" for part, name in run.hooks.names().items()))
     for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
         run.say(f"note: {caveat}")
     for resized in () if classifier.report is None else classifier.report.resized:
@@ -213,7 +213,7 @@ def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedIma
     assert isinstance(data, ImageData)
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     report_step = partial(progress, "trying learning rates")
-    outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.extensions.optimizer)
+    outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.hooks.optimizer)
     best = min(outcome, key=lambda lr: outcome[lr])
     if not math.isfinite(outcome[best]):
         raise VitkitError("--find-lr: no learning rate led to a finite loss; give a lower --lr to search around")
@@ -328,7 +328,8 @@ def learn(
         spent += run.team.broadcast_from_main(lambda: time.monotonic() - began)
     identity = _identity(run, recipe, table, classifier, contents)
     if run.team.is_main:
-        run = replace(run, callbacks=(DrawFirstBatch(run.folder, data, classifier.preprocess), *run.callbacks))
+        drawing = DrawFirstBatch(run.folder, data, classifier.preprocess)
+        run = replace(run, hooks=replace(run.hooks, callbacks=(drawing, *run.hooks.callbacks)))
     run_training(run, recipe, data, classifier, objective, fabric, spent, identity)
 
 
@@ -358,7 +359,7 @@ def prepare_to_learn(
     if recipe.head_from == "names":  # epoch 0 uses the names alone, without the balancing of classes
         shift_head_bias(model, standing, [-identity for identity in standing.in_head])
     if data is None:
-        augment = augment_of(recipe, run.extensions.augment)
+        augment = augment_of(recipe, run.hooks.augment)
         data = data_of(recipe, table, classifier, run.team, augment, is_balanced=balance == "sampler")
     fabric = begin(run, recipe, classifier, data)
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
@@ -376,7 +377,7 @@ def prepare_to_learn(
         imitate=None if teacher is None else partial(teacher.logits, student=classifier.preprocess),
         class_weights=class_weights(in_train, table.task) if balance == "loss" else None,
         shift=logit_shift(model, standing),
-        custom=run.extensions.loss,
+        custom=run.hooks.loss,
     )
     return data, objective, fabric, spent
 
@@ -483,14 +484,14 @@ def run_training(
     run.say(_describe(recipe, steps))
     _place(trained.train(), recipe, fabric, team)
     guard = StabilityGuard(run.say, run.folder if team.is_main else None)
-    state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team, run.extensions.optimizer)
+    state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
     state.clock.spent = state.clock.ahead = spent
     writer = RunWriter(run.folder, classifier, recipe, run.say, team, identity)
     if has_state(run.folder) and _go_on(run, state, writer):
         run.say("the run had finished training")
         return
     stop = Deferral(echo=_ECHO if team.size > 1 else 0.0)
-    loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.loggers] if team.is_main else []
+    loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.hooks.loggers] if team.is_main else []
     curves = LogEpochs(loggers, recipe, run.say)
     loop = Loop(
         state,
@@ -498,7 +499,7 @@ def run_training(
         data,
         fabric,
         team=team,
-        callbacks=[*([] if run.until is None else [_EndAfter(run.until)]), writer, *run.callbacks, curves],
+        callbacks=[*([] if run.until is None else [_EndAfter(run.until)]), writer, *run.hooks.callbacks, curves],
         interruption=Interruption(stop, team),
     )
     if choose_compile(recipe, len(data.train)):

@@ -15,6 +15,7 @@ from vitkit.system.run_files import BOARD, LOGGER_RUNS
 from vitkit.training.checkpoint import TrainingState
 from vitkit.training.loop import HOOKS
 from vitkit.training.recipe import Recipe, fields_without_places
+from vitkit.training.request import Hooks
 
 
 class Logger(Protocol):
@@ -71,37 +72,42 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, str)
 
 
-def check_watchers(recipe: Recipe, callbacks: Sequence[Any], loggers: Sequence[Any]) -> None:
-    """Refuse callbacks and loggers that would never be called.
+def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
+    """Refuse objects of the caller that would never be called, and a loss together with a teacher.
+
+    A callback whose attribute `is_optional` is true is accepted even if it will never be called.
 
     Args:
         recipe: the recipe, which need not be complete.
-        callbacks: the caller's callbacks. A callback whose attribute `is_optional` is true is accepted even if it will
-            never be called.
-        loggers: the caller's loggers.
+        hooks: the objects.
 
     Raises:
         VitkitError: a callback has no hook, a logger has no `log_metrics`, a package is not installed, the method takes
-            no steps, or loggers are given for a cross-validation.
+            no steps, loggers are given for a cross-validation, or a loss would replace that of a teacher.
     """
+    if recipe.method == "probe" and (functions := hooks.names()):
+        name = next(iter(functions))
+        raise VitkitError(f"method probe takes no steps, so {name} is never called: set method to full or lora")
+    if recipe.teacher is not None and hooks.loss:
+        raise VitkitError("loss cannot be combined with teacher, whose loss it replaces: leave out one of them")
     if recipe.logger in LOGGERS:
         package = LOGGERS[recipe.logger][0]
         if importlib.util.find_spec(package) is None:
             raise VitkitError(f"--logger {recipe.logger} needs the package {package}: pip install {package}")
-    for callback in callbacks:
+    for callback in hooks.callbacks:
         if isinstance(callback, type):
             raise VitkitError(f"callbacks: {callback.__name__} is a class; give an object: {callback.__name__}()")
         if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
             raise VitkitError(f"callbacks: {type(callback).__name__} has none of the methods {', '.join(HOOKS)}")
-    for logger in loggers:
+    for logger in hooks.loggers:
         if not callable(getattr(logger, "log_metrics", None)):
             raise VitkitError(f"loggers: {type(logger).__name__} has no log_metrics(metrics, step)")
-    if loggers and recipe.folds is not None:
+    if hooks.loggers and recipe.folds is not None:
         raise VitkitError(
             "loggers: an object can log only one training, but --folds makes several: use the option logger instead"
         )
-    needed = [callback for callback in callbacks if not getattr(callback, "is_optional", False)]
-    if recipe.method == "probe" and (needed or loggers or recipe.logger in LOGGERS):
+    needed = [callback for callback in hooks.callbacks if not getattr(callback, "is_optional", False)]
+    if recipe.method == "probe" and (needed or hooks.loggers or recipe.logger in LOGGERS):
         raise VitkitError(
             "method probe takes no steps, so callbacks and loggers are never called: use method full or lora"
         )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vitkit.errors import VitkitError
 from vitkit.model.names import Config
 from vitkit.training.defaults import choose, config_of, named_plan, spare_patches
-from vitkit.training.recipe import Recipe, Request, build, overlay, unfold
-from vitkit.training.request import bundled, load_fields
+from vitkit.training.recipe import Recipe, bundled
 
 
 @dataclass(frozen=True)
@@ -60,26 +57,25 @@ def is_of_paper(recipe: object) -> bool:
     return name.startswith("paper-") and name in bundled() and name.rpartition("-")[2] in CORPORA
 
 
-def paper_training(name: str, fields: Mapping[str, Any] | None = None) -> PaperTraining:
+def paper_training(requested: Recipe) -> PaperTraining:
     """Resolve a bundled recipe of the paper without its images and without its initial weights.
 
     Args:
-        name: the name of the recipe.
-        fields: fields that take precedence over those of the recipe.
+        requested: the recipe, which may have changed fields.
 
     Raises:
         VitkitError: the fields cannot be combined, or the model of the named weights is unknown.
     """
+    name = str(requested.source)
     corpus = CORPORA[name.rpartition("-")[2]]
-    requested = overlay(load_fields(name), unfold(dict(fields or {})))
-    recipe, _ = choose(Request(requested, build(requested, name)), corpus.images / corpus.classes)
+    recipe, _ = choose(requested, corpus.images / corpus.classes)
     if recipe.weights == "none":
         config = config_of(recipe, corpus.classes)
     elif recipe.model is not None:
         config = named_plan(recipe, recipe.model, corpus.classes)
     else:
         raise VitkitError(f"{name}: set the model that the weights {recipe.weights} belong to with --model")
-    return PaperTraining(spare_patches(recipe, requested, config), config, corpus)
+    return PaperTraining(spare_patches(recipe, requested.given, config), config, corpus)
 
 
 def steps_of(recipe: Recipe, images: int) -> int:

@@ -86,8 +86,7 @@ from vitkit.training.finalize import (
     record_tests,
 )
 from vitkit.training.probe import Features, compute_features, frozen
-from vitkit.training.recipe import Recipe, build, name_of, without_places
-from vitkit.training.request import load_fields
+from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.training.run_folder import ZERO_SHOT, Run, read_metrics
 from vitkit.training.start import blueprint_of, choose_device, choose_precision, new_classifier
 from vitkit.training.unknown import LabelledImages, describe_unknown, fit_out_of_fold, fit_to_images
@@ -360,10 +359,10 @@ def report(
     record = None if classifier.pictures is None else PictureRecord.from_bytes(classifier.pictures, folder)
     roles = None if record is None else roles_in_run(folder / SPLIT, record)
     facts = ValidationFacts(
-        chosen_on("val", recipe.__dict__, table.task), groups, {} if roles is None else seen_of(roles, "val")
+        chosen_on("val", recipe.to_dict(), table.task), groups, {} if roles is None else seen_of(roles, "val")
     )
     classifier, seen = settle(folder, classifier, recipe, table, say, facts, frozen)
-    chosen = chosen_on(split, recipe.__dict__, table.task)
+    chosen = chosen_on(split, recipe.to_dict(), table.task)
     predictions = OutOfFold.read(folder) if split == "all" else None
     tests, earlier = None if predictions is None else predictions.tests(), labels_before_run(folder, table)
     if tests is None:
@@ -711,7 +710,7 @@ def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
     """Return the initial weights of the run that trained a model. Return None if they are unknown or random."""
     recipe = Path(source) / RECIPE
     if recipe.is_file():
-        began = build(load_fields(recipe), str(recipe))
+        began = Recipe.load(recipe)
         return None if began.weights == "none" else weights_of(began)
     before = provenance.get("weights")
     name_before = before.get("source") if isinstance(before, Mapping) else None

@@ -11,7 +11,7 @@ training images are excluded from the figures. The figures mention that the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -87,11 +87,11 @@ from vitkit.training.lineage import (
     note_shared_tests,
     record_after,
 )
-from vitkit.training.loggers import check_watchers
+from vitkit.training.loggers import check_hooks
 from vitkit.training.probe import HeadImages, fit_head
-from vitkit.training.recipe import Recipe, Request, name_of, without_places
+from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.training.report import draw_classes, draw_some, pictures_for_page
-from vitkit.training.request import NONE, Extensions, load_of_run
+from vitkit.training.request import NONE, Hooks, load_of_run
 from vitkit.training.run_folder import (
     Observers,
     Run,
@@ -147,8 +147,7 @@ def drive(
     Returns:
         The run folder.
     """
-    check_watchers(recipe, observers.callbacks, observers.loggers)
-    observers.extensions.check(recipe)
+    check_hooks(recipe, observers.hooks)
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     with ExitStack() as hold:
         if not team.is_main:
@@ -188,7 +187,7 @@ def drive_again(
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         check_team(recipe, team)
-        observers.extensions.check_resumed(folder)
+        observers.hooks.check_resumed(folder)
         _tidy(folder, data_root, hold)
         return folder, recipe, None
 
@@ -196,30 +195,23 @@ def drive_again(
 
 
 def train(
-    recipe: Request | Recipe | dict[str, Any],
+    asked: Recipe,
     out: str | Path | None = None,
     *,
     force: bool = False,
     notes: Sequence[str] = (),
-    named: Collection[str] = (),
-    callbacks: Sequence[Any] = (),
-    loggers: Sequence[Any] = (),
-    extensions: Extensions = NONE,
+    hooks: Hooks = NONE,
     say: Say = print,
 ) -> Path:
     """Train a classifier and report on it.
 
     Args:
-        recipe: the recipe; its `data` must be set. In a request or a mapping, values for the fields that are not set
-            are chosen for the data and the model (`training.defaults`). A `Recipe` is used unchanged.
+        asked: the requested recipe; its `data` must be set. Values for the fields that are not set are chosen for the
+            data and the model (`training.defaults`). It is an error if a field that the caller has set has no effect.
         out: the run folder; by default the next free `runs/NAME-N`.
         force: overwrite the run in `out`.
         notes: lines about the recipe. They are printed before the reasons for the values that vitkit has chosen.
-        named: the fields that the user set for this training, as opposed to fields of a recipe file. It is an error if
-            one of them has no effect.
-        callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
-        extensions: the caller's replacements for parts of the training.
+        hooks: objects of the caller that observe the training, or replace parts of it.
         say: called with each line of output.
 
     Returns:
@@ -230,32 +222,27 @@ def train(
         Interrupted: a signal stopped the run. The folder contains the best model so far.
         OSError: the folder cannot be written.
     """
-    if isinstance(recipe, dict) and recipe.get("data") is None:
+    if asked.data is None:
         raise VitkitError("the recipe names no data: set data to a folder with one sub-folder of images per class")
-    request = Request.of(recipe)
-    if request.recipe.data is None:
-        raise VitkitError("the recipe names no data: set data to a folder with one sub-folder of images per class")
-    observers = Observers(say, tuple(callbacks), tuple(loggers), extensions)
+    observers = Observers(say, hooks)
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        return _prepare(request, named, out, force, team, notes, observers, hold)
+        return _prepare(asked, out, force, team, notes, observers, hold)
 
-    return drive(request.recipe, observers, prepare, _work, resume_command)
+    return drive(asked, observers, prepare, _work, resume_command)
 
 
 def resolve_request(
-    request: Request,
-    named: Collection[str],
+    asked: Recipe,
     out: str | Path | None,
     team: ProcessGroup,
     observers: Observers,
     reserve_out: Callable[[Path], None],
 ) -> tuple[Start, list[str]]:
-    """Resolve a request, and check that it can be trained, before anything is written.
+    """Resolve a requested recipe, and check that it can be trained, before anything is written.
 
     Args:
-        request: the requested fields.
-        named: the fields that the user set for this training, as opposed to those of a recipe file.
+        asked: the requested recipe.
         out: the requested run folder; None for the next free one.
         team: the processes that train together.
         observers: the observers of the run.
@@ -270,24 +257,22 @@ def resolve_request(
     def reserve(table: ImageTable, recipe: Recipe) -> None:
         is_reserved = bool(reserved)
         reserved.append(True)
-        idle[:] = check_effects(recipe, request.fields, named, table)
+        idle[:] = check_effects(recipe, asked, table)
         # These checks are repeated, because the method may have been chosen by the number of images.
-        check_watchers(recipe, observers.callbacks, observers.loggers)
-        observers.extensions.check(recipe)
+        check_hooks(recipe, observers.hooks)
         check_team(recipe, team)
         check_place(out, table, recipe.teacher, weights_of(recipe))
         if out is not None and not is_reserved:
             reserve_out(Path(out))
 
     beside = list(dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])]))
-    if request.recipe.method == "auto" and request.recipe.weights != "none":
-        return resolve_method(request, reserve, beside, named), idle
-    return resolve(request, reserve, beside), idle
+    if asked.method == "auto" and asked.weights != "none":
+        return resolve_method(asked, reserve, beside), idle
+    return resolve(asked, reserve, beside), idle
 
 
 def _prepare(
-    request: Request,
-    named: Collection[str],
+    asked: Recipe,
     out: str | Path | None,
     force: bool,
     team: ProcessGroup,
@@ -295,16 +280,16 @@ def _prepare(
     observers: Observers,
     hold: ExitStack,
 ) -> Prepared:
-    """Resolve a request, lock the run folder, and write the recipe, the split and other inputs of the run into it."""
+    """Resolve a requested recipe, lock the run folder, and write the inputs of the run into it."""
     reserve_out = partial(reserve_folder, hold=hold, force=force)
-    start, idle = resolve_request(request, named, out, team, observers, reserve_out)
+    start, idle = resolve_request(asked, out, team, observers, reserve_out)
     recipe, table = start.recipe, start.table
     run = observers.run(Path(out) if out is not None else new_run_folder(table.root.name, hold))
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
     try:
         clear(run.folder)
-        write_request(run.folder, request.fields)
-        run.extensions.write(run.folder)
+        write_request(run.folder, asked.set_fields())
+        run.hooks.write(run.folder)
         if labels is not None:
             write_bytes(run.folder / LABELS, labels)
         run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.place}")
@@ -348,9 +333,7 @@ def resume(
     folder: str | Path,
     data_root: Path | None = None,
     *,
-    callbacks: Sequence[Any] = (),
-    loggers: Sequence[Any] = (),
-    extensions: Extensions = NONE,
+    hooks: Hooks = NONE,
     say: Say = print,
 ) -> Path:
     """Continue an interrupted run from its last checkpoint. The final weights are the same as without the interruption.
@@ -358,9 +341,7 @@ def resume(
     Args:
         folder: the folder of the run.
         data_root: the folder that now contains the images, which is recorded in the run; None if they have not moved.
-        callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
-        extensions: the same extensions as before.
+        hooks: objects of the caller, with the same functions as before.
         say: called with each line of output.
 
     Raises:
@@ -375,7 +356,7 @@ def resume(
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume=")
-    observers = Observers(say, tuple(callbacks), tuple(loggers), extensions)
+    observers = Observers(say, hooks)
     return drive_again(folder, recipe, observers, _work, resume_command, data_root)
 
 
@@ -447,40 +428,43 @@ OF_FILES = ("data", *_DEALING, "find_lr", "cache")  # fields
 
 def train_on(
     datasets: Datasets,
-    fields: dict[str, Any],
+    asked: Recipe,
     out: str | Path | None,
     *,
-    force: bool,
-    observers: Observers,
-    named: Collection[str] = (),
+    force: bool = False,
+    hooks: Hooks = NONE,
+    say: Say = print,
 ) -> Path:
     """Train on the user's datasets, and write a run folder with the recipe, metrics.csv, the model and the report.
 
     Args:
         datasets: the datasets for training and validation.
-        fields: the fields of the recipe. Fields that only apply to image files are refused.
+        asked: the requested recipe. Fields that only apply to image files are refused.
         out: the run folder; by default the next free `runs/datasets-N`.
         force: overwrite the run in `out`.
-        observers: the observers of the run.
-        named: the fields that the caller set, as opposed to those of a recipe file.
+        hooks: objects of the caller that observe the training, or replace parts of it.
+        say: called with each line of output.
 
     Raises:
         VitkitError: the datasets or the recipe cannot be trained on.
     """
-    _refuse(fields)
-    from_scratch = fields.get("weights") == "none" or fields.get("method") == "scratch"
-    request = Request.of({"method": "scratch" if from_scratch else "full", "lp_ft": False, "cache": "none", **fields})
+    observers = Observers(say, hooks)
+    if of_files := [name for name in OF_FILES if name in asked.given and getattr(asked, name) not in (None, False)]:
+        raise VitkitError(f"{of_files[0]} applies to files, and a data set in memory has none: leave it out")
+    is_from_scratch = asked.weights == "none" or asked.method == "scratch"
+    usual = Recipe(method="scratch" if is_from_scratch else "full", lp_ft=False, cache="none")
+    asked = usual.updated(asked)
     surveys: list[Survey] = []  # only filled in the main process
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        check_overwritten(out, request.recipe.teacher, weights_of(request.recipe))
+        check_overwritten(out, asked.teacher, weights_of(asked))
         data_survey = survey(datasets)
         surveys.append(data_survey)
         check_trainable(data_survey.table)
-        recipe, reasons = complete(request, data_survey.table)
-        reasons += check_effects(recipe, fields, named)
+        recipe, reasons = complete(asked, data_survey.table)
+        reasons += check_effects(recipe, asked)
         check_team(recipe, team)
-        blueprint, of_model = resolve_model(recipe, request.fields, data_survey.table)
+        blueprint, of_model = resolve_model(recipe, asked.set_fields(), data_survey.table)
         data_survey.check(blueprint.preprocess)
         preprocess, of_pixels = _preprocess_of(datasets, data_survey, blueprint.preprocess)
         recipe = blueprint.recipe
@@ -488,8 +472,8 @@ def train_on(
             reserve_folder(out, hold, force=force)
         run = observers.run(Path(out) if out is not None else new_run_folder("datasets", hold))
         clear(run.folder)
-        write_request(run.folder, request.fields)
-        run.extensions.write(run.folder)
+        write_request(run.folder, asked.set_fields())
+        run.hooks.write(run.folder)
         write_json(run.folder / PREPROCESS, preprocess.to_dict())
         write_json(run.folder / CLASS_INDICES, dict(enumerate(data_survey.table.classes)))
         write_text(run.folder / RECIPE, recipe.to_toml())
@@ -504,10 +488,10 @@ def train_on(
         data_survey = surveys[0] if surveys else survey(datasets)
         _work_on_datasets(run, recipe, blueprint, datasets, data_survey)
 
-    return drive(request.recipe, observers, prepare, work, _again_on_datasets)
+    return drive(asked, observers, prepare, work, _again_on_datasets)
 
 
-def resume_on(datasets: Datasets, folder: Path, observers: Observers) -> None:
+def resume_on(datasets: Datasets, folder: Path, hooks: Hooks = NONE, say: Say = print) -> Path:
     """Continue a run on the user's datasets, with the recipe in its folder.
 
     Raises:
@@ -516,22 +500,16 @@ def resume_on(datasets: Datasets, folder: Path, observers: Observers) -> None:
     check_run_folder(folder)
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is not None:
-        raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out train_dataset")
+        raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out the data set in memory")
 
     def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
         _work_on_datasets(run, recipe, blueprint, datasets, survey(datasets))
 
-    drive_again(folder, recipe, observers, work, _again_on_datasets)
+    return drive_again(folder, recipe, Observers(say, hooks), work, _again_on_datasets)
 
 
 def _again_on_datasets(folder: Path) -> str:
-    return f'vitkit.train(resume="{folder}", train_dataset=..., val_dataset=...)'
-
-
-def _refuse(fields: dict[str, Any]) -> None:
-    named_fields = [name for name in OF_FILES if fields.get(name) not in (None, False)]
-    if named_fields:
-        raise VitkitError(f"{named_fields[0]} applies to files, and train_dataset has none: leave it out")
+    return f'vitkit.train(vitkit.Datasets(...), resume="{folder}")'
 
 
 def _preprocess_of(
@@ -615,7 +593,7 @@ def _data_of(
     """Return the images of the datasets in two forms: in batches for training, and as data sets for fitting a head."""
     labels = {name: table.of_split(name).labels for name in ("train", "val")}
     preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
-    augment = augment_of(recipe, run.extensions.augment)
+    augment = augment_of(recipe, run.hooks.augment)
     augmented = TrainingOf(datasets.train, labels["train"], "train", preprocess, augment, recipe.seed)
     held_out = EvaluationOf(val, labels["val"], "val", preprocess)
     batches = BatchedImages(
@@ -639,7 +617,7 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _SeenImage
         how = "not calibrated"
         if predictions is not None:
             classifier = load(run.folder)
-            facts = ValidationFacts(chosen_on("val", recipe.__dict__), folds=predictions.folds)
+            facts = ValidationFacts(chosen_on("val", recipe.to_dict()), folds=predictions.folds)
             calibrate_by(run.folder, classifier, partial(predictions.evaluation, classifier), facts)
             how = "calibrated by cross-validation of the training images"
         run.say(f"no validation images: the confidences are {how}, and there are no figures")
@@ -647,12 +625,12 @@ def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _SeenImage
     classifier = load(run.folder)
     classifier = classifier.use(images=len(val), device=choose_device(recipe))
     before = correction_of(classifier)
-    facts = ValidationFacts(chosen_on("val", recipe.__dict__), seen=seen.roles)
+    facts = ValidationFacts(chosen_on("val", recipe.to_dict()), seen=seen.roles)
     calibrate_by(run.folder, classifier, lambda: _ask(classifier, val), facts)
     if correction_of(classifier) != before:  # the head has changed, and the optimised model has a copy of its weights
         classifier = classifier.use(images=len(val), device=choose_device(recipe))
     evaluation = _ask(classifier, val)
-    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.__dict__))
+    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.to_dict()))
     numbers = all_figures(evaluation, seen.roles, classifier.provenance, classifier.computation, seen.doubt)
     write_json(run.folder / EVALUATION, numbers)
     if (spoilt := describe(numbers)) is not None:

@@ -40,7 +40,7 @@ from vitkit.system.run_files import (
     folds_in,
 )
 from vitkit.training.distributed import ALONE, ProcessGroup
-from vitkit.training.request import NONE, Extensions
+from vitkit.training.request import NONE, Hooks
 
 _FILES_OF_RUN = (*model_folder.FILES, *FILES)
 
@@ -54,7 +54,7 @@ class Run:
         tell: called with each line of output.
         whole: the folder of the cross-validation to which the run belongs as a fold; None if it is not a fold.
         team: the processes that work on the run.
-        callbacks, loggers, extensions: the caller's objects (see `Observers`).
+        hooks: objects of the caller that observe the training, or replace parts of it.
         until: the number of epochs after which the training ends, even if the schedule has more; None for all epochs.
     """
 
@@ -62,9 +62,7 @@ class Run:
     tell: Say
     whole: Path | None = None
     team: ProcessGroup = ALONE
-    callbacks: tuple[Any, ...] = ()
-    loggers: tuple[Any, ...] = ()
-    extensions: Extensions = NONE
+    hooks: Hooks = NONE
     until: int | None = None
 
     def say(self, line: str) -> None:
@@ -78,25 +76,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Observers:
-    """Objects that the caller passes to a run in addition to the recipe.
+    """What the caller passes to a run in addition to the recipe.
 
     Attributes:
         say: called with each line of output.
-        callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
-        extensions: the caller's replacements for parts of the training.
+        hooks: objects that observe the training, or replace parts of it.
     """
 
     say: Say = print
-    callbacks: tuple[Any, ...] = ()
-    loggers: tuple[Any, ...] = ()
-    extensions: Extensions = NONE
+    hooks: Hooks = NONE
 
     def run(self, folder: Path, team: ProcessGroup = ALONE) -> Run:
         """Return a `Run` in a folder, with these observers."""
-        return Run(
-            folder, self.say, team=team, callbacks=self.callbacks, loggers=self.loggers, extensions=self.extensions
-        )
+        return Run(folder, self.say, team=team, hooks=self.hooks)
 
 
 def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:

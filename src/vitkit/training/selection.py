@@ -14,7 +14,7 @@ or test image is used for this choice, and the test images stay the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from vitkit.system.progress import progress
 from vitkit.text.cells import interval_text
 from vitkit.training.defaults import NOT_SET_ASIDE, without_effect
 from vitkit.training.probe import MIDDLE, PARTS, choose_head, compute_features, frozen
-from vitkit.training.recipe import Recipe, Request
+from vitkit.training.recipe import Recipe
 from vitkit.training.start import Blueprint, Start, blueprint_of, choose_precision, new_classifier, resolve
 
 _ENOUGH = 0.95  # above this cross-validated accuracy of a probe, fine-tuning gained less than a point (docs/log.md)
@@ -110,33 +110,31 @@ def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: in
 
 
 def resolve_method(
-    request: Request,
+    asked: Recipe,
     reserve: Callable[[ImageTable, Recipe], None] | None,
     runs: Sequence[Path],
-    named: Collection[str] = (),
 ) -> Start:
     """Resolve a request whose method is `auto` (see `start.resolve`). Choose the method by testing a linear probe.
 
     Args:
-        request: the requested fields; `data` must be set.
+        asked: the requested recipe; `data` must be set.
         reserve: see `resolve`. It is called again if a recipe with another method or split replaces the first recipe.
         runs: see `resolve`.
-        named: the fields that the user set for this training, as opposed to those of a recipe file.
 
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
     """
-    start = resolve(request, reserve, runs)
-    if _can_train_on_all(request, start, named):
+    start = resolve(asked, reserve, runs)
+    if _can_train_on_all(asked, start):
         train, _, test = start.recipe.split
         why = (
             "every image trains the model: with so few, each also tests a head that is trained without it "
             f"(--split {train:g} 0 {test:g} to set test images aside)"
         )
         reasons = [why if reason == NOT_SET_ASIDE else reason for reason in start.reasons]
-        on_all = resolve({**request.fields, "method": "probe", "split": (1.0, 0.0, 0.0)}, reserve, runs)
+        on_all = resolve(asked.replace(method="probe", split=(1.0, 0.0, 0.0)), reserve, runs)
         return replace(on_all, reasons=tuple(reasons))
-    if not _is_open(request, start, named):
+    if not _is_open(asked, start):
         return start
     (part,) = start.parts
     try:
@@ -146,7 +144,7 @@ def resolve_method(
     if reached.value < _ENOUGH:
         why = f"a head on frozen features is right for only {_in_words(reached)}"
         return replace(start, reasons=(*start.reasons, f"method full: {why}"))
-    probe = _resolve_probe(request, start, runs)
+    probe = _resolve_probe(asked, start, runs)
     if reserve is not None:
         reserve(probe.table, probe.recipe)
     why = f"a head on frozen features is right for {_in_words(reached)}, so fine-tuning can gain little"
@@ -158,7 +156,7 @@ def _in_words(reached: ProbeAccuracy) -> str:
     return f"{100 * reached.value:.1f} % of {reached.images} training images (95 %: {bounds}), cross-validated"
 
 
-def _can_train_on_all(request: Request, start: Start, named: Collection[str]) -> bool:
+def _can_train_on_all(asked: Recipe, start: Start) -> bool:
     """Return whether all images can be training images, and each can test a head that is fitted without it.
 
     The conditions are:
@@ -171,7 +169,7 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
     """
     recipe = start.recipe
     is_few = recipe.method == "probe" and recipe.folds is None
-    is_named = {"split", "split_seed"} & ({*request.fields} | {*named}) or recipe.split_from is not None
+    is_named = {"split", "split_seed"} & asked.given.keys() or recipe.split_from is not None
     if not is_few or is_named or any(start.table.splits) or recipe.head_from == "names" or recipe.prior != "data":
         return False
     (part,) = start.parts
@@ -182,7 +180,7 @@ def _can_train_on_all(request: Request, start: Start, named: Collection[str]) ->
     return max(Counter(label for label, _ in pairs).values()) >= PARTS
 
 
-def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
+def _is_open(asked: Recipe, start: Start) -> bool:
     """Return whether a linear probe may replace the fine-tuning that `auto` has chosen.
 
     The result is False in each of these cases:
@@ -199,15 +197,15 @@ def _is_open(request: Request, start: Start, named: Collection[str]) -> bool:
     if table.task is not SINGLE_LABEL or part.overlap.seen() or table.splits.count("train") > _MOST_FOR_PROBE:
         return False
     probe = start.recipe.replace(method="probe")
-    return not set(named) & without_effect(probe, request.fields, named).keys()
+    return not set(asked.named) & without_effect(probe, asked).keys()
 
 
-def _resolve_probe(request: Request, start: Start, runs: Sequence[Path]) -> Start:
+def _resolve_probe(asked: Recipe, start: Start, runs: Sequence[Path]) -> Start:
     """Resolve the request with `method="probe"`, but with the same test images as `start`."""
-    fields = {**request.fields, "method": "probe"}
-    probe = resolve(fields, runs=runs)
+    asked = asked.replace(method="probe")
+    probe = resolve(asked, runs=runs)
     if _tested(probe) != _tested(start):  # without validation images, large groups may be divided in another way
-        probe = resolve({**fields, "split": start.recipe.split}, runs=runs)
+        probe = resolve(asked.replace(split=start.recipe.split), runs=runs)
     return probe
 
 

@@ -85,7 +85,7 @@ from vitkit.training.lineage import (
     only_trained,
     refuse_seen,
 )
-from vitkit.training.recipe import Recipe, Request, fields_without_places
+from vitkit.training.recipe import Recipe, fields_without_places
 from vitkit.training.request import ChangePicture
 from vitkit.training.teacher import load_teacher
 from vitkit.weights.loading import LoadPlan, WeightsSource
@@ -413,8 +413,8 @@ def versions(config: Config | None = None) -> dict[str, str]:
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
 
 
-def keep_protocol(request: Request, table: ImageTable, places: Iterable[Path]) -> tuple[Request, list[str]]:
-    """Return the request with the split and the protocol of the run that it continues, and lines about this.
+def keep_protocol(recipe: Recipe, table: ImageTable, places: Iterable[Path]) -> tuple[Recipe, list[str]]:
+    """Return the recipe with the split and the protocol of the run that it continues, and lines about this.
 
     A run whose model proposed labels of the images is continued, too: the labels contain what the model has learned
     from its training images, so these cannot test another model.
@@ -423,28 +423,27 @@ def keep_protocol(request: Request, table: ImageTable, places: Iterable[Path]) -
     tested in the same way again.
 
     Args:
-        request: the requested fields.
+        recipe: the requested recipe.
         table: the images, after the changes of the label file.
         places: folders of runs, in which the runs that proposed labels are looked for.
 
     Raises:
         VitkitError: the requested method or split cannot test the images in the same way.
     """
-    recipe, reasons = request.recipe, list[str]()
+    reasons = list[str]()
     if recipe.split_from is None and not any(table.splits) and (proposers := runs_that_proposed(table, places)):
         names = listed([run.name for run in proposers])
         if recipe.folds is not None:
             text = f"--folds: {names} proposed labels of these images, and may have been trained on any of them"
             raise VitkitError(f"{text}; leave out --folds, so that its split is kept")
-        request = Request.of({**request.fields, "split_from": str(proposers[0])})
+        recipe = recipe.replace(split_from=str(proposers[0]))
         reasons.append(f"labels that {names} proposed contain what it has learned, so its split is kept")
-        recipe = request.recipe
     if recipe.split_from is None or not is_cross_tested(Path(recipe.split_from)):
-        return request, reasons
+        return recipe, reasons
     run = without_place(recipe.split_from)
     changed = [
         *(["--method " + recipe.method] if recipe.method not in ("auto", "probe") or recipe.weights == "none" else []),
-        *(["--split"] if "split" in request.fields and recipe.split != (1.0, 0.0, 0.0) else []),
+        *(["--split"] if "split" in recipe.given and recipe.split != (1.0, 0.0, 0.0) else []),
         *(["a multi-label task"] if table.task is not SINGLE_LABEL else []),
         *(["data that come split"] if any(table.splits) else []),
     ]
@@ -455,10 +454,10 @@ def keep_protocol(request: Request, table: ImageTable, places: Iterable[Path]) -
             "compared then"
         )
     reasons.append(f"every image trains a head, and is tested by one that was trained without it, as in {run}")
-    on_all = {"method": "probe", "split": (1.0, 0.0, 0.0)} | (
+    on_all: dict[str, Any] = {"method": "probe", "split": (1.0, 0.0, 0.0)} | (
         {"head_from": "zero"} if recipe.head_from == "auto" else {}
     )
-    return Request.of({**request.fields, **on_all}), reasons
+    return recipe.replace(**on_all), reasons
 
 
 def runs_that_proposed(table: ImageTable, places: Iterable[Path]) -> list[Path]:
@@ -524,14 +523,14 @@ class Start:
 
 
 def resolve(
-    fields: Request | dict[str, Any],
+    asked: Recipe,
     reserve: Callable[[ImageTable, Recipe], None] | None = None,
     runs: Sequence[Path] = (Path("runs"),),
 ) -> Start:
-    """Resolve a request: read the data, open the weights, look for problems in the data, and split the images.
+    """Resolve a requested recipe: read the data, open the weights, look for problems in the data, and split the images.
 
     Args:
-        fields: the requested fields; `data` must be set.
+        asked: the requested recipe; `data` must be set.
         reserve: called with the table and the recipe before the images are read. It can lock the run folder and refuse
             the run early, because reading may take long.
         runs: folders that contain earlier runs, whose models may have proposed label changes for these images.
@@ -539,30 +538,23 @@ def resolve(
     Raises:
         VitkitError: the data or the recipe cannot be trained on.
     """
-    request = Request.of(fields)
-    recipe_requested = request.recipe
-    assert recipe_requested.data is not None
-    table = read_corrected(
-        recipe_requested.data,
-        recipe_requested.labels,
-        recipe_requested.layout,
-        follow_links=recipe_requested.follow_links,
-    )
+    assert asked.data is not None
+    table = read_corrected(asked.data, asked.labels, asked.layout, follow_links=asked.follow_links)
     check_trainable(table)
-    request, reasons = keep_protocol(request, table, runs)
-    recipe, more = complete(request, table)
+    asked, reasons = keep_protocol(asked, table, runs)
+    recipe, more = complete(asked, table)
     reasons += [reason for reason in more if reason != NOT_SET_ASIDE or recipe.split[2]]
     if reserve is not None:
         reserve(table, recipe)
     # A model that cannot be built should fail before the images are read.
-    blueprint, of_head = resolve_model(recipe, request.fields, table)
+    blueprint, of_head = resolve_model(recipe, asked.set_fields(), table)
     recipe = blueprint.recipe
     taught = None
     if recipe.teacher is not None:
         taught = load_teacher(recipe.teacher, table.classes, blueprint.config.image_size).pictures
     diagnosis = examine(table, blueprint.preprocess, seek_groups=recipe.group_by is None)
     if diagnosis.table.classes != table.classes:  # a class has no readable image
-        blueprint, of_head = resolve_model(recipe, request.fields, diagnosis.table)
+        blueprint, of_head = resolve_model(recipe, asked.set_fields(), diagnosis.table)
         recipe = blueprint.recipe
     groups = scenes(diagnosis.table, recipe.group_by, diagnosis.twins)
     torn = [] if recipe.group_by is None else check_scenes(diagnosis.table, groups)

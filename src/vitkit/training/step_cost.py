@@ -33,7 +33,7 @@ from vitkit.training.losses import Objective
 from vitkit.training.probe import compute_features, head_images
 from vitkit.training.published import paper_training
 from vitkit.training.recipe import Recipe, checkpoint_every
-from vitkit.training.request import Extensions
+from vitkit.training.request import Hooks
 from vitkit.training.run_folder import Run
 from vitkit.training.stability import StabilityGuard
 from vitkit.training.start import (
@@ -72,7 +72,7 @@ def measure_training(start: Start, run: Run, devices: int) -> Figures:
     once = recipe.replace(lp_ft=False)  # the head is not fitted, which would take a pass over all images
     data, objective, fabric, _ = prepare_to_learn(run, once, table, classifier, teacher)
     data.process = (0, devices)
-    loop = Loop(_begin(classifier.model, recipe, data, fabric.device, run.extensions), objective, data, fabric)
+    loop = Loop(_begin(classifier.model, recipe, data, fabric.device, run.hooks), objective, data, fabric)
     cold, batch = _seconds(lambda: data.batch_again(0, 0))
     warm, _ = _seconds(lambda: data.batch_again(0, 0))  # its pictures may be cached now
     cold, warm = cold / len(batch[0]), warm / len(batch[0])
@@ -158,23 +158,24 @@ def measure_head(start: Start, devices: int) -> Figures:
     }
 
 
-def measure_on_noise(name: str, fields: dict[str, Any], extensions: Extensions) -> Figures:
+def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
     """Measure a training of the paper with random weights and images of noise, of the sizes that the paper has.
 
     Args:
-        name: the name of a bundled recipe of the paper.
-        fields: fields that take precedence over those of the recipe.
-        extensions: the caller's replacements for parts of the training.
+        asked: a bundled recipe of the paper, which may have changed fields.
+        hooks: the caller's replacements for parts of the training.
 
     Raises:
         VitkitError: the training needs images, or a step does not fit into memory.
     """
-    training = paper_training(name, fields)
+    training = paper_training(asked)
     recipe, changes = _computable(training.recipe)
     config, corpus = training.config, training.corpus
     if recipe.method not in ("scratch", "full") or recipe.teacher is not None:
         what = f"method {recipe.method}" if recipe.teacher is None else "a teacher"
-        raise VitkitError(f"{what} cannot be measured on noise: name the data, as in vitkit train DATA --recipe {name}")
+        raise VitkitError(
+            f"{what} cannot be measured on noise: name the data, as in vitkit train DATA --recipe {asked.source}"
+        )
     devices = (recipe.devices or 1) * (recipe.nodes or 1)
     check_team(recipe, ProcessGroup(size=devices))
     check_config(config, recipe)
@@ -188,8 +189,8 @@ def measure_on_noise(name: str, fields: dict[str, Any], extensions: Extensions) 
     images = min(corpus.images, recipe.max_images or corpus.images)
     sizes: Any = range(images), range(0), None  # a step needs nothing but the number of images
     data = BatchedImages(*sizes, batch_size=recipe.batch_size, workers=0, seed=recipe.seed, process=(0, devices))
-    state = _begin(model, recipe, data, fabric.device, extensions)
-    loop = Loop(state, Objective(recipe, corpus.classes, custom=extensions.loss), data, fabric)
+    state = _begin(model, recipe, data, fabric.device, hooks)
+    loop = Loop(state, Objective(recipe, corpus.classes, custom=hooks.loss), data, fabric)
     share, _ = data.images_in(0, 0)
     pictures = torch.rand(1, config.in_channels, *config.image_size).expand(share, -1, -1, -1)
     found = _measure_step(loop, (pictures, torch.randint(corpus.classes, (share,))), None)
@@ -208,9 +209,7 @@ def measure_on_noise(name: str, fields: dict[str, Any], extensions: Extensions) 
 # --- One step -------------------------------------------------------------------------------------------------
 
 
-def _begin(
-    model: Any, recipe: Recipe, data: BatchedImages, device: torch.device, extensions: Extensions
-) -> TrainingState:
+def _begin(model: Any, recipe: Recipe, data: BatchedImages, device: torch.device, hooks: Hooks) -> TrainingState:
     """Return the state of a training before its first step, if the model and its optimiser fit into memory."""
     # The weights and their copy in the safe point, the gradients and the moments of the gradients.
     needed = 5 * 4 * _sizes(model)["trained"]
@@ -221,7 +220,7 @@ def _begin(
         )
     model.train().to(device)
     steps = math.ceil(data.batches / recipe.grad_accum) * recipe.epochs
-    return TrainingState.begin(model, recipe, steps, StabilityGuard(ignore), make_optimizer=extensions.optimizer)
+    return TrainingState.begin(model, recipe, steps, StabilityGuard(ignore), make_optimizer=hooks.optimizer)
 
 
 def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figures:

@@ -14,8 +14,9 @@ from vitkit.system import lazily
 
 if TYPE_CHECKING:
     from vitkit.verbs.bench import chart
-    from vitkit.verbs.inputs import BackendName, PrecisionName, check_choice, check_data, named_classes, open_model
+    from vitkit.verbs.inputs import check_data, named_classes, open_model
     from vitkit.verbs.pretrain import PretrainingRun
+    from vitkit.verbs.options import Compute
     from vitkit.verbs.result import Result, csv_table
     from vitkit.verbs.train import TrainingRun
 else:

@@ -16,7 +16,7 @@ from vitkit.system.files import exclusive_in
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
-from vitkit.verbs.inputs import check_choice, open_model, path_of, split_choices
+from vitkit.verbs.inputs import open_model, path_of, split_choices
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -186,7 +186,6 @@ def bench(
     from vitkit.inference.backends.registry import PRECISIONS, backend_names
 
     sizes = _numbers(batch_sizes)
-    check_choice("--device", device, DeviceName)
     requested = None if backends is None else split_choices("--backends", backends, backend_names())
     wanted = split_choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"

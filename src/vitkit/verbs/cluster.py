@@ -16,39 +16,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError, first_line
 from vitkit.inference.pipeline import limit_cores
 from vitkit.inference.prediction import ENCODING, parquet_files, parquet_table
 from vitkit.system.files import check_here, staged
-from vitkit.verbs.inputs import check_choice, check_outside, exclusive_out
+from vitkit.verbs.inputs import check_outside, exclusive_out
+from vitkit.verbs.options import Compute
 
 if TYPE_CHECKING:
     import pyarrow
 
 
-ClusterName = Literal["ray"]
 Cells = Sequence[Any]  # a row, in the order of the columns
-Compute = Callable[[Iterable[str]], Iterator[Cells]]  # takes the names of images
-Start = Callable[[Mapping[str, Any] | None], tuple[Mapping[str, Any], Compute]]
+Rows = Callable[[Iterable[str]], Iterator[Cells]]  # takes the names of images
+Start = Callable[[Mapping[str, Any] | None], tuple[Mapping[str, Any], Rows]]
 
 _BLOCK = 5_000  # images of a block at most, which is computed again if its worker dies
 _BLOCKS_PER_WORKER = 4  # at least, so that no worker waits long for the last block of another
 _ROWS = 256  # rows that a worker hands on at a time
 
 
-def check_cluster(cluster: str | None, workers: int | None, out: Path | None, model: object) -> None:
-    """Check the flags for a cluster.
-
-    Raises:
-        VitkitError: the cluster is unknown, or a flag excludes another one or requires one that is missing.
-    """
-    if cluster is None:
-        if workers is not None:
-            raise VitkitError("--workers requires --cluster")
+def check_cluster(compute: Compute, out: Path | None, model: object) -> None:
+    """Refuse a cluster without an output that every machine can write, or with a model that only this process has."""
+    if compute.cluster is None:
         return
-    check_choice("--cluster", cluster, ClusterName)
     if out is None:
         raise VitkitError("--cluster requires --out, which every machine of the cluster can write")
     if not isinstance(model, (str, Path)):
@@ -90,9 +83,7 @@ def write_by_ray(
     paths: Sequence[str],
     schema: pyarrow.Schema,
     folder: Path,
-    *,
-    workers: int | None,
-    device: str,
+    compute: Compute,
 ) -> Mapping[str, Any]:
     """Compute the rows of images on a Ray cluster, and write them to a folder of Parquet files, in any order.
 
@@ -103,8 +94,7 @@ def write_by_ray(
         paths: the names of the images.
         schema: the columns of the rows.
         folder: an empty folder, which every machine of the cluster can write.
-        workers: the number of workers. None means one for each GPU, or one for each machine if there are no GPUs.
-        device: the device to compute on; `cpu` leaves GPUs unused.
+        compute: the number of workers, and the device to compute on; `cpu` leaves GPUs unused.
 
     Returns:
         How the numbers were computed. One worker chooses it for all, so that the rows are computed in the same way.
@@ -116,7 +106,7 @@ def write_by_ray(
         import pyarrow
         from ray.exceptions import RayError
 
-        count, resources, cores = _share(ray.nodes(), workers, uses_gpus=device in ("auto", "cuda"))
+        count, resources, cores = _share(ray.nodes(), compute.workers, uses_gpus=compute.device in ("auto", "cuda"))
         job = _Job(start, os.getcwd(), cores, schema)  # noqa: PTH109
         size = max(1, min(_BLOCK, -(-len(paths) // (_BLOCKS_PER_WORKER * count))))
         names = [path.encode(*ENCODING) for path in paths]
@@ -166,7 +156,7 @@ class _Job:
     cores: int
     schema: Any
 
-    def begin(self, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Compute]:
+    def begin(self, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
         """Open the model in a process of the cluster.
 
         Raises:

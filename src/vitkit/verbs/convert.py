@@ -12,7 +12,7 @@ from vitkit.system.files import exclusive, fitting, staged
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import one_of
-from vitkit.verbs.inputs import PREPROCESS, check_choice
+from vitkit.verbs.inputs import PREPROCESS
 from vitkit.verbs.result import Result
 from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT, file_suffixes, kind_of, kinds, writable
 
@@ -128,8 +128,6 @@ def convert(
     Raises:
         VitkitError: the source cannot be loaded, the layout cannot represent the model, or the destination exists.
     """
-    if to is not None:
-        check_choice("--to", to, Kind)
     destination = Path(destination)
     kind = to or kind_of(destination)
     _check_place(destination, kind)

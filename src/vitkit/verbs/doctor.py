@@ -23,7 +23,7 @@ from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, plural
 from vitkit.verbs.drift import Drift, compare_with_run
-from vitkit.verbs.inputs import check_choice, check_out, exclusive_out, path_of
+from vitkit.verbs.inputs import check_out, exclusive_out, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -158,7 +158,6 @@ def doctor(
     Raises:
         VitkitError: the data do not exist, fewer than two classes can be read, or `out` cannot be written.
     """
-    check_choice("--layout", layout, LayoutName)
     from vitkit.data.labels import is_list_of_suspects
 
     out, labels, data_root = path_of(out), path_of(labels), path_of(data_root)

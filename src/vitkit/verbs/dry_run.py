@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any
 
 from vitkit.errors import VitkitError, first_line, is_memory_short
 from vitkit.system.progress import Progress, ignore, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import plural
-from vitkit.training.recipe import Recipe, RecipeFields, name_of
-from vitkit.training.request import Extensions, add_recipe_fields
+from vitkit.training.recipe import Recipe, name_of
+from vitkit.training.request import NONE, Hooks
 from vitkit.verbs.result import Result
-from vitkit.verbs.train import requested, without_objects
+from vitkit.verbs.train import request_on_files
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +27,7 @@ class DryRun(Result):
 
         import vitkit
 
-        found = vitkit.dry_run("digits", epochs=2)
+        found = vitkit.dry_run("digits", vitkit.Recipe(epochs=2))
         print(found.steps, found.images, found.seconds, found.peak_memory)
 
     Attributes:
@@ -116,16 +116,13 @@ def _duration(seconds: float) -> str:
 @check_arguments
 def dry_run(
     data: str | Path | None = None,
+    recipe: str | Path | Recipe | None = None,
     *,
-    recipe: str | Path | None = None,
     out: Path | str | None = None,
     force: bool = False,
     price: Annotated[float | None, Between(0)] = None,
-    loss: Callable[[Any, Any], Any] | None = None,
-    augment: Callable[[Any], Any] | None = None,
-    make_optimizer: Callable[[list[dict[str, Any]]], Any] | None = None,
+    hooks: Hooks = NONE,
     progress: Progress = silent,
-    **fields: Unpack[RecipeFields],
 ) -> DryRun:
     """Take one step of a training, and tell what the training would take: steps, FLOPs, memory, time and cost.
 
@@ -140,15 +137,12 @@ def dry_run(
 
     Args:
         data: a folder of class folders, a folder with train/ and val/, or a name such as digits.
-        recipe: a TOML file, or the name of an included recipe.
+        recipe: see `vitkit.train`.
         out: the run folder of the training, which is only checked.
         force: whether the training would overwrite the run in `out`.
         price: the price of a device for an hour, in any currency.
-        loss: see `vitkit.train`.
-        augment: see `vitkit.train`.
-        make_optimizer: see `vitkit.train`.
+        hooks: see `vitkit.train`.
         progress: called with the current task, the number of finished items and the total number of items.
-        fields: the fields of the recipe, as in `vitkit.train`; see below.
 
     Raises:
         VitkitError: the training is not possible, or it does not fit into memory.
@@ -156,8 +150,7 @@ def dry_run(
     # PyTorch's profiler, which records the memory, writes lines about itself unless these are set before its import.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    chosen, make_optimizer = without_objects({**fields}, make_optimizer)
-    extensions = Extensions(loss, augment, make_optimizer)
+    asked = recipe if isinstance(recipe, Recipe) else Recipe() if recipe is None else Recipe.load(recipe)
     from vitkit.training import step_cost
     from vitkit.training.distributed import ProcessGroup, launched
     from vitkit.training.published import is_of_paper
@@ -166,14 +159,13 @@ def dry_run(
 
     if launched():
         raise VitkitError("a dry run measures one device: start it without torchrun or srun; --devices divides a batch")
-    if data is None and chosen.get("data") is None and is_of_paper(recipe):
+    if data is None and asked.data is None and is_of_paper(asked.source):
         with _explaining_shortage():
-            return DryRun(**step_cost.measure_on_noise(str(recipe), chosen, extensions), price=price)
-    chosen = chosen if data is None else {**chosen, "data": str(data)}
-    request, notes = requested(chosen, recipe)
-    devices = (request.recipe.devices or 1) * (request.recipe.nodes or 1)
-    observers, team = Observers(ignore, extensions=extensions), ProcessGroup(size=devices)
-    start, idle = resolve_request(request, tuple(chosen), out, team, observers, partial(check_free, force=force))
+            return DryRun(**step_cost.measure_on_noise(asked, hooks), price=price)
+    asked, notes = request_on_files(asked, data)
+    devices = (asked.devices or 1) * (asked.nodes or 1)
+    observers, team = Observers(ignore, hooks), ProcessGroup(size=devices)
+    start, idle = resolve_request(asked, out, team, observers, partial(check_free, force=force))
     with _explaining_shortage(), TemporaryDirectory() as folder:
         if start.recipe.method == "probe":
             found = step_cost.measure_head(start, devices)
@@ -181,9 +173,6 @@ def dry_run(
             found = step_cost.measure_training(start, observers.run(Path(folder)), devices)
     found["notes"] = (*notes, *dict.fromkeys(idle), *start.reasons, *found["notes"])
     return DryRun(**found, price=price)
-
-
-add_recipe_fields(dry_run)
 
 
 @contextmanager

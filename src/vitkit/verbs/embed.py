@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from vitkit.errors import VitkitError
 from vitkit.inference.prediction import tally_parquet
 from vitkit.model.config import Features
-from vitkit.system.environment import DeviceName
 from vitkit.system.files import empty_array
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
-from vitkit.text.arguments import Between, check_arguments
+from vitkit.text.arguments import Between, Only, check_arguments
 from vitkit.text.cells import harmless, plural, record
 from vitkit.verbs.cluster import (
     Cells,
-    ClusterName,
-    Compute,
+    Rows,
     check_cluster,
     computed_on_cluster,
     parquet_folder,
@@ -27,7 +25,6 @@ from vitkit.verbs.cluster import (
 )
 from vitkit.verbs.inputs import (
     PREPROCESS,
-    check_choice,
     check_out,
     exclusive_out,
     find_pictures,
@@ -39,6 +36,7 @@ from vitkit.verbs.inputs import (
     source_folders,
     split_sources,
 )
+from vitkit.verbs.options import Compute
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -143,12 +141,14 @@ class EmbeddingFiles(Result):
         return [f"{plural(self.images, 'image', 'images')} ({self.unreadable} unreadable), {self.computed}: {self.out}"]
 
 
+_BATCH = 32  # images
+
+
 @check_arguments
 def embed(
     model: str | Path | Classifier,
     sources: str | Sources,
     *,
-    follow_links: bool = False,
     out: Path | str | None = None,
     what: Features = "head",
     near: Path | str | None = None,
@@ -156,12 +156,9 @@ def embed(
     labels: Path | str | None = None,
     top: Annotated[int, Between(1)] = 5,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
-    batch_size: Annotated[int, Between(1)] = 32,
-    device: DeviceName = "auto",
+    compute: Annotated[Compute, Only(("batch_size", "device", "cluster"))] = Compute(),
     force: bool = False,
     shard: str | None = None,
-    cluster: ClusterName | None = None,
-    workers: Annotated[int | None, Between(1)] = None,
     note: Say = ignore,
     progress: Progress = silent,
 ) -> Embeddings | Any:  # `EmbeddingFiles` with `cluster`; `Any` spares other callers a type check
@@ -181,7 +178,6 @@ def embed(
             is accepted, too.
         sources: images, folders (including their sub-folders), or glob patterns. One or several pictures in memory are
             accepted, too, as for `vitkit.predict`.
-        follow_links: also search what links lead to outside of a folder.
         out: write the features to this .npz file. Its arrays are paths, features, what, unreadable and errors. With
             `labels`, it also contains the array labels.
         what: the kind of features: `head` is the input of the head, `class` the class token, `mean` the mean of the
@@ -196,14 +192,10 @@ def embed(
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
             preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
-        batch_size: the number of images in a batch.
-        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        compute: where the model computes, by default 32 images in a batch. With `cluster`, the features are written
+            into a folder `out` of .parquet files, in any order, and the function returns `EmbeddingFiles`.
         force: overwrite `out`.
         shard: embed only one part of the images, such as 2/8: the second of eight runs of consecutive images.
-        cluster: divide the images among the machines of a Ray cluster (`ray`). The features are then written into a
-            folder `out` of .parquet files, in any order, and the function returns `EmbeddingFiles`.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or one for each machine if there
-            are no GPUs.
         note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
 
@@ -214,48 +206,46 @@ def embed(
     """
     names, held = split_sources(sources)
     if text is not None:
-        _check_text(text, near, what, is_divided=shard is not None or cluster is not None)
+        _check_text(text, near, what, is_divided=shard is not None or compute.cluster is not None)
     if held and labels is not None:
         raise VitkitError("--labels requires files, and these are pictures in memory")
     out, near = path_of(out), path_of(near)
-    check_choice("--what", what, Features)
-    check_choice("--device", device, DeviceName)
-    check_cluster(cluster, workers, out, model)
-    if (held or near is not None) and (shard is not None or cluster is not None):
+    check_cluster(compute, out, model)
+    if (held or near is not None) and (shard is not None or compute.cluster is not None):
         raise VitkitError(
             "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near"
         )
-    _check(None if cluster is not None else out, near, what, names)
+    _check(None if compute.cluster is not None else out, near, what, names)
     notes = Notes(note)
     label_of: dict[str, str] | None = None
     if held:
         paths = [picture.name for picture in held]
     else:
-        paths, _ = find_pictures(names, notes, follow_links=follow_links)
+        paths, _ = find_pictures(names, notes)
         if labels is not None:
             label_of = labels_by_path(paths, str(labels), source_folders(names), notes)
             paths = list(label_of)
         if not paths:
             raise VitkitError("there is no image to embed: pass some images")
         paths = list(of_shard(paths, shard))
-    if cluster is not None:
+    if compute.cluster is not None:
         assert out is not None and isinstance(model, (str, Path))
-        job = _ClusterJob(str(model), preprocess, device, what, batch_size, label_of)
+        job = _ClusterJob(str(model), preprocess, compute, what, label_of)
         with parquet_folder(out, source_folders(names), force=force) as folder:
-            open_model(model, notes, device, preprocess).preprocess.check_known()  # before Ray is started
-            computation = write_by_ray(job.on_worker, paths, job.schema(), folder, workers=workers, device=device)
+            open_model(model, notes, compute.device, preprocess).preprocess.check_known()  # before Ray is started
+            computation = write_by_ray(job.on_worker, paths, job.schema(), folder, compute)
             tally = tally_parquet(folder)
         return EmbeddingFiles(out, tally.images, tally.unreadable, computed_on_cluster(computation), tuple(notes.lines))
     with exclusive_out(out, force=force):
         query = None
         if text is None:
-            classifier = open_model(model, notes, device, preprocess)
+            classifier = open_model(model, notes, compute.device, preprocess)
         else:
             words = open_images_and_words(model, notes, preprocess)
             query = words.vectors([text])[0].numpy()
-            classifier = words.images.to(device)
+            classifier = words.images.to(compute.device)
         classifier.preprocess.check_known()
-        collected = _embed(classifier, held or paths, what, batch_size)
+        collected = _embed(classifier, held or paths, what, compute.batch_size or _BATCH)
         known_labels = None if label_of is None else tuple(label_of[path] for path in collected.paths)
         if out is not None:
             _write(out, collected, what, known_labels)
@@ -280,9 +270,8 @@ class _ClusterJob:
 
     model: str
     preprocess: str | PreprocessLike | None
-    device: DeviceName
+    compute: Compute
     what: Features
-    batch_size: int
     label_of: Mapping[str, str] | None
 
     def schema(self) -> pyarrow.Schema:
@@ -294,12 +283,12 @@ class _ClusterJob:
         features = pyarrow.list_(numbers) if self.what == "patches" else numbers
         return pyarrow.schema({"path": pyarrow.string(), **labels, "error": pyarrow.string(), "features": features})
 
-    def on_worker(self, _: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Compute]:
+    def on_worker(self, _: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
         """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
-        classifier = open_model(self.model, ignore, self.device, self.preprocess)
+        classifier = open_model(self.model, ignore, self.compute.device, self.preprocess)
 
         def compute(paths: Iterable[str]) -> Iterator[Cells]:
-            for path, outcome in classifier.embed(paths, self.what, self.batch_size):
+            for path, outcome in classifier.embed(paths, self.what, self.compute.batch_size or _BATCH):
                 labels = [] if self.label_of is None else [self.label_of[path]]
                 yield [path, *labels, *((outcome, None) if isinstance(outcome, str) else (None, outcome.tolist()))]
 

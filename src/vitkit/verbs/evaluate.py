@@ -7,7 +7,7 @@ figures as lines of text, and the path of the HTML report.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,22 +19,19 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import BY_FOLDS, Headline, headline_of, value_of
 from vitkit.inference.prediction import as_utf8, parquet_files
-from vitkit.system.environment import DeviceName
 from vitkit.system.files import empty_array, place_text, staged
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
 from vitkit.system.run_files import FINDINGS, REPORT, SPLIT
-from vitkit.text.arguments import Between, check_arguments
-from vitkit.verbs.cluster import Cells, ClusterName, Compute, check_cluster, computed_on_cluster, write_by_ray
+from vitkit.text.arguments import Only, check_arguments
+from vitkit.verbs.cluster import Cells, Rows, check_cluster, computed_on_cluster, write_by_ray
 from vitkit.verbs.inputs import (
     PREPROCESS,
-    BackendName,
-    PrecisionName,
-    check_choice,
     exclusive_out_folder,
     of_shard,
     open_for_labels,
     path_of,
 )
+from vitkit.verbs.options import Compute, Names, Promises
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -190,19 +187,13 @@ def evaluate(
     layout: LayoutName = "auto",
     follow_links: bool = False,
     out: Path | str | None = None,
-    classes: str | Sequence[str] | None = None,
-    templates: Sequence[str] = (),
-    coverage: float | None = None,
-    accuracy: float | None = None,
+    names: Names = Names(),
+    promises: Annotated[Promises, Only(("coverage", "accuracy"))] = Promises(),
     tta: str | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
-    backend: BackendName = "auto",
-    precision: PrecisionName = "auto",
-    device: DeviceName = "auto",
+    compute: Annotated[Compute, Only(("backend", "precision", "device", "cluster"))] = Compute(),
     force: bool = False,
     shard: str | None = None,
-    cluster: ClusterName | None = None,
-    workers: Annotated[int | None, Between(1)] = None,
     note: Say = ignore,
     progress: Progress = silent,
 ) -> EvaluationResult:
@@ -227,34 +218,23 @@ def evaluate(
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         follow_links: also search the folders and files that links lead to outside of the folder.
         out: write report.html, evaluation.json and predictions.csv into this folder.
-        classes: the names of the data's classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that
-            lists the names. The model needs no training for these classes. A list is accepted, too. The file is a .txt,
-            .csv, .tsv or .json file.
-        templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
-            averaged.
-        coverage: measure how often the sets that `vitkit predict --coverage` makes for this value contain the true
-            class; by default for 0.9 and 0.95. The sets are measured only on test images or other data, because they
-            are based on the validation images.
-        accuracy: measure how often the labels that `vitkit predict --accuracy` gives for this value are right; by
-            default for 0.95 and 0.99.
+        names: the names of the data's classes, for a model of CLIP or SigLIP.
+        promises: the promises of `vitkit.predict` that are measured: how often sets with this `coverage` contain the
+            true class (by default 0.9 and 0.95), and how often labels with this `accuracy` are right (by default 0.95
+            and 0.99). They are measured only on test images or other data, because they are based on the validation
+            images.
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
             (its centre and four corners), or `flip,crops` (all ten). The images are also evaluated without these views,
-            and the difference is reported with its interval and its cost. `coverage` and `accuracy` are not measured
+            and the difference is reported with its interval and its cost. Promises are not measured
             then, because they are based on single views of the validation images.
         preprocess: the preprocessing of images, as settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
             preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
-        backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
-        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
-            float32; `float16` is for GPUs without bfloat16.
-        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        compute: where and how the model computes. With `cluster`, every machine must be able to write next to `out`.
         force: overwrite files in `out`.
         shard: evaluate only one part of the images, such as 2/8: the second of eight runs of consecutive images. The
             figures are those of this part.
-        cluster: run the model on the machines of a Ray cluster (`ray`), which must be able to write next to `out`.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or one for each machine if there
-            are no GPUs.
         note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
 
@@ -263,8 +243,6 @@ def evaluate(
             lacks, a name in `classes` belongs to no image, or `out` is not empty.
         OSError: `out` cannot be written.
     """
-    check_choice("--layout", layout, LayoutName)
-    check_choice("--device", device, DeviceName)
     out, data_root = path_of(out), path_of(data_root)
     request = _EvaluationRequest(
         model=model,
@@ -274,21 +252,15 @@ def evaluate(
         split=split,
         layout=layout,
         follow_links=follow_links,
-        classes=classes if classes is None or isinstance(classes, str) else tuple(classes),
-        templates=tuple(templates),
-        coverage=coverage,
-        accuracy=accuracy,
+        names=names,
+        promises=promises,
         tta=tta,
         preprocess=preprocess,
-        backend=backend,
-        precision=precision,
-        device=device,
+        compute=compute,
         shard=shard,
-        cluster=cluster,
-        workers=workers,
     )
-    check_cluster(cluster, workers, out, model)
-    if cluster is not None and tta is not None:
+    check_cluster(compute, out, model)
+    if compute.cluster is not None and tta is not None:
         raise VitkitError(
             "--tta cannot be combined with --cluster, because it measures how long the images take: leave it out"
         )
@@ -306,18 +278,12 @@ class _EvaluationRequest:
     split: str | None
     layout: LayoutName
     follow_links: bool
-    classes: str | tuple[str, ...] | None
-    templates: tuple[str, ...]
-    coverage: float | None
-    accuracy: float | None
+    names: Names
+    promises: Promises
     tta: str | None
     preprocess: str | PreprocessLike | None
-    backend: str
-    precision: str
-    device: DeviceName
+    compute: Compute
     shard: str | None
-    cluster: ClusterName | None
-    workers: int | None
 
     @property
     def folder(self) -> Path | None:
@@ -326,12 +292,12 @@ class _EvaluationRequest:
 
     def open(self, note: Say) -> tuple[Classifier, ImageTable, ImageTable | None]:
         """Return the model, the images to evaluate, and the images that the run recorded (None with `data`)."""
-        opened = open_for_labels(self.model, self.classes, self.templates, note, self.preprocess)
+        opened = open_for_labels(self.model, self.names, note, self.preprocess)
         run_table = self._of_run()
         table = self._table(run_table, note)
         classifier = opened(table)
         classifier.preprocess.check_known()
-        if run_table is not None and self.classes is None:
+        if run_table is not None and self.names.classes is None:
             _check_order(classifier, run_table)
         return classifier, table, run_table
 
@@ -382,7 +348,8 @@ class _EvaluationRequest:
         with ExitStack() as hold:
             classifier, table, run_table = self.open(notes)
             if tta is not None:
-                classifier.with_views(tta).rules(coverage=self.coverage, accuracy=self.accuracy)  # which may refuse
+                promises = self.promises
+                classifier.with_views(tta).rules(coverage=promises.coverage, accuracy=promises.accuracy)  # may refuse
             hold.enter_context(_exclusive_out(out, table, force=force))  # before anything is computed
             if out is not None:
                 _ = classifier.model  # which the report needs; an exported file is refused here
@@ -397,12 +364,13 @@ class _EvaluationRequest:
                 table = _of_shard(table, name, self.shard)
                 notes(f"the figures are those of the images in part {self.shard} alone")
             computation, outcomes = None, None
-            if self.cluster is not None and len(rows := tested_images(table, name, earlier)):
+            if self.compute.cluster is not None and len(rows := tested_images(table, name, earlier)):
                 assert out is not None
                 computation, outcomes = self._outcomes_of_cluster(out, rows)
             else:
                 images = table if name == "all" else table.of_split(name)
-                classifier = classifier.use(self.backend, self.precision, len(images), say=notes, device=self.device)
+                how = self.compute
+                classifier = classifier.use(how.backend, how.precision, len(images), say=notes, device=how.device)
                 if tta is not None and len(images):  # which is timed, and the first prediction takes longer
                     next(classifier.stream([images.file(0)]))
             evaluate_by = partial(
@@ -420,8 +388,8 @@ class _EvaluationRequest:
                 about = trust_figures(
                     *(classifier, outcome, seen),
                     is_of_run=is_of_run,
-                    coverage=self.coverage,
-                    accuracy=self.accuracy,
+                    coverage=self.promises.coverage,
+                    accuracy=self.promises.accuracy,
                 )
             else:
                 classifier = classifier.with_views(tta)
@@ -452,7 +420,7 @@ class _EvaluationRequest:
         with staged(out) as folder:
             folder.mkdir()
             start, schema = partial(self.on_worker, len(rows)), pyarrow.schema(kinds)
-            computation = write_by_ray(start, rows.paths, schema, folder, workers=self.workers, device=self.device)
+            computation = write_by_ray(start, rows.paths, schema, folder, self.compute)
             for batch in dataset(list(map(str, parquet_files(folder)))).to_batches():
                 for cell, error, output in zip(*batch.columns, strict=True):
                     path, i = path_of_cell[cell.as_py()], len(outcomes)
@@ -464,11 +432,11 @@ class _EvaluationRequest:
                     outcomes[path] = array[i]
         return computation, outcomes
 
-    def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Compute]:
+    def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
         """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
         classifier, table, _ = self.open(ignore)
-        way = computation or {"backend": self.backend, "precision": self.precision}
-        classifier = classifier.use(way["backend"], way["precision"], images, device=self.device)
+        way = computation or {"backend": self.compute.backend, "precision": self.compute.precision}
+        classifier = classifier.use(way["backend"], way["precision"], images, device=self.compute.device)
 
         def compute(paths: Iterable[str]) -> Iterator[Cells]:
             names = list(paths)

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import by_layer, method_names
-from vitkit.system.environment import DeviceName
 from vitkit.system.files import common_folder, path_below, without_place
 from vitkit.system.progress import Progress, Say, ignore, progress, silent
-from vitkit.text.arguments import check_arguments
+from vitkit.text.arguments import Only, check_arguments
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import (
     PREPROCESS,
     check_apart,
-    check_choice,
     check_outside,
     exclusive_out_folder,
     find_pictures,
@@ -33,6 +31,7 @@ from vitkit.verbs.inputs import (
     source_folders,
     source_names,
 )
+from vitkit.verbs.options import Compute
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ def explain(
     layer: Annotated[int | None, f"For {', '.join(by_layer())}: this layer; -1 is the last."] = None,
     anatomy: bool = False,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
-    device: DeviceName = "auto",
+    compute: Annotated[Compute, Only(("device",))] = Compute(),
     force: bool = False,
     note: Say = ignore,
     progress: Progress = silent,
@@ -193,7 +192,7 @@ def explain(
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
             preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
-        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        compute: the device to compute on.
         force: write to `out` even if it is not empty.
         note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
@@ -202,10 +201,6 @@ def explain(
         VitkitError: the model cannot be loaded or explained, there is no such class or layer, or `out` cannot be
             written to.
     """
-    if method is not None:
-        check_choice("--method", method, Method)
-    check_choice("--style", style, Style)
-    check_choice("--device", device, DeviceName)
     if anatomy and (method, style, target, layer) != (None, "overlay", "top", None):
         raise VitkitError(
             "--anatomy shows the model, not a prediction: leave out --method, --style, --target and --layer"
@@ -221,7 +216,7 @@ def explain(
         check_apart("--out", place, paths)
     result: Explanations | Anatomy
     with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
-        classifier = open_model(model, notes, device, preprocess)
+        classifier = open_model(model, notes, compute.device, preprocess)
         if paths:
             classifier.preprocess.check_known()
         if anatomy:

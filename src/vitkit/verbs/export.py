@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
-from vitkit.exporting.formats import DTYPES, FORMATS, TORCHSCRIPT, format_of, is_exported, wrong_suffix
+from vitkit.exporting.formats import DTYPES, FORMATS, format_of, is_exported, wrong_suffix
 from vitkit.exporting.packages import PACKAGES, package_of
 from vitkit.system.progress import Progress, Say, ignore, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import one_of
-from vitkit.verbs.inputs import PREPROCESS, check_choice, check_outside, load_noting, open_model, path_of
+from vitkit.verbs.inputs import PREPROCESS, check_outside, load_noting, open_model, path_of
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -157,8 +157,6 @@ def export(
         Refused: the outputs of the file differ from those of the model (`exporting.writing`), or the model has an
             operation that files may not contain. No file is left.
     """
-    check_choice("--precision", precision, Dtype)
-    check_choice("--layout", layout, LayoutName)
     place = Path(model) if isinstance(model, (str, Path)) else None
     pixels = None if image_size is None else _size_of(image_size)
     runtime, out = _destination(place, to, path_of(out))
@@ -216,10 +214,6 @@ def _size_of(size: str | int | tuple[int, int]) -> tuple[int, int]:
 
 def _destination(model: Path | None, to: Runtime | None, out: Path | None) -> tuple[Runtime, Path]:
     """Return the runtime, and the file to write."""
-    if to is not None:
-        if to not in FORMATS and str(to).lower() == "torchscript":
-            raise VitkitError(TORCHSCRIPT)
-        check_choice("--to", to, Runtime)
     if out is None:
         if to is None:
             names, ends = one_of(tuple(_SUFFIXES)), one_of(tuple(_SUFFIXES.values()))

@@ -2,8 +2,7 @@
 
 Models are opened by path, by name or from memory. Images are found in files, in folders and by patterns. Outputs are
 never written next to the photographs, are locked while they are written, and replace existing files only with `force`.
-Some arguments have a fixed set of choices. The command line checks these itself; `check_choice` and `split_choices`
-check them for callers from Python.
+`split_choices` splits lists of choices.
 
 `named_classes` reads names of classes from text or from a file. `open_named` opens a classifier of these classes, and
 `open_for_labels` also checks that the names are the classes of labelled images.
@@ -22,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from vitkit.data.file_names import why_ignored
 from vitkit.data.labels import refuse_encoding
@@ -31,7 +30,6 @@ from vitkit.data.sources import find_source, storage_at
 from vitkit.data.storage import Stored
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import is_exported
-from vitkit.inference.backends.registry import PRECISIONS, backend_names
 from vitkit.system.files import (
     address_of,
     check_here,
@@ -44,6 +42,7 @@ from vitkit.system.files import (
 from vitkit.system.progress import Say
 from vitkit.text.arguments import path_text
 from vitkit.text.cells import JOINT, listed, one_of, plural
+from vitkit.verbs.options import Names
 from vitkit.weights.formats import pixel_owners
 
 if TYPE_CHECKING:
@@ -52,11 +51,6 @@ if TYPE_CHECKING:
     from vitkit.data.table import ImageTable
     from vitkit.language.zero_shot import ImagesAndWords
     from vitkit.weights.preprocessing import PreprocessLike
-
-    BackendName: TypeAlias = str  # the choices are only known at run time
-    PrecisionName: TypeAlias = str
-else:
-    BackendName, PrecisionName = Literal[backend_names()], Literal[PRECISIONS]
 
 T = TypeVar("T")
 
@@ -226,7 +220,7 @@ def read_list(listed: str) -> Iterator[str]:
     Raises:
         VitkitError: the file cannot be read, is not a text file, or lists nothing.
     """
-    what, is_empty = f"--from-list {listed}", True
+    what, is_empty = f"@{listed}", True
     try:
         stream = _standard_input(what) if listed == "-" else io.BytesIO(read_bytes(listed))
         for number, data in enumerate(stream):
@@ -458,16 +452,6 @@ def of_shard(items: Sequence[T], shard: str | None) -> Sequence[T]:
     return items[len(items) * (number - 1) // count : len(items) * number // count]
 
 
-def check_choice(flag: str, value: object, literal: Any) -> None:
-    """Check that a value is one of the values of a Literal.
-
-    Raises:
-        VitkitError: the value is not one of them.
-    """
-    if value not in get_args(literal):
-        raise VitkitError(f"{flag} {value!r} is none of {', '.join(get_args(literal))}")
-
-
 def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -> list[str]:
     """Return the choices from a list, or from text with commas between them, without repetitions.
 
@@ -482,59 +466,45 @@ def split_choices(flag: str, names: str | Sequence[str], known: Sequence[str]) -
     return list(dict.fromkeys(parts))
 
 
-def callbacks_and_loggers(callbacks: Any, loggers: Any) -> dict[str, Any]:
-    """Return callbacks and loggers as keyword arguments of a training.
-
-    Raises:
-        VitkitError: one of them is not a list.
-    """
-    for name, value in (("callbacks", callbacks), ("loggers", loggers)):
-        if not isinstance(value, (list, tuple)):
-            raise VitkitError(f"{name} must be a list of objects, not {type(value).__name__}")
-    return {"callbacks": tuple(callbacks), "loggers": tuple(loggers)}
-
-
 # --- Names of classes, for models of images and text (CLIP and SigLIP) ----------------------------------------
 
 
 def open_named(
     model: str | Path | Classifier,
-    classes: str | Sequence[str] | None,
-    templates: Sequence[str],
+    names: Names,
     note: Say,
     preprocess: PreprocessLike | None = None,
 ) -> Classifier:
     """Open a classifier with the model's own classes, or make one for classes of which only the names are given.
 
     Args:
-        model: a model as for `open_model`; with `classes`, one that has a text encoder.
-        classes: names as for `named_classes`; None for the classes of the model.
-        templates: sentences with {} in place of the name; by default the published ones.
+        model: a model as for `open_model`; with names of classes, one that has a text encoder.
+        names: the names of the classes, and the sentences in which they are put.
         note: called with a line about each assumption, and with a line about how probabilities are computed.
         preprocess: the preprocessing to use; None for the one that the model specifies or that is assumed for it.
 
     Raises:
         VitkitError: the model cannot be loaded or has no text encoder, or `templates` are passed without `classes`.
     """
-    if classes is None:
-        if templates:
+    if names.classes is None:
+        if names.templates:
             raise VitkitError("--template requires classes by name: add --classes")
         return open_model(model, note, preprocess=preprocess)
-    classifier = open_images_and_words(model, note, preprocess).classifier(named_classes(classes), templates)
+    words = open_images_and_words(model, note, preprocess)
+    classifier = words.classifier(named_classes(names.classes), names.templates)
     _note_names(classifier, note)
     return classifier
 
 
 def open_for_labels(
     model: str | Path | Classifier,
-    classes: str | Sequence[str] | None,
-    templates: Sequence[str],
+    names: Names,
     note: Say,
     preprocess: PreprocessLike | None = None,
 ) -> Callable[[ImageTable], Classifier]:
     """Open a model for labelled images, and return a function that makes the classifier for a table of images.
 
-    If `classes` is None, the model's own classes are used. Otherwise, the model must have a text encoder, and `classes`
+    If there are no names, the model's own classes are used. Otherwise, the model must have a text encoder, and they
     must name exactly the classes of the images. If each image has one label, the probabilities are then a softmax over
     these classes, even for SigLIP.
 
@@ -542,16 +512,16 @@ def open_for_labels(
         VitkitError: the model cannot be loaded, or has no text encoder. The returned function raises this error if a
             named class has no image, or if a class of the images is not named.
     """
-    if classes is None:
-        opened = open_named(model, None, templates, note, preprocess)
+    if names.classes is None:
+        opened = open_named(model, names, note, preprocess)
         return lambda _table: opened
     from vitkit.language.zero_shot import spoken
 
     words = open_images_and_words(model, note, preprocess)
-    names = spoken([name.strip() for name in named_classes(classes)])
+    classes = spoken([name.strip() for name in named_classes(names.classes)])
 
     def named(table: ImageTable) -> Classifier:
-        classifier = words.classifier(names, templates, one=None if table.task.is_sigmoid else True)
+        classifier = words.classifier(classes, names.templates, one=None if table.task.is_sigmoid else True)
         present = [name for name, count in table.counts().items() if count]
         label_of = dict(zip(spoken(present), present, strict=True))
         unknown = [name for name in classifier.classes if name not in label_of]

@@ -40,7 +40,6 @@ from vitkit.inference.prediction import (
     tally_parquet,
     write_table,
 )
-from vitkit.system.environment import DeviceName
 from vitkit.system.files import address_of, exclusive, place_text
 from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
 from vitkit.text.arguments import Between, check_arguments
@@ -48,8 +47,7 @@ from vitkit.text.cells import JOINT, plural
 from vitkit.text.workbook import check_rows
 from vitkit.verbs.cluster import (
     Cells,
-    ClusterName,
-    Compute,
+    Rows,
     check_cluster,
     computed_on_cluster,
     parquet_folder,
@@ -58,10 +56,7 @@ from vitkit.verbs.cluster import (
 from vitkit.verbs.inputs import (
     PIPED,
     PREPROCESS,
-    BackendName,
-    PrecisionName,
     check_apart,
-    check_choice,
     check_out,
     check_suffix,
     exclusive_out_folder,
@@ -75,6 +70,7 @@ from vitkit.verbs.inputs import (
     source_folders,
     split_sources,
 )
+from vitkit.verbs.options import Compute, Names, Promises
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
@@ -199,28 +195,17 @@ def predict(
     model: str | Path | Classifier,
     sources: str | Sources = (),
     *,
-    from_list: str | None = None,
-    follow_links: bool = False,
     out: Path | str | None = None,
     pictures: Path | str | None = None,
     top: Annotated[int, Between(1)] = 1,
-    classes: str | Sequence[str] | None = None,
-    templates: Sequence[str] = (),
-    reject: float | None = None,
-    coverage: float | None = None,
-    accuracy: float | None = None,
-    unknown: float | None = None,
+    names: Names = Names(),
+    promises: Promises = Promises(),
     tta: str | None = None,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
-    backend: BackendName = "auto",
-    precision: PrecisionName = "auto",
-    batch_size: Annotated[int | None, Between(1)] = None,
-    device: DeviceName = "auto",
+    compute: Compute = Compute(),
     resume: bool = False,
     force: bool = False,
     shard: str | None = None,
-    cluster: ClusterName | None = None,
-    workers: Annotated[int | None, Between(1)] = None,
     say: Say = ignore,
     note: Say = ignore,
     progress: Progress = silent,
@@ -241,34 +226,20 @@ def predict(
     Args:
         model: a run or model folder, a checkpoint of any published layout, an exported file, or a published name. A
             classifier in memory is accepted, too.
-        sources: images, folders (including their sub-folders), or glob patterns; `-` is the bytes of one picture on
-            standard input. Pictures in memory are accepted, too: one or several PIL images, numpy arrays (height,
-            width, C) or torch tensors (C, height, width), either uint8 from 0 to 255 or floats from 0 to 1. An array or
-            tensor with four axes contains several pictures.
-        from_list: a file that lists the images instead of `sources`, with a path or an address (`https://`, `s3://`,
-            `hf://`) on each line. Empty lines are ignored, and spaces at the ends of a line belong to the path. `-` is
-            standard input; without `out`, each line is answered as soon as it arrives, or `batch_size` lines at a time.
-        follow_links: also search what links lead to outside of a folder.
-        out: write the rows to this .csv, .jsonl, .xlsx or .parquet file. The rows of the result are then read from this
+        sources: images, folders (including their sub-folders), or glob patterns; @FILE is a file that lists images, and
+            - is the bytes of one picture on standard input. In a list, each line is a path or an address (`https://`,
+            `s3://`, `hf://`); empty lines are ignored, and spaces at the ends of a line belong to the path. @- is a
+            list on standard input; without `out`, each line is answered as soon as it arrives, or `batch_size` lines at
+            a time. Pictures in memory are accepted, too: one or several PIL images, numpy arrays (height, width, C) or
+            torch tensors (C, height, width), either uint8 from 0 to 255 or floats from 0 to 1. An array or tensor with
+            four axes contains several pictures.
+        out: write rows to this .csv, .jsonl, .xlsx or .parquet file. The rows of the result are then read from this
             file. Excel workbooks, Parquet files and files at an address such as s3://bucket/rows.csv are written at the
             end, so they cannot be resumed.
         pictures: write each image with its prediction as a PNG file into this folder.
-        top: the number of classes to list for each image.
-        classes: the names of classes for a model of CLIP or SigLIP, such as 'daisy, rose', or a file that lists the
-            names. The model needs no training for these classes (see `vitkit.zero_shot`). A list is accepted, too. The
-            file is a .txt, .csv, .tsv or .json file.
-        templates: with `classes`, a sentence with {} in place of the class name; the vectors of several sentences are
-            averaged. By default the published sentences.
-        reject: withhold labels whose confidence is below this value from 0 to 1.
-        coverage: add a column `set` with a set of classes, which contains the true class for at least this fraction of
-            the images, such as 0.95. It requires enough validation images in the run. Some sets are empty if the
-            model is right more often than requested.
-        accuracy: withhold the labels of uncertain predictions, so that at least this fraction of the other labels is
-            right, such as 0.99. The threshold is chosen on the validation images of the run. The fraction is reached
-            with a probability of 95 %.
-        unknown: give the label ? to unfamiliar images: those whose value in the column familiar is at most this number,
-            such as 0.01. They look less familiar than nearly all validation images of the run. On average, at most this
-            fraction of the images of known classes also gets the label ?.
+        top: list this many classes for each image.
+        names: the classes of a model of CLIP or SigLIP; by default, those of the model.
+        promises: what is promised about labels, and which labels are withheld for it.
         tta: average the probabilities of several views of each image: `flip` (the image and its mirror image), `crops`
             (its centre and four corners), or `flip,crops` (all ten). The time grows in proportion to the number of
             views. `vitkit eval --tta` measures the gain. There is no column `familiar` with this option.
@@ -276,18 +247,11 @@ def predict(
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
             preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
-        backend: the library that runs the model; `auto` is the fastest installed one whose start-up time is worthwhile.
-        precision: `float32`, `bfloat16`, or `auto` for bfloat16 if the hardware can multiply bfloat16 numbers, else
-            float32; `float16` is for GPUs without bfloat16.
-        batch_size: the number of images in a batch; by default a value that suits the backend.
-        device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
+        compute: where and how the model computes. With `cluster`, the rows are written into a folder `out` of .parquet
+            files, in any order.
         resume: continue an interrupted `out`, or add rows for images that it lacks.
         force: overwrite `out` and `pictures`.
         shard: predict only one part of the images, such as 2/8: the second of eight runs of consecutive images.
-        cluster: divide the images among the machines of a Ray cluster (`ray`). The rows are then written into a folder
-            `out` of .parquet files, in any order.
-        workers: with `cluster`, the number of processes; by default one for each GPU, or one for each machine if there
-            are no GPUs.
         say: called with a line about the rows that `out` already contains.
         note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
@@ -300,39 +264,32 @@ def predict(
         OSError: a file cannot be written.
     """
     out, pictures = path_of(out), path_of(pictures)
-    check_cluster(cluster, workers, out, model)
-    names, held = split_sources(sources)
+    check_cluster(compute, out, model)
+    files, held = split_sources(sources)
+    listed = next((name[1:] for name in files if name.startswith("@")), None)
     request = _PredictCommand(
         model=model,
-        names=tuple(names),
+        files=tuple(files),
         held=tuple(held),
-        listed=from_list,
-        follow_links=follow_links,
-        lines=tuple(read_list("-")) if from_list == "-" and out is not None else None,
-        classes=classes if classes is None or isinstance(classes, str) else tuple(classes),
-        templates=tuple(templates),
+        listed=listed,
+        lines=tuple(read_list("-")) if listed == "-" and out is not None else None,
+        names=names,
+        promises=promises,
         preprocess=preprocess,
         tta=tta,
         top=top,
-        reject=reject,
-        coverage=coverage,
-        accuracy=accuracy,
-        unknown=unknown,
-        backend=backend,
-        precision=precision,
-        batch_size=batch_size,
-        device=device,
+        compute=compute,
     )
-    request.check(resume=resume, pictures=pictures, cluster=cluster)
-    notes, folders = Notes(note), source_folders(names)
-    if cluster is None:
+    request.check(resume=resume, pictures=pictures)
+    notes, folders = Notes(note), [] if listed is not None else source_folders(files)
+    if compute.cluster is None:
         _check_out(out, folders, resume=resume, force=force)
-    if from_list == "-" and out is None:
+    if listed == "-" and out is None:
         if shard is not None:
-            raise VitkitError("--from-list - is answered line by line, so --shard requires --out")
+            raise VitkitError("@- is answered line by line, so --shard requires --out")
         return _answer_lines(request, notes, writer)
-    if out is not None and from_list is not None and out.resolve() == Path(from_list).resolve():
-        raise VitkitError(f"--out {out} is the list of --from-list: choose another file")
+    if out is not None and listed is not None and out.resolve() == Path(listed).resolve():
+        raise VitkitError(f"--out {out} is the list of images: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
     if held and shard is not None:
         raise VitkitError("--shard requires files, and these are pictures in memory")
@@ -344,13 +301,13 @@ def predict(
         check_rows(len(paths))
     if suffix == ".parquet":
         check_parquet()
-    if cluster is not None:
+    if compute.cluster is not None:
         assert out is not None
         with parquet_folder(out, folders, force=force) as folder:
             _, columns = request.open(notes)  # which reports an error before Ray is started
             schema = parquet_schema(Csv(columns).names)
             start = partial(request.on_worker, len(paths))
-            computation = write_by_ray(start, paths, schema, folder, workers=workers, device=device)
+            computation = write_by_ray(start, paths, schema, folder, compute)
             tally = tally_parquet(folder)
         return _result(tally, computed_on_cluster(computation), out, notes, Csv(columns), is_whole=is_whole)
     may_exist = resume or force
@@ -371,7 +328,8 @@ def predict(
             if album is not None and stock.file is not None:
                 album.complete(row for _, row in read_rows(stock.file, form))
             # If rows cannot be written, closing ends the threads at once, not only when the exception is deleted.
-            with closing(classifier.predict(held or map(request.source, stock.missing), batch_size)) as predictions:
+            images = held or map(request.source, stock.missing)
+            with closing(classifier.predict(images, compute.batch_size)) as predictions:
                 answered = list[tuple[int, float]]() if columns.rules.sure is not None else None
                 rows = _answer(predictions, columns, album, write, stock.tally, len(paths), answered)
             if answered and (difference := _difference(classifier, answered)) is not None:
@@ -393,8 +351,8 @@ def _answer_lines(request: _PredictCommand, notes: Notes, writer: Writer | None)
     seen: set[str] = set()
     new = (line for line in lines if line not in seen and not seen.add(line))  # type: ignore[func-returns-value]
     with reporting_to(silent):
-        while group := list(islice(new, request.batch_size or 1)):
-            predictions = classifier.predict(map(request.source, group), request.batch_size)
+        while group := list(islice(new, request.compute.batch_size or 1)):
+            predictions = classifier.predict(map(request.source, group), request.compute.batch_size)
             rows += _answer(predictions, columns, None, write, tally, 0, answered)
     if answered and (difference := _difference(classifier, answered)) is not None:
         notes(difference)
@@ -423,55 +381,45 @@ class _PredictCommand:
     Most fields are arguments of `predict` under the same names. The others describe the images:
 
     Attributes:
-        names: the files, folders and patterns.
+        files: the files, folders and patterns.
         held: the pictures in memory.
         listed: the file that lists the images, or `-` for standard input; None if there is no list.
         lines: the images that standard input lists; None if `listed` is not `-`, or if they are answered one by one.
     """
 
     model: str | Path | Classifier
-    names: tuple[str, ...]
+    files: tuple[str, ...]
     held: tuple[Held, ...]
     listed: str | None
-    follow_links: bool
     lines: tuple[str, ...] | None
-    classes: str | tuple[str, ...] | None
-    templates: tuple[str, ...]
+    names: Names
+    promises: Promises
     preprocess: str | PreprocessLike | None
     tta: str | None
     top: int
-    reject: float | None
-    coverage: float | None
-    accuracy: float | None
-    unknown: float | None
-    backend: str
-    precision: str
-    batch_size: int | None
-    device: DeviceName
+    compute: Compute
 
-    def check(self, *, resume: bool, pictures: Path | None, cluster: str | None) -> None:
+    def check(self, *, resume: bool, pictures: Path | None) -> None:
         """Raise an error for arguments that are not allowed, before anything is opened."""
         if self.held and (resume or pictures is not None):
             flag = "--resume" if resume else "--pictures"
             raise VitkitError(f"{flag} requires files, and these are pictures in memory")
-        if cluster is not None and (self.held or resume or pictures is not None):
+        is_on_cluster = self.compute.cluster is not None
+        if is_on_cluster and (self.held or resume or pictures is not None):
             flag = "pictures in memory" if self.held else "--resume" if resume else "--pictures"
             raise VitkitError(f"--cluster cannot be combined with {flag}: leave out one of them")
-        if "-" in self.names and (len(self.names) > 1 or resume or pictures is not None or cluster is not None):
+        if "-" in self.files and (len(self.files) > 1 or resume or pictures is not None or is_on_cluster):
             raise VitkitError(
                 "- is one picture on standard input: pass it alone, without --resume, --pictures and --cluster"
             )
-        if self.listed is not None and (self.names or self.held):
-            raise VitkitError(f"--from-list {self.listed} lists the images: pass no other images, or leave it out")
-        if self.listed is None and not (self.names or self.held):
-            raise VitkitError("there is no image: pass files, folders or patterns, or --from-list FILE")
+        if self.listed is not None and len(self.files) > 1:
+            raise VitkitError(f"@{self.listed} lists the images: pass no other images, or leave it out")
+        if not (self.files or self.held):
+            raise VitkitError("there is no image: pass files, folders or patterns, or @FILE for a list")
         if self.listed is not None and pictures is not None:
             raise VitkitError(
-                "--pictures cannot be combined with --from-list: pass the files, folders or patterns themselves"
+                f"--pictures cannot be combined with @{self.listed}: pass the files, folders or patterns themselves"
             )
-        if self.reject is not None and not 0 <= self.reject <= 1:
-            raise VitkitError(f"--reject {self.reject} must be from 0 to 1")
-        check_choice("--device", self.device, DeviceName)
 
     def paths(self, note: Say) -> tuple[list[str], bool]:
         """Return the names of the images without repetitions, and whether all folders could be read."""
@@ -479,31 +427,28 @@ class _PredictCommand:
             return [picture.name for picture in self.held], True
         if self.listed is not None:
             return list(dict.fromkeys(read_list(self.listed) if self.lines is None else self.lines)), True
-        if self.names == ("-",):
+        if self.files == ("-",):
             return [PIPED], True
-        paths, is_whole = find_pictures(self.names, note, follow_links=self.follow_links)
+        paths, is_whole = find_pictures(self.files, note)
         return list(dict.fromkeys(paths)), is_whole
 
     def source(self, path: str) -> str | Stored:
         """Return the source of an image: a path, standard input, or a remote file that was listed by its address."""
-        if self.names == ("-",):
+        if self.files == ("-",):
             return piped_picture()
         return path if self.listed is None else listed_source(path)
 
     def open(self, note: Say) -> tuple[Classifier, Columns]:
         """Open the model, and return it with the columns of its rows."""
-        classifier = open_named(self.model, self.classes, self.templates, note, preprocess=self.preprocess)
+        classifier = open_named(self.model, self.names, note, preprocess=self.preprocess)
         classifier.preprocess.check_known()
         classifier = classifier if self.tta is None else classifier.with_views(self.tta)
-        rules = classifier.rules(
-            coverage=self.coverage,
-            accuracy=self.accuracy,
-            unknown=self.unknown,
-        )
+        promises = self.promises
+        rules = classifier.rules(coverage=promises.coverage, accuracy=promises.accuracy, unknown=promises.unknown)
         for line in rules.notes():
             note(line)
         top, is_multi = min(self.top, len(classifier.classes)), classifier.task == "multi"
-        return classifier, Columns(top, self.reject, is_multi, rules, classifier.unknown is not None)
+        return classifier, Columns(top, promises.reject, is_multi, rules, classifier.unknown is not None)
 
     def prepared(self, classifier: Classifier, images: int, note: Say, stock: Stock | None = None) -> Classifier:
         """Return the classifier with the requested backend, precision and device.
@@ -513,11 +458,11 @@ class _PredictCommand:
         """
         from vitkit.classifier import computed_in_words
 
-        use = partial(classifier.use, images=images, say=note, device=self.device)
+        use = partial(classifier.use, images=images, say=note, device=self.compute.device)
         if stock is None or stock.computation is None:
-            return use(self.backend, self.precision)
+            return use(self.compute.backend, self.compute.precision)
         earlier = computed_in_words(stock.computation)
-        if self.backend == self.precision == "auto":
+        if self.compute.backend == self.compute.precision == "auto":
             try:
                 kept: dict[str, Any] = {name: value or "auto" for name, value in stock.computation.items()}
                 prepared = use(**kept)
@@ -527,23 +472,24 @@ class _PredictCommand:
                     "choose another way with --backend, or start again with --force"
                 ) from error
         else:
-            prepared = use(self.backend, self.precision)
+            prepared = use(self.compute.backend, self.compute.precision)
         if stock.missing and (now := computed_in_words(prepared.computation)) != earlier:
             rows = plural(stock.tally.images, "row was", "rows were")
             note(f"{rows} computed by {earlier}, and the others are computed by {now}: numbers may differ slightly")
         return prepared
 
-    def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Compute]:
+    def on_worker(self, images: int, computation: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], Rows]:
         """Open the model in a process of a cluster, see `cluster.write_by_ray`."""
         request = self
         if computation is not None:
-            request = replace(self, backend=computation["backend"], precision=computation["precision"])
+            way = self.compute.replace(backend=computation["backend"], precision=computation["precision"])
+            request = replace(self, compute=way)
         classifier, columns = request.open(ignore)
         classifier = request.prepared(classifier, images, ignore)
         names = Csv(columns).names
 
         def compute(paths: Iterable[str]) -> Iterator[Cells]:
-            for prediction in classifier.predict(map(self.source, paths), self.batch_size):
+            for prediction in classifier.predict(map(self.source, paths), self.compute.batch_size):
                 yield list(map(columns.row(prediction).cells().get, names))
 
         return classifier.computation, compute

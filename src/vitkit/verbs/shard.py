@@ -13,7 +13,7 @@ from vitkit.system.files import address_of, place_text
 from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments, path_text
 from vitkit.text.cells import plural
-from vitkit.verbs.inputs import check_choice, check_outside, path_of
+from vitkit.verbs.inputs import check_outside, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def shard(
         import vitkit
 
         sharding = vitkit.shard("PHOTOS", "photos-shards")
-        vitkit.train(sharding.folder, model="vit_micro_patch4_16", weights="none", epochs=1)
+        vitkit.train(sharding.folder, vitkit.Recipe(model="vit_micro_patch4_16", weights="none", epochs=1))
 
     On the command line: `vitkit shard flowers flowers-shards`.
 
@@ -125,7 +125,6 @@ def shard(
             address is read-only.
         OSError: a shard cannot be written.
     """
-    check_choice("--layout", layout, LayoutName)
     from vitkit.data.corrections import read_corrected
     from vitkit.data.doctor.examine import check_files
     from vitkit.data.shard_writer import write_shards

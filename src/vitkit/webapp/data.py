@@ -87,7 +87,7 @@ class Suggestions:
         sources = list(files) if len(files) <= _FILES else [str(self.workspace.photographs)]
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "suggestions.csv"
-            run_vitkit(["predict", str(self.workspace.run_folder(run)), *sources, "--out", str(out)])
+            run_vitkit(["predict", str(self.workspace.run_folder(run)), *sources], out)
             with out.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
                 rows = [{name: restored(cell or "") for name, cell in row.items()} for row in csv.DictReader(text)]
         return {

@@ -211,9 +211,7 @@ class Likeness:
         if eyes == COLOURS:
             _write_colours(table, out)
             return out
-        folder = str(self.workspace.photographs)
-        arguments = ["embed", eyes.source, folder, "--out", str(out), "--force"]
-        run_vitkit(arguments)
+        run_vitkit(["embed", eyes.source, str(self.workspace.photographs), "--force"], out)
         return out
 
 
@@ -258,16 +256,16 @@ def _colours_of(picture: Image.Image) -> Floats:
     return np.concatenate([colours, np.concatenate(edges)]).astype(np.float32)
 
 
-def run_vitkit(arguments: list[str]) -> None:
-    """Run a vitkit command in another process, and report its progress.
+def run_vitkit(arguments: list[str], out: Path) -> None:
+    """Run a vitkit command that writes the new file `out` in another process, and report its progress.
 
-    If this function is interrupted, it stops the process.
+    If this function is interrupted, it stops the process. Images that cannot be read are no failure.
 
     Raises:
         VitkitError: the command failed; the message is the error message of the command.
     """
     process = subprocess.Popen(  # noqa: S603  # vitkit's own command, and what was offered
-        python("vitkit", *arguments),
+        python("vitkit", *arguments, "--out", str(out)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -282,7 +280,7 @@ def run_vitkit(arguments: list[str]) -> None:
                 receiver()(match["what"], int(match["done"]), int(match["total"]) if match["total"] else None)
             elif line.startswith("error: "):
                 said = line.removeprefix("error: ").strip()
-        if process.wait() != 0:
+        if process.wait() not in (0, 1) or not out.is_file():  # 1: some images cannot be read, as their rows say
             raise VitkitError(said or f"vitkit {arguments[0]} ended with {process.returncode}")
     finally:
         if process.poll() is None:

@@ -144,7 +144,7 @@ class StoredPredictions:
         item = Answers(max(numbers, default=0) + 1, run, str(folder), title, time.time())
         out = self.folder / f"{item.number:06}.csv"
         source = str(self.workspace.run_folder(run))
-        run_vitkit(["predict", source, str(folder), "--top", str(_TOP), "--out", str(out)])
+        run_vitkit(["predict", source, str(folder), "--top", str(_TOP)], out)
         self.keep(item)
         return item.number
 

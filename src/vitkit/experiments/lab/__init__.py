@@ -158,7 +158,7 @@ class LabResult(Result):
 
         import vitkit
 
-        result = vitkit.lab("head", "digits", epochs=1, max_images=100, seeds=2)
+        result = vitkit.lab("head", "digits", vitkit.Recipe(epochs=1, max_images=100), seeds=2)
         print(result.headings, result.cells, result.remarks)
 
     Attributes:

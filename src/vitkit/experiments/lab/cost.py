@@ -12,7 +12,7 @@ from vitkit.experiments.comparison_request import names_of
 from vitkit.experiments.lab import Costs, LabResult
 from vitkit.model import Model, NetworkConfig, VisionTransformer, config_for, split_network
 from vitkit.profiling import UTILISATION, core_days, describe, interleave, random_model
-from vitkit.training import PaperTraining, paper_training
+from vitkit.training import PaperTraining, Recipe, paper_training
 
 BATCH, ROUNDS = 16, 5
 _TIMES = (1, 2)  # of the images' side
@@ -93,7 +93,7 @@ def foresee_costs(experiment: Costs) -> LabResult:
         entry: dict[str, Any] = {"name": name, "paper_core_days": paper_days, "paper_accuracy": accuracy}
         cells = ["-"] * 4
         if recipe is not None:
-            training = paper_training(recipe)
+            training = paper_training(Recipe.load(recipe))
             parameters, steps = describe(training.config).parameters, training.steps
             flops = training_flops(training)
             days = core_days(flops)

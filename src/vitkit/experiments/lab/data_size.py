@@ -23,7 +23,7 @@ from vitkit.errors import VitkitError
 from vitkit.evaluation import images_in_words
 from vitkit.experiments.comparison_figures import Judged, JudgedFamily, families_of, pairs_of, read_judged
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan
-from vitkit.experiments.comparison_request import names_of
+from vitkit.experiments.comparison_request import PLANNED, names_of
 from vitkit.experiments.judging import after_training, hash_of_images
 from vitkit.experiments.lab import TUNING, AblationVariant, LabResult, PretrainingSizes
 from vitkit.experiments.lab.ablations import draw, fit_on
@@ -32,7 +32,7 @@ from vitkit.model import config_for, is_network_name
 from vitkit.profiling import UTILISATION, core_days, describe
 from vitkit.system import SPLIT, receiver, without_place
 from vitkit.text import plural
-from vitkit.training import SplitImages, Start, resolve, without_fields_of_vits
+from vitkit.training import Recipe, SplitImages, Start, resolve, without_fields_of_vits
 
 SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
 SHOTS = 5  # images of each class, as in Figure 4
@@ -112,10 +112,11 @@ def plan_sizes(
         receiver()("checking the models", place, len(names))
         sized = {"image_size": side} if is_network_name(name) and side and not base.get("image_size") else {}
         requested = {**base, **sized, "model": name, "weights": "none", "split_seed": base.get("split_seed", seed)}
-        shared, left_out = without_fields_of_vits(requested)
+        asked, left_out = without_fields_of_vits(Recipe.of(requested, PLANNED))
+        shared = asked.set_fields()
         notes += [f"{name}: {reason}" for reason in left_out]
         try:
-            starts = [resolve({**shared, "data": data}) for data in (transfer.upstream, transfer.downstream)]
+            starts = [resolve(asked.complete({"data": data})) for data in (transfer.upstream, transfer.downstream)]
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
         first = first or (starts[0], starts[1])
@@ -132,7 +133,7 @@ def plan_sizes(
                 folder = f"runs/{place + 1}-{plain}-{count}-seed{run_seed}"
                 weights = {"data": transfer.downstream, "weights": f"{here}/{folder}-pretrained"}
                 tuned = fields_of(shared, AblationVariant(name, {**TUNING, **weights}, times=_LESS))
-                tuned, _ = without_fields_of_vits(tuned)
+                tuned = without_fields_of_vits(Recipe.of(tuned, PLANNED))[0].set_fields()
                 before = ComparisonJob(
                     f"{name}{_PRETRAINING}",
                     run_seed,
@@ -367,7 +368,7 @@ def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
     rows: list[tuple[str, ...]] = []
     models: list[dict[str, Any]] = []
     for name in _PAPER_RECIPES:
-        training = paper_training(name)
+        training = paper_training(Recipe.load(name))
         info, flops, steps = describe(training.config), training_flops(training), training.steps
         seen = training.corpus.images * training.recipe.epochs
         days = core_days(flops)

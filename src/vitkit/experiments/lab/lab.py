@@ -13,11 +13,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.experiments.comparison_request import NOT_COMPARED, ExperimentFolder, refuse_not_compared
+from vitkit.experiments.comparison_request import PLANNED, ExperimentFolder, fields_of_request, recipe_of
 from vitkit.experiments.lab import (
     LAB,
     PAGE,
@@ -37,8 +37,8 @@ from vitkit.experiments.lab.ablations import EXPERIMENTS, names
 from vitkit.model import ViTConfig, config_for, is_network_name, suggest
 from vitkit.system import Progress, Say, receiver, silent, without_place, write_json
 from vitkit.text import Between, check_arguments
-from vitkit.training import ComparedFields, Recipe, add_recipe_fields, build, bundled_recipe, request_of, unfold
-from vitkit.verbs import Result, check_choice
+from vitkit.training import Recipe, bundled_name, naming, requested, to_table, unfold
+from vitkit.verbs import Result
 
 Preset = Literal["small", "paper"]
 EPOCHS = 15
@@ -54,11 +54,10 @@ def base_fields(
 
     The preset `paper` uses the published recipe of the ablation.
     """
-    unfolded = unfold(fields)
     if preset == "paper":
-        return request_of({**unfolded, "data": data}, published_recipe(ablation)).fields
-    model = {} if bundled_recipe({"data": data}) is not None else {"model": _MODEL}
-    return request_of({**model, **_SMALL, **unfolded, "data": data}).fields
+        return requested(recipe_of(published_recipe(ablation), fields), data).set_fields()
+    model = {} if bundled_name(data) is not None else {"model": _MODEL}
+    return requested(Recipe.of({**model, **_SMALL, **fields}), data).set_fields()
 
 
 def published_recipe(ablation: Experiment) -> str:
@@ -161,6 +160,7 @@ def lab(
         ExperimentName | None, f"The experiment: {', '.join(names())}; without a name, they are listed."
     ] = None,
     data: str | Path | None = None,
+    recipe: str | Path | Recipe | None = None,
     *,
     model: str | Path | None = None,
     upstream: str | Path | None = None,
@@ -170,21 +170,22 @@ def lab(
     resume: bool = False,
     say: Say = print,
     progress: Progress = silent,
-    **fields: Unpack[ComparedFields],
 ) -> LabResult | LabList:
     """Repeat an experiment of the paper: train its variants in the same way and compare them, or measure a model.
 
         import vitkit
 
         print(vitkit.lab())
-        found = vitkit.lab("head", epochs=1, max_images=100, seeds=2)
+        found = vitkit.lab("head", recipe=vitkit.Recipe(epochs=1, max_images=100), seeds=2)
         print(found.rows())
 
-    On the command line: `vitkit lab position --epochs 5`.
+    On the command line: `vitkit lab position --set epochs=5`.
 
     Args:
         name: the name of the experiment; None returns a list of all experiments.
         data: folder of class folders, or a name; by default digits.
+        recipe: TOML file with fields that all variants share. A `vitkit.Recipe` is accepted, too. Fields that the
+            experiment varies are refused.
         model: for an ablation, the model whose variants are compared; for a measurement, the model to measure:
             a run or model folder, a checkpoint, or a published name. For `data-size` and `cost`, several models,
             separated by commas; by default a ViT, a hybrid and a ResNet.
@@ -197,8 +198,6 @@ def lab(
         resume: continue the experiment in `out` with its original arguments.
         say: called with each line of output.
         progress: called with the current task, the number of finished items and their total.
-        fields: the fields of the recipe that all variants share, see below. Fields that the experiment varies are
-            refused.
 
     Raises:
         VitkitError: there is no such experiment, it does not support these images or this model, or `out` is in use or
@@ -206,8 +205,9 @@ def lab(
         Interrupted: a signal stopped the experiment; `resume` continues it.
         OSError: the folder cannot be written.
     """
-    check_choice("--preset", preset, Preset)
-    refuse_not_compared(fields, "an experiment")
+    source, fields = fields_of_request(recipe, "an experiment")
+    if source is not None:
+        fields = Recipe.load(source).set_fields() | fields
     if resume:
         if name is not None or data is not None or model is not None or upstream is not None or fields:
             raise VitkitError("--resume uses the arguments of --out: leave out all other arguments")
@@ -277,7 +277,7 @@ def _transfer(
         return foresee_sizes(experiment)
     source = str(data or DATA)
     base = base_fields(experiment, source, preset, shared)
-    side = _SIDES[bundled_recipe({"data": source}) is not None]
+    side = _SIDES[bundled_name(source) is not None]
     names = str(models or f"vit_micro_patch4_{side},vit_micro_r_s4_{side},{RESNET}")
     with ExitStack() as hold:
         folder = PLACE.reserve(out, hold) if out is not None else _next(experiment, hold)
@@ -429,19 +429,13 @@ def _command(experiment: Experiment, data: str | None, options: Mapping[str, Any
     """Return the command that repeats the experiment."""
     words = ["vitkit", "lab", experiment.name, *([] if data is None else ["--data", without_place(data)])]
     usual = {"preset": "small", "seeds": 3, "seed": 0}
-    for name, value in options.items():
-        if name == "model_fields":
-            from vitkit.training import to_table
-
-            words += [f"--set model.{key}={part}" for key, part in to_table(None, value).items()]
-        elif value != usual.get(name):
-            parts = value if isinstance(value, tuple) else (value,)
-            words.append(f"--{name.replace('_', '-')}")
-            words += [without_place(part) if isinstance(part, str) else str(part) for part in parts]
+    fields = {name: value for name, value in options.items() if name != "model_fields" and value != usual.get(name)}
+    changes = to_table(None, options.get("model_fields") or {})
+    for name, value in (fields | {f"model.{name}": value for name, value in changes.items()}).items():
+        parts = value if isinstance(value, (list, tuple)) else (value,)
+        text = ",".join(without_place(part) if isinstance(part, str) else str(part).lower() for part in parts)
+        words.append(f"--{name} {text}" if name in ("model", "upstream", "preset", "seeds") else f"--set {name}={text}")
     return " ".join(words)
-
-
-add_recipe_fields(lab, NOT_COMPARED)
 
 
 HERE = "{folder}"  # placeholder for the experiment's folder, which may be moved
@@ -467,24 +461,25 @@ def plan_ablation(
     for place, variant in enumerate(variants):
         receiver()("checking the variants", place, len(variants))
         fields = {**variant_fields(base, shared, variant), "split_seed": base.get("split_seed", seed)}
-        fields, left_out = without_fields_of_vits(fields)
+        chosen = {name: fields[name] for name in shared if name in fields}
+        asked, left_out = without_fields_of_vits(Recipe.of(fields, PLANNED).replace(**chosen))
+        fields = asked.set_fields()
         notes += [f"{variant.label}: {reason}" for reason in left_out]
         try:
             if variant.after is None and not variant.pretraining:
-                start = resolve(fields)
+                start = resolve(asked)
                 (split_images,) = start.parts
                 entries.append((variant.label, split_images))
                 judged_by = judged_by or hash_of_images(split_images, held_out_split(split_images.images.table))
                 images, config = split_images.images.table.splits.count("train"), start.config
                 images, classes = min(images, start.recipe.max_images or images), config.num_classes
-                check_effects(start.recipe, fields, named=shared.keys() & fields.keys())
-                idle = without_effect(start.recipe, fields)  # such as epochs, if a head is fitted in closed form
+                check_effects(start.recipe, asked)
+                idle = without_effect(start.recipe, asked)  # such as epochs, if a head is fitted in closed form
                 fields = {name: value for name, value in fields.items() if name not in idle}
                 fields |= {"method": start.recipe.method}
                 notes += [*start.table.unmatched, *start.table.corrections]
                 notes += [f"{variant.label}: {reason}" for reason in start.reasons]
             else:
-                build(fields)
                 config = base_config(fields).replace(num_classes=classes)
         except VitkitError as error:
             raise VitkitError(f"{variant.label}: {error}") from error
@@ -611,7 +606,8 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     base = base_fields(ablation, corpus.title, "paper", fields)
     variants, rows = [], []
     for variant in ablation.variants(base_config(base)):
-        recipe = build(without_fields_of_vits(variant_fields(base, fields, variant))[0], variant.label)
+        with naming(variant.label):
+            recipe, _ = without_fields_of_vits(Recipe.of(variant_fields(base, fields, variant)))
         config = config_of(recipe, corpus.classes)
         info, seen, steps = describe(config), corpus.images * recipe.epochs, steps_of(recipe, corpus.images)
         tokens = 0

@@ -7,13 +7,12 @@ not import torch. Open `pretrain.py` first: it carries out a pre-training from r
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from vitkit.errors import VitkitError
-from vitkit.text.arguments import Between, hints_of, settle_types
-from vitkit.training.recipe import SharedFields
+from vitkit.text.arguments import Between, Options, hints_of
+from vitkit.training.recipe import Labels, Method, Targets
 
 Target = Literal["auto", "normalised", "pixels", "colour", "colour-4x4"]
 
@@ -51,34 +50,35 @@ OBJECTIVES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretraining:
-    """The options of a pre-training. If an option is None, the default of the objective is used."""
+class Pretraining(Options):
+    """What a pre-training without labels learns. If an option is None, the default of the objective is used.
 
-    objective: Annotated[
-        Literal["mae", "masked-patch"],
-        "mae: the encoder sees a quarter of the patches, and a light decoder predicts the rest (arXiv 2111.06377); "
-        "masked-patch: half of the patches are corrupted, and their colours are predicted (the ViT paper, B.1.2).",
-    ] = "mae"
-    mask: Annotated[
-        float | None, "The part of the patches to hide; by default 0.75 (mae) or 0.5 (masked-patch).", Between(0, 1)
-    ] = None
-    target: Annotated[
-        Target,
-        "What to predict for a hidden patch: its pixels with mean 0 and deviation 1 (normalised; auto for mae), its "
-        "pixels, its mean colour, one of 512 (colour; auto for masked-patch), or the mean colours of 4 x 4 cells.",
-    ] = "auto"
-    decoder_layers: Annotated[
-        int | None, "Layers of mae's decoder; by default two thirds of the encoder's, at most 8.", Between(1, 1000)
-    ] = None
-    decoder_width: Annotated[
-        int | None, "Width of mae's decoder; by default two thirds of the encoder's, at most 512.", Between(32, 1e5)
-    ] = None
-    unlabelled: Annotated[
-        bool, "Use every image below the folder, regardless of its folders; none is held out for testing."
-    ] = False
+    It is the argument `pretraining` of `vitkit.pretrain`.
+
+        >>> import vitkit
+        >>> vitkit.Pretraining(objective="masked-patch").resolved().mask
+        0.5
+    """
+
+    objective: Literal["mae", "masked-patch"] = "mae"
+    """mae: the encoder sees a quarter of the patches, and a light decoder predicts the rest (arXiv 2111.06377);
+    masked-patch: half of the patches are corrupted, and their colours are predicted (the ViT paper, B.1.2).
+    """
+    mask: Annotated[float | None, Between(0, 1)] = None
+    """The part of the patches to hide; by default 0.75 (mae) or 0.5 (masked-patch)."""
+    target: Target = "auto"
+    """What to predict for a hidden patch: its pixels with mean 0 and deviation 1 (normalised; auto for mae), its
+    pixels, its mean colour, one of 512 (colour; auto for masked-patch), or the mean colours of 4 x 4 cells.
+    """
+    decoder_layers: Annotated[int | None, Between(1, 1000)] = None
+    """Layers of mae's decoder; by default two thirds of the encoder's, at most 8."""
+    decoder_width: Annotated[int | None, Between(32, 100000.0)] = None
+    """Width of mae's decoder; by default two thirds of the encoder's, at most 512."""
+    unlabelled: bool = False
+    """Use every image below the folder, regardless of its folders; none is held out for testing."""
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        super().__post_init__()
         defaults = OBJECTIVES[self.objective]
         if self.target not in ("auto", *defaults.targets):
             raise VitkitError(
@@ -101,38 +101,17 @@ class Pretraining:
         """
         defaults = OBJECTIVES[self.objective]
         target = defaults.targets[0] if self.target == "auto" else self.target
-        return dataclasses.replace(self, mask=defaults.mask if self.mask is None else self.mask, target=target)
+        return self.replace(mask=defaults.mask if self.mask is None else self.mask, target=target)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not None."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {name: value for name, value in super().to_dict().items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherDefaults:
-    """Fields of a recipe that have other defaults in a pre-training than in a training with labels."""
-
-    weights: Annotated[str, "Where to start: none, a model folder, a checkpoint, or a published name."] = "none"
-    beta2: Annotated[float | None, "Second beta of adam and adamw; by default 0.95 (mae) or 0.999 (masked-patch)."] = (
-        None
-    )
+OF_LABELS = tuple(name for group in (Labels, Method, Targets) for name in hints_of(group))  # fields of a recipe
 
 
 def split_fields(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split fields into two mappings: the fields of `Pretraining`, and all others, which are fields of a recipe."""
     options = {name: value for name, value in fields.items() if name in hints_of(Pretraining)}
     return options, {name: value for name, value in fields.items() if name not in options}
-
-
-class PretrainingFields(SharedFields, total=False):
-    """The keyword arguments of `vitkit.pretrain`, with their types."""
-
-    model: str | None
-    devices: int | None
-    nodes: int | None
-    objective: Literal["mae", "masked-patch"]
-    mask: float | None
-    target: Target
-    decoder_layers: int | None
-    decoder_width: int | None
-    unlabelled: bool

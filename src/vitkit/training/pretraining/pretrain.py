@@ -55,7 +55,7 @@ from vitkit.training.defaults import check_effects, weights_of
 from vitkit.training.distributed import ALONE, ProcessGroup, check_team, describe_team
 from vitkit.training.fine_tune import begin, data_of, run_training
 from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
-from vitkit.training.pretraining import OBJECTIVES, Pretraining, split_fields
+from vitkit.training.pretraining import OBJECTIVES, OF_LABELS, Pretraining
 from vitkit.training.pretraining.objectives import (
     MaskedAutoencoding,
     MaskedPatchPrediction,
@@ -63,8 +63,8 @@ from vitkit.training.pretraining.objectives import (
     patchify,
     unpatchify,
 )
-from vitkit.training.recipe import OF_LABELS, Recipe, build, name_of, overlay, unfold, without_places
-from vitkit.training.request import load_of_run
+from vitkit.training.recipe import Recipe, name_of, without_places
+from vitkit.training.request import NONE, Hooks, load_of_run
 from vitkit.training.run import Prepared, Work, drive, drive_again, tell, write_start
 from vitkit.training.run_folder import (
     Observers,
@@ -318,22 +318,22 @@ _UNLABELLED_SPLIT = (0.95, 0.05, 0.0)  # nothing is tested
 
 
 def pretrain(
-    fields: dict[str, Any],
+    asked: Recipe,
     out: str | Path | None = None,
     *,
+    choices: Pretraining = Pretraining(),
     force: bool = False,
-    callbacks: Sequence[Any] = (),
-    loggers: Sequence[Any] = (),
+    hooks: Hooks = NONE,
     say: Say = print,
 ) -> Path:
     """Pre-train an encoder, and return its run folder.
 
     Args:
-        fields: fields of `Pretraining` and of a recipe, except fields about labels; `data` is required.
+        asked: the requested recipe, without fields about labels; `data` is required.
         out: the run folder; by default the next free `runs/NAME-OBJECTIVE-N`.
+        choices: what is learned.
         force: overwrite the run in `out`.
-        callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
+        hooks: callbacks and loggers of the caller.
         say: called with each line of the run's log.
 
     Raises:
@@ -341,8 +341,9 @@ def pretrain(
         Interrupted: a signal stopped the run. The folder contains the best model so far.
         OSError: the folder cannot be written.
     """
-    choices, recipe = resolve_fields(fields)
-    observers = Observers(say, tuple(callbacks), tuple(loggers))
+    fields = {**choices.set_fields(), **asked.set_fields()}
+    choices, recipe = resolve_pretraining(asked, choices)
+    observers = Observers(say, hooks)
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         return _prepare(choices, recipe, fields, out, force, team, observers, hold)
@@ -350,24 +351,23 @@ def pretrain(
     return drive(recipe, observers, prepare, _work_on(choices), resume_command)
 
 
-def resolve_fields(fields: dict[str, Any]) -> tuple[Pretraining, Recipe]:
+def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretraining, Recipe]:
     """Return the options and the recipe of a pre-training, with the objective's defaults for unset fields.
 
     Raises:
-        VitkitError: a field is unknown, out of range, or about labels; or there is no data.
+        VitkitError: a field is about labels or has no effect, or there is no data.
     """
-    options, rest = split_fields(unfold(fields))
-    if rest.get("data") is None:
+    if asked.data is None:
         raise VitkitError("no data: pass a folder of images, or the name of a data set such as digits")
-    if of_labels := [name for name in OF_LABELS if name in rest]:
+    if of_labels := [name for name in OF_LABELS if name in asked.given]:
         raise VitkitError(f"{of_labels[0]} concerns labels, and pre-training does not use them: leave it out")
-    choices = Pretraining(**options).resolved()
-    weights = rest.get("weights", "none")
-    if weights == "none" and rest.get("model") is None:
-        rest["model"] = _DEFAULT_MODEL
+    choices = choices.resolved()
+    weights = asked.weights if "weights" in asked.given else "none"
+    if weights == "none" and asked.model is None:
+        asked = asked.replace(model=_DEFAULT_MODEL)
     fixed = {"weights": weights, "method": "scratch" if weights == "none" else "full", "balance": "none"}
-    recipe = build({**overlay(OBJECTIVES[choices.objective].recipe, rest), **fixed}, None)
-    check_effects(recipe, rest, named=rest)
+    recipe = Recipe(**OBJECTIVES[choices.objective].recipe).updated(asked).replace(**fixed)
+    check_effects(recipe, asked)
     return choices, recipe
 
 
@@ -448,8 +448,7 @@ def resume_pretraining(
     folder: str | Path,
     data_root: Path | None = None,
     *,
-    callbacks: Sequence[Any] = (),
-    loggers: Sequence[Any] = (),
+    hooks: Hooks = NONE,
     say: Say = print,
 ) -> Path:
     """Continue an interrupted pre-training. The final weights are the same as without the interruption.
@@ -457,8 +456,7 @@ def resume_pretraining(
     Args:
         folder: the run folder.
         data_root: the folder that now contains the images; None if they have not moved.
-        callbacks: objects with some of `loop.HOOKS`.
-        loggers: objects such as `loggers.Logger`, in addition to the recipe's.
+        hooks: callbacks and loggers of the caller.
         say: called with each line of the run's log.
 
     Raises:
@@ -467,7 +465,7 @@ def resume_pretraining(
     folder = Path(folder)
     choices = choices_of_run(folder)
     recipe = load_of_run(folder / RECIPE)
-    observers = Observers(say, tuple(callbacks), tuple(loggers))
+    observers = Observers(say, hooks)
     return drive_again(folder, recipe, observers, _work_on(choices), resume_command, data_root)
 
 
