@@ -516,7 +516,6 @@ def files_page() -> Page:
             "digits",
             vitkit.Recipe(model=model, weights="none", epochs=1, max_images=200),
             out=out,
-            say=silent,
             progress=silent,
         )
         vitkit.evaluate(run.folder, progress=silent)

@@ -95,9 +95,7 @@ def train(
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(table.root.resolve() / table.paths[i])
     fields: dict[str, Any] = {} if arm == "auto" else {"method": arm}
-    return vitkit.train(
-        data, vitkit.Recipe(weights=str(weights), seed=seed, **fields), out=out, force=True, say=lambda _: None
-    )
+    return vitkit.train(data, vitkit.Recipe(weights=str(weights), seed=seed, **fields), out=out, force=True)
 
 
 def accuracy_of(run: Path, table: ImageTable, tested: Sequence[int]) -> float:

@@ -52,7 +52,6 @@ from vitkit.data.decode import decode
 from vitkit.inference import model_on_gpu, prepare
 from vitkit.model import config_for
 from vitkit.profiling import Ceiling, Contender, Timing, compare, interleave, random_model, stopwatch_for
-from vitkit.system.progress import ignore
 from vitkit.training import parse_duration, read_metrics
 
 Row = dict[str, Any]
@@ -295,7 +294,6 @@ def loop(bench: Bench) -> None:
                 hooks=vitkit.Hooks(callbacks=[pace]),
                 out=out,
                 force=True,
-                say=ignore,
             )
             rows = read_metrics(out / "metrics.csv")
             bench.write(

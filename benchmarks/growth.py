@@ -344,7 +344,7 @@ def starting(photos: str, out: str, model: str) -> None:
     with memory:
         before = cpu()
         with contextlib.suppress(Begun), reporting_to(progress):
-            run.train(recipe, out, say=lambda _: None)
+            run.train(recipe, out)
         told = {"cpu": cpu() - before}
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -403,7 +403,7 @@ def training(photos: str, out: str, model: str) -> None:
 
     recipe = Recipe(data=photos, model=model, weights="none", epochs=1, time="20s", balance="none")
     with reporting_to(progress):
-        run.train(recipe, out, say=lambda _: None)
+        run.train(recipe, out)
     marks["end"] = time.perf_counter(), time.process_time()
     wall, cpu = ({name: mark[i] for name, mark in marks.items()} for i in (0, 1))
     told = {"first": wall["first"] - wall["start"], "report": wall["end"] - wall["last"]}

@@ -179,7 +179,6 @@ def _prepare(folder: Path) -> None:
         folder / "others",
         vitkit.Recipe(weights="none", model="vit_micro_patch8_16", epochs=1),
         out=folder / "run",
-        say=lambda _: None,
     )
     model = vitkit.create_model("vit_tiny_patch16_224", num_classes=10)
     torch.save(model.state_dict(), folder / "timm.pth")
@@ -195,7 +194,7 @@ def walk(name: str, folder: Path) -> Walk:
                 ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
             )
 
-    quiet: dict[str, Any] = {"out": folder / f"out-{name}", "say": lambda _: None}
+    quiet: dict[str, Any] = {"out": folder / f"out-{name}"}
     photos, image = folder / "photos", folder / "photos" / "red" / "0.png"
     ways = {
         "from scratch": lambda: vitkit.train(

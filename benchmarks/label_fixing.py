@@ -76,7 +76,7 @@ def label_fixing_loop(
                 [Edit(row.path, row.suggested if way == "accept" else EXCLUDED) for row in suspects],
             )
             more = {"labels": str(folder / "labels.csv"), "split_from": str(before)}
-        run.train(recipe.replace(**more), own, say=lambda _: None)
+        run.train(recipe.replace(**more), own)
     return dict(json.loads((own / EVALUATION).read_text()))
 
 

@@ -216,9 +216,7 @@ class Place:
 
     def train(self, name: str, **fields: Any) -> Path:
         """Train into a folder of this name."""
-        return vitkit.train(
-            recipe=vitkit.Recipe(**{**RECIPE, **fields}), out=self.folder / "runs" / name, say=_quiet
-        ).folder
+        return vitkit.train(recipe=vitkit.Recipe(**{**RECIPE, **fields}), out=self.folder / "runs" / name).folder
 
     def headline(self, name: str, **fields: Any) -> Figures:
         """Train, and what the run reports."""
@@ -258,7 +256,7 @@ def folds(place: Place) -> Figures:
 def pretrained(place: Place) -> Figures:
     fields = {"epochs": 5, "batch_size": 14, "precision": "float32", "workers": 0, "decoder_layers": 1}
     shared = {"model": MODEL, "model_fields": SIZE, "seed": place.seed, "out": place.folder / "runs" / "encoder"}
-    encoder = vitkit.pretrain(place.photos, vitkit.Recipe(**shared, **fields), say=_quiet)
+    encoder = vitkit.pretrain(place.photos, vitkit.Recipe(**shared, **fields))
     fields = {"weights": str(encoder.folder), **TUNED, "seed": place.seed + 100}
     return place.headline("pretrained", data=place.photos, **fields)
 
@@ -284,7 +282,7 @@ def _compared(place: Place) -> Mapping[str, Any]:
     """Weights of the first run beside none, on data that come split."""
     names, out = [f"{MODEL}@{place.first}", f"{MODEL}@none"], place.folder / "compared"
     own = {**RECIPE, "model_fields": SIZE, **GENTLE, "seed": place.seed}
-    return vitkit.compare(place.given, names, vitkit.Recipe(**own), seeds=1, out=out, say=_quiet).figures
+    return vitkit.compare(place.given, names, vitkit.Recipe(**own), seeds=1, out=out).figures
 
 
 def compared_accuracy(place: Place) -> Figures:
@@ -302,7 +300,7 @@ def compared_with_runs(place: Place) -> Figures:
     names, out = [f"{MODEL}@{place.first}", f"{MODEL}@none"], place.folder / "compared-runs"
     own = {**RECIPE, "model_fields": SIZE, "method": "full", "lp_ft": False, "seed": place.seed + 100}
     own |= {"split_from": str(place.first)}
-    return _of_model(vitkit.compare(place.photos, names, vitkit.Recipe(**own), seeds=1, out=out, say=_quiet).models[0])
+    return _of_model(vitkit.compare(place.photos, names, vitkit.Recipe(**own), seeds=1, out=out).models[0])
 
 
 def _of_model(model: Mapping[str, Any]) -> Figures:
@@ -312,16 +310,14 @@ def _of_model(model: Mapping[str, Any]) -> Figures:
 def ablated(place: Place) -> Figures:
     own = {**RECIPE, **SCRATCH, "seed": place.seed}
     own.pop("lr")
-    found = vitkit.lab("norm", place.given, vitkit.Recipe(**own), seeds=1, out=place.folder / "lab", say=_quiet)
+    found = vitkit.lab("norm", place.given, vitkit.Recipe(**own), seeds=1, out=place.folder / "lab")
     variant = found.to_dict()["variants"][0]
     return Figures(variant["accuracy"], *variant["interval"])
 
 
 def few_shot(place: Place) -> Figures:
     out = place.folder / "few-shot"
-    found = vitkit.lab(
-        "few-shot", place.given, vitkit.Recipe(seed=place.seed), model=place.first, seeds=2, out=out, say=_quiet
-    )
+    found = vitkit.lab("few-shot", place.given, vitkit.Recipe(seed=place.seed), model=place.first, seeds=2, out=out)
     row = found.to_dict()["few_shot"][-1]
     return Figures(row["accuracy"], *row["interval"])
 
@@ -340,9 +336,7 @@ def _on_datasets(place: Place, name: str, **fields: Any) -> Figures:
     val = _Several(Drawn(place.seed, fresh), Drawn(place.seed, seen, COPIES))
     datasets = vitkit.Datasets(_Several(Drawn(place.seed, train)), val)
     out = place.folder / "runs" / name
-    return Figures.of(
-        vitkit.train(datasets, vitkit.Recipe(**{**RECIPE, **fields}, seed=place.seed), out=out, say=_quiet).headline
-    )
+    return Figures.of(vitkit.train(datasets, vitkit.Recipe(**{**RECIPE, **fields}, seed=place.seed), out=out).headline)
 
 
 class _Several:
@@ -463,12 +457,10 @@ def accepted(place: Place) -> Figures:
         picture(place.seed, number).save(heap / f"{number}.png")
     add_edits(labels, [Edit(f"{n}.png", f"class{label_of(place.seed, n)}") for n in range(40)])
     own = {"data": heap, "labels": str(labels), "weights": str(place.elsewhere), "seed": place.seed, **AUTOMATIC}
-    first = vitkit.train(recipe=vitkit.Recipe(**own), out=place.folder / "runs" / "heap-1", say=_quiet)
+    first = vitkit.train(recipe=vitkit.Recipe(**own), out=place.folder / "runs" / "heap-1")
     rest = vitkit.predict(first.folder, [heap / f"{number}.png" for number in range(40, CLASSES * EACH)])
     add_edits(labels, [Edit(Path(row.path).name, str(row.label), proposed_by="heap-1") for row in rest])
-    run = vitkit.train(
-        recipe=vitkit.Recipe(**own, split_from=str(first.folder)), out=place.folder / "runs" / "heap-2", say=_quiet
-    )
+    run = vitkit.train(recipe=vitkit.Recipe(**own, split_from=str(first.folder)), out=place.folder / "runs" / "heap-2")
     return Figures.of(run.headline)
 
 
@@ -517,9 +509,7 @@ def _after_mistakes(
     own: dict[str, Any] = {"data": data, "weights": str(place.elsewhere), "seed": place.seed}
     own |= AUTOMATIC if is_automatic else {**RECIPE, **TUNED}
     split = {} if is_automatic else {"split": (0.5, 0.1, 0.4)}
-    first = vitkit.train(
-        recipe=vitkit.Recipe(**own, **split), out=place.folder / "runs" / f"{name}-1", say=_quiet
-    ).folder
+    first = vitkit.train(recipe=vitkit.Recipe(**own, **split), out=place.folder / "runs" / f"{name}-1").folder
     for row in _mistakes(first):
         if edit is None:
             (data / row["path"]).unlink()
@@ -527,9 +517,7 @@ def _after_mistakes(
             add_edits(place.folder / f"{name}.csv", [edit(row)])
     labels = {} if edit is None else {"labels": str(place.folder / f"{name}.csv")}
     out = place.folder / "runs" / f"{name}-2"
-    return Figures.of(
-        vitkit.train(recipe=vitkit.Recipe(**own, **labels, split_from=str(first)), out=out, say=_quiet).headline
-    )
+    return Figures.of(vitkit.train(recipe=vitkit.Recipe(**own, **labels, split_from=str(first)), out=out).headline)
 
 
 def control_another_folder(place: Place) -> Figures:
@@ -603,7 +591,7 @@ def runs_elsewhere(folder: Path) -> Path:
     for number, name in enumerate(("elsewhere", "beyond")):
         own = range(OTHER * (number + 1), OTHER * (number + 1) + CLASSES * EACH)
         data = pictures(folder / f"{name}-photos", 0, own)
-        vitkit.train(data, vitkit.Recipe(**RECIPE, **SCRATCH, seed=number), out=folder / name, say=_quiet)
+        vitkit.train(data, vitkit.Recipe(**RECIPE, **SCRATCH, seed=number), out=folder / name)
     return folder / "elsewhere"
 
 

@@ -139,7 +139,7 @@ def fine_tune(parts: dict[str, list[tuple[Path, str]]], weights: Path, work: Pat
     if (run / "evaluation.json").is_file():
         return run
     if (run / "recipe.toml").is_file():  # it was interrupted
-        vitkit.train(resume=run, say=print)
+        vitkit.train(resume=run)
         return run
     for name in ("train", "val"):
         labels = [label for _, label in parts[name]]
@@ -148,7 +148,7 @@ def fine_tune(parts: dict[str, list[tuple[Path, str]]], weights: Path, work: Pat
         for (path, _), label in zip(parts[name], labels, strict=True):
             (folder / name / label).mkdir(parents=True, exist_ok=True)
             (folder / name / label / f"{path.parent.name}-{path.name}").symlink_to(path.resolve())
-    vitkit.train(folder, vitkit.Recipe(weights=str(weights), method="full", epochs=epochs, seed=0), out=run, say=print)
+    vitkit.train(folder, vitkit.Recipe(weights=str(weights), method="full", epochs=epochs, seed=0), out=run)
     return run
 
 

@@ -130,7 +130,7 @@ def without_flags(data: Path, weights: Path, work: Path, given: int, seed: int) 
         for i in order[:given]:
             (links / files[i].parent.name).mkdir(parents=True, exist_ok=True)
             (links / files[i].parent.name / files[i].name).symlink_to(files[i].resolve())
-        vitkit.train(links, vitkit.Recipe(weights=str(weights), seed=seed), out=run, force=True, say=print)
+        vitkit.train(links, vitkit.Recipe(weights=str(weights), seed=seed), out=run, force=True)
     model = vitkit.load(run).use(images=10**4, features=True)
     others = [files[i] for i in order[given:]]
     labels = [model.classes.index(path.parent.name) for path in others]

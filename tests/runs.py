@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitkit
+from hearing import heard
 from vitkit.data import read_source
 from vitkit.evaluation import evaluate
 from vitkit.evaluation.figures import figures
@@ -106,13 +107,14 @@ def quick(data: Path, **fields: Any) -> Recipe:
 
 def begun(folder: Path) -> Path:
     """The run of a short training on other photographs, whose weights another one begins with."""
-    return train(quick(photos(folder / "others", images=6, seed=7), epochs=1), folder / "start", say=lambda line: None)
+    return train(quick(photos(folder / "others", images=6, seed=7), epochs=1), folder / "start")
 
 
 def followed(data: Path, out: Path, **fields: Any) -> tuple[Path, str]:
     """Train, and return the run and what was said."""
     lines: list[str] = []
-    return vitkit.train(data, vitkit.Recipe(**fields), out=out, say=lines.append).folder, "\n".join(lines)
+    with heard(lines.append):
+        return vitkit.train(data, vitkit.Recipe(**fields), out=out).folder, "\n".join(lines)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -174,5 +176,5 @@ def resolved(fields: dict[str, Any], recipe: str | Path | None = None) -> Recipe
 def told(recipe: Any, folder: Path, progress: Progress = silent, **options: Any) -> tuple[Path, str]:
     """The run folder and everything that was said."""
     lines: list[str] = []
-    with reporting_to(progress):
-        return train(recipe, folder, say=lines.append, **options), "\n".join(lines)
+    with reporting_to(progress), heard(lines.append):
+        return train(recipe, folder, **options), "\n".join(lines)

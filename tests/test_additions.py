@@ -115,7 +115,7 @@ images = torch.rand(2, 3, 32, 32)
 assert torch.equal(again.model(images), model(images))
 size = {"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48, "attention": "qk-norm"}
 recipe = vitkit.Recipe(model="vit_tiny_patch16_32", model_fields=size, weights="none", epochs=1, workers=0, logger="none")
-assert vitkit.train(data, recipe, out=place / "run", say=lambda line: None).folder.is_dir()
+assert vitkit.train(data, recipe, out=place / "run").folder.is_dir()
 for to, suffix in (("onnx", "onnx"), ("openvino", "xml")):  # they convert an optimised copy, which does not know it
     try:
         vitkit.export(place / "model", to, place / f"model.{suffix}")
@@ -161,7 +161,7 @@ def first_loss(**fields):
     size = {"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48}
     recipe = vitkit.Recipe(model="vit_tiny_patch16_32", model_fields=size, weights="none", epochs=1, workers=0,
                            logger="none", label_smoothing=0.0, **fields)
-    vitkit.train(data, recipe, out=out, say=lambda line: None)
+    vitkit.train(data, recipe, out=out)
     rows = list(csv.DictReader((out / "metrics.csv").open()))
     return next(float(row["train_loss"]) for row in rows if row.get("train_loss"))
 
@@ -204,7 +204,7 @@ import vitkit
 size = {"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48}
 recipe = vitkit.Recipe(model="vit_tiny_patch16_32", model_fields=size, weights="none", epochs=1, workers=0,
                        logger="none", grayscale=0.5)
-vitkit.train(data, recipe, out=place / "run", say=lambda line: None)
+vitkit.train(data, recipe, out=place / "run")
 assert "grayscale = 0.5" in (place / "run" / "recipe.toml").read_text()
 """,
 )
@@ -379,7 +379,7 @@ np.savez(place / "data.npz", **arrays)
 checkup = vitkit.doctor(place / "data.npz")
 size = {"layers": 1, "hidden_size": 24, "heads": 2, "mlp_size": 48}
 recipe = vitkit.Recipe(model="vit_tiny_patch16_32", model_fields=size, weights="none", epochs=1, workers=0, logger="none")
-vitkit.train(place / "data.npz", recipe, out=place / "run", say=lambda line: None)
+vitkit.train(place / "data.npz", recipe, out=place / "run")
 assert vitkit.evaluate(place / "run").to_dict()["accuracy"] is not None
 rows = vitkit.predict(place / "run", place / "data.npz" / "a" / "3.png")
 vitkit.explain(place / "run", str(place / "data.npz" / "a" / "3.png"), method="rollout", out=place / "maps")
@@ -426,8 +426,8 @@ def count(data: str | Path) -> Count:
     edits={
         "__init__.py": [
             (
-                "    from vitkit.verbs.convert import Conversion as Conversion, convert as convert\n",
-                "    from vitkit.verbs.convert import Conversion as Conversion, convert as convert\n    from vitkit.verbs.count import Count as Count, count as count\n",
+                "    from vitkit.verbs.convert import convert as convert\n",
+                "    from vitkit.verbs.convert import convert as convert\n    from vitkit.verbs.count import Count as Count, count as count\n",
             ),
         ]
     },

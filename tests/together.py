@@ -38,7 +38,7 @@ def train_all(jobs: list[Job]) -> None:
             self.size = at_a_time
 
         Pieces.__init__ = small  # type: ignore[method-assign]
-        train(Recipe.of(fields, "JOBS"), folder, say=lambda line: None)
+        train(Recipe.of(fields, "JOBS"), folder)
 
 
 def free_port() -> int:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from vitkit.data.user_datasets import Datasets as Datasets
     from vitkit.errors import VitkitError as VitkitError
     from vitkit.evaluation.registry import register_metric as register_metric
-    from vitkit.experiments.compare import Comparison as Comparison, compare as compare
-    from vitkit.experiments.lab import LabResult as LabResult
+    from vitkit.experiments.compare import compare as compare
     from vitkit.experiments.lab.lab import lab as lab
     from vitkit.inference.prediction import Prediction as Prediction
     from vitkit.language.zero_shot import zero_shot as zero_shot
@@ -37,21 +36,22 @@ if TYPE_CHECKING:
     from vitkit.training.pretraining import Pretraining as Pretraining
     from vitkit.training.recipe import Recipe as Recipe
     from vitkit.training.request import Hooks as Hooks
-    from vitkit.verbs.bench import Benchmark as Benchmark, bench as bench
-    from vitkit.verbs.convert import Conversion as Conversion, convert as convert
-    from vitkit.verbs.doctor import Checkup as Checkup, doctor as doctor
-    from vitkit.verbs.drift import Drift as Drift
-    from vitkit.verbs.dry_run import DryRun as DryRun, dry_run as dry_run
+    from vitkit.verbs.bench import bench as bench
+    from vitkit.verbs.convert import convert as convert
+    from vitkit.verbs.doctor import doctor as doctor
+    from vitkit.verbs.dry_run import dry_run as dry_run
     from vitkit.verbs.embed import Embeddings as Embeddings, embed as embed
     from vitkit.verbs.evaluate import EvaluationResult as EvaluationResult, evaluate as evaluate
-    from vitkit.verbs.explain import Anatomy as Anatomy, Explanations as Explanations, explain as explain
-    from vitkit.verbs.export import Export as Export, export as export
-    from vitkit.verbs.info import Info as Info, info as info
-    from vitkit.verbs.models import ModelList as ModelList, WeightList as WeightList, models as models
+    from vitkit.verbs.anatomy import anatomy as anatomy
+    from vitkit.verbs.explain import Explanations as Explanations, explain as explain
+    from vitkit.verbs.export import export as export
+    from vitkit.verbs.info import info as info
+    from vitkit.verbs.models import models as models
     from vitkit.verbs.predict import Predictions as Predictions, predict as predict
     from vitkit.verbs.pretrain import PretrainingRun as PretrainingRun, pretrain as pretrain
-    from vitkit.verbs.push import Push as Push, push as push
-    from vitkit.verbs.shard import Sharding as Sharding, shard as shard
+    from vitkit.verbs.push import push as push
+    from vitkit.verbs.result import Result as Result
+    from vitkit.verbs.shard import shard as shard
     from vitkit.verbs.train import TrainingRun as TrainingRun, train as train
     from vitkit.webapp.studio import studio as studio
     from vitkit.weights import load as load

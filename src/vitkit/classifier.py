@@ -26,7 +26,6 @@ from vitkit.inference.prediction import Prediction, Ranking, rank
 from vitkit.inference.trust import PredictionRules, Trust, parsed, rules_for
 from vitkit.inference.unknown import Unknown
 from vitkit.system.environment import check_precision, choose_device
-from vitkit.system.progress import Say, ignore
 from vitkit.text.arguments import check_arguments, is_number, type_of
 from vitkit.text.cells import listed
 
@@ -193,7 +192,7 @@ class Classifier:
         """Evaluate this classifier on labelled images; `vitkit.evaluate` has further arguments."""
         return vitkit.evaluate(self, data, labels=labels)
 
-    def export(self, out: str | Path) -> vitkit.Export:
+    def export(self, out: str | Path) -> vitkit.Result:
         """Write a file for another runtime, and compare it; `vitkit.export` has further arguments."""
         return vitkit.export(self, out=out)
 
@@ -282,7 +281,6 @@ class Classifier:
         precision: str = "auto",
         images: int | None = None,
         plan: str = "auto",
-        say: Say = ignore,
         device: str = "auto",
         features: bool | None = None,
     ) -> Classifier:
@@ -295,7 +293,6 @@ class Classifier:
             images: the expected number of images, by which `auto` chooses; None means that there are many.
             plan: the way in which `eager` computes on a CPU. `auto` is the fastest plan; in float32, it is `plain` if
                 fewer than 500 images are expected.
-            say: a function that is called with lines of text about the measured speeds.
             device: `cpu`, `cuda` or `mps`, for the backend; `auto` is the model's device, or a GPU if there is one.
             features: whether the backend also computes the input of the head, which the score for unknown images
                 requires. None means that it does so if the classifier has such a score.
@@ -309,7 +306,7 @@ class Classifier:
         if features is None:
             features = self._by(None).unknown is not None
         model = with_features(self.model) if features else self.model
-        runner = open_runner(model, backend, precision, images, plan, say, device)
+        runner = open_runner(model, backend, precision, images, plan, device)
         return self._by(runner, has_features=features)
 
     def with_views(self, names: str) -> Classifier:

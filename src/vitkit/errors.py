@@ -26,6 +26,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+class WrongTypeError(VitkitError, TypeError):
+    """An argument or an option has a value of another type."""
+
+
 class ShortageError(VitkitError):
     """The machine currently has too little free memory or too many open files. The request itself is valid."""
 

@@ -102,7 +102,6 @@ def test_a_sheet_has_the_first_of_many_images(
     [
         ({"method": "heads"}, "use a single method, not heads"),
         ({"method": "all"}, "use a single method, not all"),
-        ({"anatomy": True}, "leave out method, style"),
     ],
 )
 def test_what_has_no_single_map_is_refused(

@@ -122,16 +122,14 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> _Display:
 @pytest.mark.usefixtures("drawn_pictures")
 def test_a_training_in_a_notebook_has_a_bar_and_live_curves(notebook: _Display, tmp_path: Path) -> None:
     photos = runs.photos(tmp_path / "photos")
-    run = vitkit.train(photos, vitkit.Recipe(**runs.quick_fields()), out=tmp_path / "run", say=lambda line: None)
+    run = vitkit.train(photos, vitkit.Recipe(**runs.quick_fields()), out=tmp_path / "run")
     pictures = [data for kind, data in notebook.shown if kind == "image"]
     assert len(pictures) == len(run.rows()), "one a epoch"
     assert len(set(pictures)) == len(pictures) and all(data.startswith(b"\x89PNG") for data in pictures)
     bars = [html for kind, html in notebook.shown if kind == "html"]
     assert any("<progress value=" in html and "reading" in html for html in bars)
     assert bars[-1] == "", "the bar disappears"
-    vitkit.train(
-        photos, vitkit.Recipe(weights=run.folder, method="probe"), out=tmp_path / "head", say=lambda line: None
-    )
+    vitkit.train(photos, vitkit.Recipe(weights=run.folder, method="probe"), out=tmp_path / "head")
     assert sum(kind == "image" for kind, _ in notebook.shown) == len(pictures), "a head has no epochs"
 
 

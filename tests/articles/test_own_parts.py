@@ -79,7 +79,7 @@ class Pair(nn.Module):
 def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path: Path, model: Any) -> None:
     classes = len([folder for folder in photos.iterdir() if folder.is_dir()])
     model = model if not isinstance(model, nn.Module) else cnn(classes)
-    run = vitkit.train(photos, of_model(model), out=tmp_path / "run", say=str)
+    run = vitkit.train(photos, of_model(model), out=tmp_path / "run")
     picture = next(photos.rglob("*.png"))
     (answer,) = vitkit.predict(tmp_path / "run", picture)
     assert vitkit.evaluate(tmp_path / "run").figures["images"] == run.evaluation["images"]
@@ -95,7 +95,7 @@ def test_a_network_of_the_user_is_trained_loaded_and_used(photos: Path, tmp_path
 def test_a_module_is_trained_from_its_weights_and_stays_as_it_is(photos: Path, tmp_path: Path) -> None:
     module = cnn(len([folder for folder in photos.iterdir() if folder.is_dir()]))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    vitkit.train(photos, of_model(module, lr=1e-12, weight_decay=0.0), out=tmp_path / "run", say=str)
+    vitkit.train(photos, of_model(module, lr=1e-12, weight_decay=0.0), out=tmp_path / "run")
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     trained = vitkit.load(tmp_path / "run").model.network.state_dict()
     assert torch.allclose(trained["0.weight"], before["0.weight"], atol=1e-6)
@@ -116,7 +116,7 @@ def test_a_module_is_trained_from_its_weights_and_stays_as_it_is(photos: Path, t
 )
 def test_no_classifier_is_refused_before_writing(photos: Path, tmp_path: Path, model: Any, expected: str) -> None:
     with pytest.raises(VitkitError, match=expected):
-        vitkit.train(photos, of_model(model), out=tmp_path / "run", say=str)
+        vitkit.train(photos, of_model(model), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -140,7 +140,7 @@ class Plain(nn.Module):
 def test_a_layer_of_the_user_is_trained_loaded_or_refused_if_unknown(photos: Path, tmp_path: Path, kind: Any) -> None:
     vitkit.register_block("mine", kind)
     fields = quick(model_fields={**runs.SIZE, "block": "mine"})
-    vitkit.train(photos, vitkit.Recipe(**fields), out=tmp_path / "run", say=lambda line: None)
+    vitkit.train(photos, vitkit.Recipe(**fields), out=tmp_path / "run")
     model = vitkit.load(tmp_path / "run").model
     assert all(isinstance(block, kind) for block in model.blocks)
     picture = next(photos.rglob("*.png"))
@@ -184,9 +184,7 @@ def test_a_loss_of_the_user_is_what_is_minimised(photos: Path, tmp_path: Path) -
     same = {}
     fields = quick(optimizer="sgd", label_smoothing=0.0, mixup=0.0, cutmix=0.0)
     for name, own in (("plain", None), ("mine", loss), ("half", lambda x, y: F.cross_entropy(x, y) / 2)):
-        vitkit.train(
-            photos, vitkit.Recipe(**fields), hooks=vitkit.Hooks(loss=own), out=tmp_path / name, say=lambda line: None
-        )
+        vitkit.train(photos, vitkit.Recipe(**fields), hooks=vitkit.Hooks(loss=own), out=tmp_path / name)
         same[name] = vitkit.load(tmp_path / name).model.state_dict()
     assert calls and all(len(shape) == 1 for shape in calls)
     assert all(torch.equal(tensor, same["mine"][name]) for name, tensor in same["plain"].items())
@@ -196,7 +194,6 @@ def test_a_loss_of_the_user_is_what_is_minimised(photos: Path, tmp_path: Path) -
         vitkit.Recipe(**quick(mixup=0.8)),
         hooks=vitkit.Hooks(loss=loss),
         out=tmp_path / "mixed",
-        say=lambda line: None,
     )
     assert len(calls[-1]) == 2
     with pytest.raises(VitkitError, match=r"loss must return the mean loss of the batch.*shape \(\d+,\)"):
@@ -206,7 +203,6 @@ def test_a_loss_of_the_user_is_what_is_minimised(photos: Path, tmp_path: Path) -
             vitkit.Recipe(**quick()),
             hooks=vitkit.Hooks(loss=each),
             out=tmp_path / "each",
-            say=lambda line: None,
         )
     assert "loss" in json.loads((tmp_path / "mine" / "extensions.json").read_text())
 
@@ -227,7 +223,6 @@ def test_a_change_of_pictures_sees_training_pictures_and_draws_the_same_numbers(
             vitkit.Recipe(**fields),
             hooks=vitkit.Hooks(augment=change),
             out=tmp_path / name,
-            say=lambda line: None,
         )
         drawn.append(list(seen))
     assert drawn[0] == drawn[1]
@@ -238,7 +233,6 @@ def test_a_change_of_pictures_sees_training_pictures_and_draws_the_same_numbers(
             vitkit.Recipe(**quick(workers=0)),
             hooks=vitkit.Hooks(augment=np.asarray),
             out=tmp_path / "bad",
-            say=lambda line: None,
         )
 
 
@@ -249,7 +243,7 @@ def test_an_optimiser_of_the_user_takes_the_steps(photos: Path, tmp_path: Path) 
         made.append(torch.optim.RAdam(groups))
         return made[-1]
 
-    vitkit.train(photos, vitkit.Recipe(**quick()), hooks=vitkit.Hooks(optimizer=make), out=tmp_path / "own", say=str)
+    vitkit.train(photos, vitkit.Recipe(**quick()), hooks=vitkit.Hooks(optimizer=make), out=tmp_path / "own")
     assert len(made) == 1
     assert all(group["lr"] != 1e-3 for group in made[0].param_groups), "the schedule sets the rate"
     assert made[0].state
@@ -260,7 +254,7 @@ def test_an_optimiser_of_the_user_takes_the_steps(photos: Path, tmp_path: Path) 
     ):
         with pytest.raises(VitkitError, match=expected):
             hooks = vitkit.Hooks(optimizer=wrong)
-            vitkit.train(photos, vitkit.Recipe(**quick()), hooks=hooks, out=tmp_path / "bad", force=True, say=str)
+            vitkit.train(photos, vitkit.Recipe(**quick()), hooks=hooks, out=tmp_path / "bad", force=True)
 
 
 def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: Path) -> None:
@@ -274,18 +268,16 @@ def test_a_run_is_continued_with_the_parts_that_it_had(photos: Path, tmp_path: P
         vitkit.Recipe(**fields),
         hooks=vitkit.Hooks(loss=F.cross_entropy, callbacks=[Stop()]),
         out=tmp_path / "run",
-        say=lambda _: None,
     )
     (tmp_path / "run" / "report.html").unlink(missing_ok=True)
     with pytest.raises(VitkitError, match=r"loss must be the same as at its start: torch.*cross_entropy, not none"):
-        vitkit.train(resume=tmp_path / "run", say=lambda line: None)
+        vitkit.train(resume=tmp_path / "run")
     with pytest.raises(VitkitError, match=r"augment must be the same as at its start: none, not"):
         vitkit.train(
             hooks=vitkit.Hooks(loss=F.cross_entropy, augment=lambda x: x),
             resume=tmp_path / "run",
-            say=lambda line: None,
         )
-    vitkit.train(hooks=vitkit.Hooks(loss=F.cross_entropy), resume=tmp_path / "run", say=lambda line: None)
+    vitkit.train(hooks=vitkit.Hooks(loss=F.cross_entropy), resume=tmp_path / "run")
     assert "cross_entropy" in vitkit.load(tmp_path / "run").provenance["extensions"]["loss"]
 
 
@@ -307,7 +299,7 @@ class Wrapped(nn.Module):
 def test_a_network_keeps_its_names_and_may_be_registered_again_with_another_shape(photos: Path, tmp_path: Path) -> None:
     for width in (8, 12):
         out = tmp_path / str(width)
-        vitkit.train(photos, of_model(Wrapped(3, width)), out=out, say=str)
+        vitkit.train(photos, of_model(Wrapped(3, width)), out=out)
         network = vitkit.load(out).model.network
         assert network.backbone[0].out_channels == width
         assert {name.partition(".")[0] for name in network.state_dict()} == {"backbone", "model"}
@@ -356,7 +348,6 @@ def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path
         vitkit.Recipe(**quick(epochs=1)),
         hooks=vitkit.Hooks(augment=lambda image: image.convert(mode).resize((9, 31))),
         out=tmp_path / "run",
-        say=str,
     )
     assert len(run.rows()) == 1
 
@@ -373,16 +364,14 @@ def test_a_changed_picture_may_have_another_mode_and_size(photos: Path, tmp_path
 )
 def test_parts_that_return_others_are_named(photos: Path, tmp_path: Path, part: dict[str, Any], message: str) -> None:
     with pytest.raises(VitkitError, match=message):
-        vitkit.train(
-            photos, vitkit.Recipe(**quick(epochs=1)), hooks=vitkit.Hooks(**part), out=tmp_path / "run", say=str
-        )
+        vitkit.train(photos, vitkit.Recipe(**quick(epochs=1)), hooks=vitkit.Hooks(**part), out=tmp_path / "run")
 
 
 def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
     empty = type("Empty", (Pictures,), {"__len__": lambda self: 0})()
     for datasets, name in (((empty, Pictures()), "train"), ((Pictures(), empty), "val")):
         with pytest.raises(VitkitError, match=f"^{name} contains no images"):
-            vitkit.train(vitkit.Datasets(*datasets), vitkit.Recipe(**quick(epochs=1)), out=tmp_path / "run", say=str)
+            vitkit.train(vitkit.Datasets(*datasets), vitkit.Recipe(**quick(epochs=1)), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -395,7 +384,7 @@ def test_parts_that_would_never_be_called_are_refused(photos: Path, tmp_path: Pa
             hooks=vitkit.Hooks(loss=F.cross_entropy),
             out=tmp_path / "run",
         )
-    start = vitkit.train(photos, vitkit.Recipe(**quick(epochs=1)), out=tmp_path / "start", say=lambda line: None).folder
+    start = vitkit.train(photos, vitkit.Recipe(**quick(epochs=1)), out=tmp_path / "start").folder
     with pytest.raises(VitkitError, match="method probe takes no steps, so loss is never called"):
         vitkit.train(
             photos, vitkit.Recipe(weights=start), hooks=vitkit.Hooks(loss=F.cross_entropy), out=tmp_path / "run"
@@ -413,7 +402,7 @@ def test_parts_that_would_never_be_called_are_refused(photos: Path, tmp_path: Pa
 
 
 def test_a_metric_of_the_user_stands_beside_vitkits(photos: Path, tmp_path: Path) -> None:
-    vitkit.train(photos, vitkit.Recipe(**quick()), out=tmp_path / "run", say=lambda line: None)
+    vitkit.train(photos, vitkit.Recipe(**quick()), out=tmp_path / "run")
     vitkit.register_metric("mine", lambda labels, probabilities: (probabilities.argmax(axis=1) == labels).mean())
     result = vitkit.evaluate(tmp_path / "run")
     assert result.figures["mine"] == pytest.approx(result.figures["accuracy"])

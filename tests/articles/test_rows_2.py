@@ -77,9 +77,7 @@ def test_2_7_the_split_is_fixed(row: Any, place: Path) -> None:
     splits = row().value["splits"]
     paths = [path for part in splits.values() for paths in part.values() for path in paths]
     assert len(paths) == len(set(paths)) == 30
-    vitkit.train(
-        "flower_photos", vitkit.Recipe(**runs.quick_fields(epochs=1, split=(0.6, 0.2, 0.2))), out="runs/again", say=str
-    )
+    vitkit.train("flower_photos", vitkit.Recipe(**runs.quick_fields(epochs=1, split=(0.6, 0.2, 0.2))), out="runs/again")
     assert json.loads((place / "runs/again/split.json").read_text())["splits"] == splits
 
 
@@ -244,10 +242,8 @@ def test_2_31_goes_on_after_an_interruption(row: Any, place: Path) -> None:
             state.should_stop = True
 
     fields = runs.quick_fields(epochs=2)
-    vitkit.train("flower_photos", vitkit.Recipe(**fields), out="runs/whole", say=str)
-    vitkit.train(
-        "flower_photos", vitkit.Recipe(**fields), hooks=vitkit.Hooks(callbacks=[Stop()]), out="runs/stopped", say=str
-    )
+    vitkit.train("flower_photos", vitkit.Recipe(**fields), out="runs/whole")
+    vitkit.train("flower_photos", vitkit.Recipe(**fields), hooks=vitkit.Hooks(callbacks=[Stop()]), out="runs/stopped")
     assert len(lines_of(place / "runs/stopped")) == 1
     (place / "runs/stopped/report.html").unlink()
     row()

@@ -109,7 +109,6 @@ def test_rollout_by_hooks_is_vitkits(place: Path) -> None:
         place / "flower_photos",
         vitkit.Recipe(**runs.quick_fields(epochs=1)),
         out=place / "runs/flowers",
-        say=lambda _: None,
     )
     run_script("attention_rollout.py", place, "runs/flowers", "tulip.png", "mask.png")
     classifier = vitkit.load(place / "runs/flowers")
@@ -185,7 +184,6 @@ def test_the_model_of_each_script_is_trained_by_vitkit(place: Path, script: str)
         place / "flower_photos",
         vitkit.Recipe(model=vitkit.register_model("theirs", theirs), image_size=32, **fields),
         out=place / "run",
-        say=lambda _: None,
     )
     trained = vitkit.load(run.folder)
     after = trained.model.network.state_dict()

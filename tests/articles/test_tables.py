@@ -32,7 +32,7 @@ RECIPES = Path(vitkit.__file__).parent / "recipes"
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("tables")
     photos = runs.photos(place / "photos")
-    run = vitkit.train(photos, vitkit.Recipe(**runs.quick_fields()), out=place / "run", say=lambda line: None)
+    run = vitkit.train(photos, vitkit.Recipe(**runs.quick_fields()), out=place / "run")
     models = "vit_micro_patch8_16@none,vit_micro_patch4_16@none"
     quick = vitkit.Recipe(epochs=1, workers=0, image_size=16, model_fields=runs.SIZE)
     return {
@@ -40,12 +40,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "evaluation": vitkit.evaluate(place / "run"),
         "predictions": vitkit.predict(place / "run", photos),
         "checkup": vitkit.doctor(photos),
-        "comparison": vitkit.compare(photos, models, quick, seeds=1, out=place / "compared", say=str),
+        "comparison": vitkit.compare(photos, models, quick, seeds=1, out=place / "compared"),
         "lab": vitkit.lab("attention-distance", data=str(photos), model=str(place / "run"), out=place / "lab"),
         "few-shot": vitkit.lab("few-shot", str(photos), model=str(place / "run"), seeds=1, out=place / "few"),
-        "pretraining": vitkit.pretrain(
-            photos, vitkit.Recipe(**runs.quick_fields(epochs=2)), out=place / "mae", say=lambda line: None
-        ),
+        "pretraining": vitkit.pretrain(photos, vitkit.Recipe(**runs.quick_fields(epochs=2)), out=place / "mae"),
         "speed": vitkit.bench(place / "run", batch_sizes=1, rounds=1, backends="eager", precisions="float32"),
         "models": vitkit.models("vit_tiny"),
         "weights": vitkit.models("deit", weights=True),
@@ -94,8 +92,8 @@ def test_pandas_gets_the_rows_or_is_named_if_missing(results: dict[str, Any], mo
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(VitkitError, match=r"to_pandas requires pandas \(pip install pandas\)"):
         results["evaluation"].to_pandas()
-    with pytest.raises(VitkitError, match="Export has no table"):
-        vitkit.Export.rows(vitkit.Export.__new__(vitkit.Export))
+    with pytest.raises(VitkitError, match="the result of export has no table"):
+        vitkit.Result("export", ["a line"], {}).rows()
 
 
 def test_real_pandas(results: dict[str, Any]) -> None:

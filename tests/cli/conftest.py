@@ -47,4 +47,4 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that tests may read but not change."""
     from vitkit.training import run
 
-    return run.train(runs.quick(data), tmp_path_factory.mktemp("cli-runs") / "trained", say=lambda line: None)
+    return run.train(runs.quick(data), tmp_path_factory.mktemp("cli-runs") / "trained")

@@ -102,6 +102,7 @@ def test_help_loads_neither_torch_nor_numpy() -> None:
             verb for verb, row in VERBS.items() if f"vitkit.{row.module}" in loaded
         ] == verbs  # one is imported when it is asked for
         assert loaded & (SLOW | {"torch", "numpy", "matplotlib", "sklearn"}) == set()
+        assert ("vitkit.training.recipe" in loaded) == bool(verbs)
 
 
 def test_what_can_be_refused_by_itself_is_refused_before_anything_slow_is_imported(tmp_path: Path) -> None:
@@ -238,25 +239,14 @@ COUNT = '''"""`vitkit.count`: how many files there are."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from vitkit.system.progress import Progress, Say, silent, ignore
+from vitkit.system.logger import log
+from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.arguments import Between
 from vitkit.verbs.result import Result
-
-
-@dataclass(frozen=True, repr=False)
-class Count(Result):
-    files: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"files": self.files}
-
-    def lines(self) -> list[str]:
-        return [f"{self.files} files"]
 
 
 @check_arguments
@@ -266,9 +256,8 @@ def count(
     ending: Sequence[str] = (),
     most: Annotated[int, Between(1)] = 100,
     hidden: bool = True,
-    note: Say = ignore,
     progress: Progress = silent,
-) -> Count:
+) -> Result:
     """Count the files of a folder, up to `most`. It does not look into other folders.
 
     `vitkit.count("photos").files` is a number.
@@ -280,12 +269,12 @@ def count(
         ending: an ending that is counted; several times. By default all are.
         most: stop at so many files in `folder`.
         hidden: whether hidden files count.
-        note: told once.
         progress: of counting.
     """
-    note("counted")
+    log.warning("counted")
     names = [path.name for path in Path(folder).iterdir() if hidden or not path.name.startswith(".")]
-    return Count(min(most, sum(not ending or name.endswith(tuple(ending)) for name in names)))
+    files = min(most, sum(not ending or name.endswith(tuple(ending)) for name in names))
+    return Result("count", [f"{files} files"], {"files": files})
 '''
 
 
@@ -363,7 +352,7 @@ def test_the_short_help_counts_what_the_whole_help_adds(vitkit: Any) -> None:
     written = {re.split("[:/]", row)[0] for row in rows}
     assert whole == written | {"--help"}
     assert (
-        f"only --set changes:\n  {min(SET_ONLY, key=list(hints_of(Recipe)).index)} "
+        f"only --set changes:\n  {min(SET_ONLY, key=list(hints_of(Recipe)).index)}="
         in vitkit("train", "--help-all").out
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 import photos as pictures
 import runs
-from vitkit.cli.app import FORMER_FLAGS
+from vitkit.cli.app import FLAGS_OF_COMMANDS
 from vitkit.errors import VitkitError
 from vitkit.training import run as fit
 
@@ -263,7 +263,7 @@ def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch, arguments
         ("lab position --no-hflip", "use --set hflip=false"),
         ("pretrain photos --batch-size 8", "use --set batch_size=VALUE"),
         ("train photos --beta2 0.9", "use --set beta2=VALUE"),
-        *(("{} model x.png {} 1".format(*old.split()), advice) for old, advice in FORMER_FLAGS.items()),
+        *(("{} model x.png {} 1".format(*old.split()), advice) for old, advice in FLAGS_OF_COMMANDS.items()),
     ],
 )
 def test_a_flag_of_the_earlier_version_is_answered_with_the_new_one(vitkit: Any, command: str, advice: str) -> None:

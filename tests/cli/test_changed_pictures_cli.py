@@ -13,6 +13,7 @@ from PIL import Image
 
 import runs
 import vitkit as package
+from hearing import heard
 from vitkit.data import look_over, read_contents, refuse_changed, split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import LabelError, write_label_errors
@@ -94,7 +95,8 @@ def test_pictures_that_change_during_the_training_do_not_count(data: Path, tmp_p
             overwrite(held_out(tmp_path / "run")[:2])
 
     hooks = package.Hooks(callbacks=[Camera()])
-    folder = training.train(runs.quick(photos, epochs=1), tmp_path / "run", hooks=hooks, say=said.append)
+    with heard(said.append):
+        folder = training.train(runs.quick(photos, epochs=1), tmp_path / "run", hooks=hooks)
     text = "2 of the run's 9 val and test images are no longer what they were: 2 hold other pictures"
     assert any(line.startswith(f"problem: {text}") for line in said)
     numbers = json.loads((folder / "evaluation.json").read_text())
@@ -133,13 +135,11 @@ def test_no_comparison_goes_on_with_other_pictures(data: Path, tmp_path: Path, m
             raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        compare(
-            photos, [name], package.Recipe(**fields), seeds=2, out=tmp_path / "out", say=lambda _: None, progress=stop
-        )
+        compare(photos, [name], package.Recipe(**fields), seeds=2, out=tmp_path / "out", progress=stop)
     (first,) = (folder for folder in (tmp_path / "out" / "runs").iterdir() if (folder / "report.html").is_file())
     overwrite(held_out(first, "train")[:1])
     with pytest.raises(VitkitError, match=r"1 of the run's 36 images is no longer what it was: .* start again"):
-        compare(out=tmp_path / "out", resume=True, say=lambda _: None)
+        compare(out=tmp_path / "out", resume=True)
 
 
 def test_only_what_is_asked_about_is_looked_at(run: Path) -> None:

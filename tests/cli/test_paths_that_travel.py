@@ -51,9 +51,9 @@ def made(secret: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -
     from vitkit.training import Recipe, train
 
     first, second = secret / "first", secret / "second"
-    train(runs.quick(photos, epochs=1), first, say=lambda _: None)
+    train(runs.quick(photos, epochs=1), first)
     fields = {"data": str(photos), "weights": str(first), "teacher": str(first), "method": "full", "epochs": 1}
-    train(Recipe(**fields, seed=0, precision="float32", workers=0), second, say=lambda _: None)
+    train(Recipe(**fields, seed=0, precision="float32", workers=0), second)
     return second
 
 

@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from vitkit.training import run
 
     data = runs.photos(tmp_path_factory.mktemp("edge-data") / "photos", images=6)
-    return run.train(runs.quick(data, epochs=1), tmp_path_factory.mktemp("edge") / "run", say=lambda line: None)
+    return run.train(runs.quick(data, epochs=1), tmp_path_factory.mktemp("edge") / "run")
 
 
 @pytest.fixture(scope="module")

@@ -287,7 +287,7 @@ def test_groups_stay_together_in_splits_and_count_in_intervals(tmp_path: Path) -
         for i, path in enumerate(sorted(photos.rglob("*.png")))
     ]
     (tmp_path / "list.csv").write_text("\n".join(["path,label,group", *rows]) + "\n")
-    run = train(runs.quick(tmp_path / "list.csv", epochs=1), tmp_path / "run", say=lambda _: None)
+    run = train(runs.quick(tmp_path / "list.csv", epochs=1), tmp_path / "run")
     table = split_from_file(run / "split.json")
     groups = read_source(tmp_path / "list.csv").groups
     splits: dict[str, set[str | None]] = {}

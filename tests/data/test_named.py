@@ -30,6 +30,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import warm
+from hearing import heard
 from photos import folder, noise
 from vitkit.data import DATASETS, SUFFIXES, DataSet, Torchvision, folder_names, locate, materialise, named, read_source
 from vitkit.data.decode import decode
@@ -564,7 +565,8 @@ def test_there_is_an_archive_for_every_set_of_torchvision() -> None:
 def test_a_set_of_torchvision_becomes_class_folders(name: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shelf, tree = publish(name, monkeypatch)
     told: list[str] = []
-    root = materialise(name, told.append)
+    with heard(told.append):
+        root = materialise(name)
     assert {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()} == tree.keys()
     for path, expected in tree.items():
         if isinstance(expected, bytes):
@@ -727,14 +729,14 @@ def test_flower_photos_are_the_published_ones() -> None:
 
 def test_a_log_gets_a_line_and_no_bar(serve: Callable[..., Server], capfd: pytest.CaptureFixture[str]) -> None:
     serve()
-    materialise("flower_photos")
-    out, err = capfd.readouterr()
-    assert out == "" and err.count("\n") == 1
-    assert err.startswith(
+    lines: list[str] = []
+    with heard(lines.append):
+        materialise("flower_photos")
+        materialise("flower_photos")  # it is there
+    assert len(lines) == 1 and capfd.readouterr() == ("", "")
+    assert lines[0].startswith(
         "downloading flower_photos, about 229 MB from 127.0.0.1: 6 images in 2 classes, licence: CC BY"
     )
-    materialise("flower_photos")
-    assert capfd.readouterr() == ("", ""), "it is there"
 
 
 def test_a_failed_download_says_why_and_the_next_one_works(serve: Callable[..., Server], cache: Path) -> None:
@@ -836,8 +838,8 @@ def test_offline_nothing_is_asked(
 ) -> None:
     server = serve()
     monkeypatch.setenv(switch, "1")
-    with pytest.raises(VitkitError) as caught:
-        materialise("flower_photos", pytest.fail)
+    with pytest.raises(VitkitError) as caught, heard(pytest.fail):
+        materialise("flower_photos")
     assert str(caught.value) == (
         f"the data set flower_photos (229 MB from 127.0.0.1) is not in the cache, and {switch}=1 forbids downloading: "
         "use a folder on this machine"
@@ -910,6 +912,7 @@ def test_who_waits_is_told_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     first.start()
     assert at_work.wait(10)
     monkeypatch.setitem(DATASETS, "pair", pair(lambda raw, root: pytest.fail("written twice")))
-    assert materialise("pair", say).is_dir()
+    with heard(say):
+        assert materialise("pair").is_dir()
     first.join(10)
     assert told == ["waiting for another process that is fetching pair"]

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import runs
+from hearing import heard
 from photos import fingerprint, folder, noise, save
 from vitkit.data import (
     DATASETS,
@@ -366,16 +367,18 @@ def test_a_run_is_trained_on_a_csv_beside_it(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "lists" / "all.csv").write_text("\n".join(["path,label", *listed, "../photos/red/gone.png,red"]))
     said: list[str] = []
     recipe = runs.quick(tmp_path / "lists" / "all.csv", epochs=1)
-    run = train(recipe, tmp_path / "lists" / "run", say=said.append)
+    with heard(said.append):
+        run = train(recipe, tmp_path / "lists" / "run")
     assert load(run).classes == ("blue", "green", "red")
     assert any("gone.png (no such file)" in line for line in said)
     table = split_from_file(run / "split.json")
     assert len(table) == 18
     assert all(table.file(i).is_file() for i in range(18))
-    with pytest.raises(VitkitError, match="among the photographs"):
-        train(recipe, photos / "red" / "run", say=said.append)
+    with pytest.raises(VitkitError, match="among the photographs"), heard(said.append):
+        train(recipe, photos / "red" / "run")
     assert fingerprint(photos) == before
-    assert resume(run, say=said.append) == run
+    with heard(said.append):
+        assert resume(run) == run
 
 
 # --- What is passed over ---------------------------------------------------------------------------

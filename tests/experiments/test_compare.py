@@ -16,10 +16,11 @@ import pytest
 import runs
 import vitkit
 import warm
+from hearing import heard
 from vitkit.data import Edit, add_edits, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import Units
-from vitkit.experiments import Comparison, Family, Judged, JudgingImages, comparison_plan, comparison_runs, findings_of
+from vitkit.experiments import Family, Judged, JudgingImages, comparison_plan, comparison_runs, findings_of
 from vitkit.experiments import compare as comparison_costs
 from vitkit.experiments.compare import compare
 from vitkit.training import DivergedError
@@ -47,17 +48,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> vitkit.Result:
     """Two models, one of them by two names, at two fractions, that tests may read but not change."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison_costs, "ROUNDS", 1)
         out = tmp_path_factory.mktemp("compared") / "out"
-        return compare(
-            data, [A, f"{A}@none", B], vitkit.Recipe(seed=3, **FIELDS), seeds=2, fractions=[0.5, 1], out=out, say=quiet
-        )
+        return compare(data, [A, f"{A}@none", B], vitkit.Recipe(seed=3, **FIELDS), seeds=2, fractions=[0.5, 1], out=out)
 
 
-def test_every_run_is_judged_by_the_same_images(found: Comparison) -> None:
+def test_every_run_is_judged_by_the_same_images(found: vitkit.Result) -> None:
     tables = [split_from_file(folder / "split.json") for folder in (found.folder / "runs").iterdir()]
     assert len(tables) == 2 * 2 * 2
     judged = {name: {frozenset(own.of_split(name).paths) for own in tables} for name in ("train", "val", "test")}
@@ -68,7 +67,7 @@ def test_every_run_is_judged_by_the_same_images(found: Comparison) -> None:
     assert all(own < whole and len(own) == len(whole) // 2 for own in halves)
 
 
-def test_the_figures_are_those_of_the_runs(found: Comparison) -> None:
+def test_the_figures_are_those_of_the_runs(found: vitkit.Result) -> None:
     stored = json.loads((found.folder / "comparison.json").read_text(encoding="utf-8"))
     assert stored == found.to_dict()
     assert [own["name"] for own in stored["models"]] == [A, f"{A}@none", B]
@@ -87,7 +86,7 @@ def test_the_figures_are_those_of_the_runs(found: Comparison) -> None:
     assert [row["model"] for row in rows] == [name for name in (A, f"{A}@none", B) for _ in range(4)]
 
 
-def test_two_names_of_one_configuration_are_tied_and_share_their_runs(found: Comparison) -> None:
+def test_two_names_of_one_configuration_are_tied_and_share_their_runs(found: vitkit.Result) -> None:
     tied, *others = found.pairs
     assert tied["better"] == {"recipe": None, "trained": None}
     assert (tied["a"], tied["b"]) == (A, f"{A}@none")
@@ -101,7 +100,7 @@ def test_two_names_of_one_configuration_are_tied_and_share_their_runs(found: Com
     }
 
 
-def test_it_is_shown(found: Comparison) -> None:
+def test_it_is_shown(found: vitkit.Result) -> None:
     lines = found.lines()
     assert lines[0].endswith("12 test images, 2 seeds")
     assert all(any(name in line for line in lines) for name in (A, B))
@@ -125,7 +124,7 @@ class _Killed(BaseException):
 
 @pytest.mark.parametrize("when", ["at once", "epoch"])
 def test_killed_anywhere_and_resumed_it_gives_the_same(
-    found: Comparison, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+    found: vitkit.Result, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first two runs are there; the third is killed before its recipe is written, or in the midst of training."""
     monkeypatch.setattr(comparison_costs, "ROUNDS", 1)
@@ -142,15 +141,15 @@ def test_killed_anywhere_and_resumed_it_gives_the_same(
             raise _Killed
 
     with pytest.raises(_Killed):
-        compare(out=out, resume=True, say=quiet, progress=kill)
+        compare(out=out, resume=True, progress=kill)
     assert not (out / "comparison.json").exists()
-    again = compare(out=out, resume=True, say=quiet)
+    again = compare(out=out, resume=True)
     assert timeless(again.to_dict()) == timeless(found.to_dict())
 
 
 @pytest.mark.parametrize("damage", ["[1]", "{", '{"a": "x"}', "null"])
 def test_speeds_that_cannot_be_read_are_measured_again(
-    found: Comparison, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+    found: vitkit.Result, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison_costs, "ROUNDS", 1)
     out = tmp_path / "out"
@@ -158,12 +157,12 @@ def test_speeds_that_cannot_be_read_are_measured_again(
     (out / "comparison.json").unlink()
     names = json.loads((out / "speeds.json").read_text(encoding="utf-8"))
     (out / "speeds.json").write_text(damage.replace('"a"', f'"{next(iter(names))}"'), encoding="utf-8")
-    compare(out=out, resume=True, say=quiet)
+    compare(out=out, resume=True)
     assert json.loads((out / "speeds.json").read_text(encoding="utf-8")).keys() == names.keys()
 
 
 def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
-    found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: vitkit.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(found.folder, out)
@@ -176,7 +175,8 @@ def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
 
     monkeypatch.setattr(comparison_runs, "make", diverge)
     lines: list[str] = []
-    left = compare(out=out, resume=True, say=lines.append)
+    with heard(lines.append):
+        left = compare(out=out, resume=True)
     assert [model["name"] for model in left.models] == [A, f"{A}@none"]
     assert [own["runs"] for own in timeless(left.models)] == [own["runs"] for own in timeless(found.models[:2])]
     (told,) = (note for note in left.figures["notes"] if "left out" in note)
@@ -185,19 +185,19 @@ def test_a_model_whose_training_leads_nowhere_is_left_out_and_the_reader_told(
 
 
 def test_where_every_model_leads_nowhere_that_is_said(
-    found: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: vitkit.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(found.folder, tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / "runs")
     monkeypatch.setattr(comparison_runs, "make", lambda *_: (_ for _ in ()).throw(DivergedError("past help")))
     with pytest.raises(VitkitError, match=f"{A}, seed .*: past help; .*{B}, seed .*: past help"):
-        compare(out=tmp_path / "out", resume=True, say=quiet)
+        compare(out=tmp_path / "out", resume=True)
 
 
-def test_under_stress_all_models_are_asked_about_the_same_pictures(found: Comparison, tmp_path: Path) -> None:
+def test_under_stress_all_models_are_asked_about_the_same_pictures(found: vitkit.Result, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(found.folder, out)
-    stressed = compare(out=out, resume=True, stress="occlusion,blur", say=quiet)
+    stressed = compare(out=out, resume=True, stress="occlusion,blur")
     assert {key: own for key, own in timeless(stressed.to_dict()).items() if key != "stress"} == {
         key: own for key, own in timeless(found.to_dict()).items() if key != "stress"
     }
@@ -215,19 +215,19 @@ def test_under_stress_all_models_are_asked_about_the_same_pictures(found: Compar
     for file in answers:  # what is known is not asked again
         known = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps({key: "1" * len(bits) for key, bits in known.items()}), encoding="utf-8")
-    again = compare(out=out, resume=True, stress="blur", say=quiet)
+    again = compare(out=out, resume=True, stress="blur")
     assert again.figures["stress"][0]["models"][A]["accuracy"] == [1.0] * 5
     assert "Under stress: blurred" in again.report.read_text(encoding="utf-8")
 
 
-def test_a_run_that_was_judged_by_other_images_is_refused(found: Comparison, tmp_path: Path) -> None:
+def test_a_run_that_was_judged_by_other_images_is_refused(found: vitkit.Result, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(found.folder, out)
     plan = json.loads((out / "plan.json").read_text(encoding="utf-8"))
     plan["plan"]["test_hash"] = "0" * 64
     (out / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     with pytest.raises(VitkitError, match="tested on other images"):
-        compare(out=out, resume=True, say=quiet)
+        compare(out=out, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -239,21 +239,21 @@ def test_a_run_that_was_judged_by_other_images_is_refused(found: Comparison, tmp
         ({"lr": 0.5}, "lr 0.5"),
     ],
 )
-def test_another_comparison_is_not_gone_on_with(found: Comparison, changed: dict[str, Any], message: str) -> None:
+def test_another_comparison_is_not_gone_on_with(found: vitkit.Result, changed: dict[str, Any], message: str) -> None:
     with pytest.raises(VitkitError, match=message):
-        compare(**runs.divided(compare, **changed), out=found.folder, resume=True, say=quiet)
+        compare(**runs.divided(compare, **changed), out=found.folder, resume=True)
 
 
-def test_a_folder_that_is_taken(found: Comparison, data: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_taken(found: vitkit.Result, data: Path, tmp_path: Path) -> None:
     with pytest.raises(VitkitError, match="continue it with resume=True"):
-        compare(data, [A], vitkit.Recipe(**FIELDS), out=found.folder, say=quiet)
+        compare(data, [A], vitkit.Recipe(**FIELDS), out=found.folder)
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(VitkitError, match="not empty"):
-        compare(data, [A], vitkit.Recipe(**FIELDS), out=tmp_path, say=quiet)
+        compare(data, [A], vitkit.Recipe(**FIELDS), out=tmp_path)
     with pytest.raises(VitkitError, match="no comparison to continue"):
-        compare(out=tmp_path, resume=True, say=quiet)
+        compare(out=tmp_path, resume=True)
     with pytest.raises(VitkitError, match="requires out"):
-        compare(resume=True, say=quiet)
+        compare(resume=True)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_trained(
     own = {name: value for name, value in FIELDS.items() if "budget" not in fields or name != "epochs"}
     asked = {"recipe": fields["recipe"]} if "recipe" in fields else runs.divided(compare, **{**own, **fields})
     with pytest.raises(VitkitError, match=message):
-        compare(data, models, **asked, out=tmp_path / "out", say=quiet)
+        compare(data, models, **asked, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -299,9 +299,9 @@ def test_a_recipe_is_a_model_with_its_own_way_to_be_trained(
     small.write_text(f'model = "{A}"\nweights = "none"\nepochs = 5\n', encoding="utf-8")
     monkeypatch.setattr(comparison_runs, "make_all", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        compare(data, [large, str(small)], vitkit.Recipe(epochs=4), seeds=1, out=tmp_path / "flag", say=quiet)
+        compare(data, [large, str(small)], vitkit.Recipe(epochs=4), seeds=1, out=tmp_path / "flag")
     with pytest.raises(ZeroDivisionError):
-        compare(data, f"{large},{small}", seeds=1, out=tmp_path / "out", say=quiet)
+        compare(data, f"{large},{small}", seeds=1, out=tmp_path / "out")
     for out, epochs in (("flag", [4, 4]), ("out", [3, 5])):
         plan = json.loads((tmp_path / out / "plan.json").read_text(encoding="utf-8"))["plan"]
         assert plan["models"] == ["large", "small"]
@@ -329,7 +329,6 @@ def test_the_method_is_chosen_by_as_many_images_as_there_will_be(
             fractions="0.5,1",
             seeds=1,
             out=tmp_path / "out",
-            say=quiet,
         )
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
     assert seen == [20]
@@ -347,15 +346,15 @@ def test_a_budget_of_flops_is_told_in_epochs(data: Path, tmp_path: Path, monkeyp
     lines: list[str] = []
     with pytest.raises(Stop):
         out = tmp_path / "out"
-        compare(
-            data,
-            [A, B],
-            vitkit.Recipe(**OF_ANY_MODEL),
-            budget="flops=1e10",
-            fractions="0.5,1",
-            out=out,
-            say=lines.append,
-        )
+        with heard(lines.append):
+            compare(
+                data,
+                [A, B],
+                vitkit.Recipe(**OF_ANY_MODEL),
+                budget="flops=1e10",
+                fractions="0.5,1",
+                out=out,
+            )
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
     epochs = {(job["model"], job["fraction"]): job["fields"]["epochs"] for job in plan["jobs"]}
     assert epochs[A, 0.5] > epochs[A, 1] > epochs[B, 1] >= 1
@@ -378,7 +377,8 @@ def test_what_is_of_vision_transformers_is_left_out_for_networks_and_told(
     network = "torchvision:resnet18"
     with pytest.raises(_Killed):
         own = {"epochs": 1, "init": "reference", "drop_path": 0.1, "image_size": 32}
-        compare(data, [A, network], vitkit.Recipe(**OF_ANY_MODEL, **own), out=tmp_path / "out", say=lines.append)
+        with heard(lines.append):
+            compare(data, [A, network], vitkit.Recipe(**OF_ANY_MODEL, **own), out=tmp_path / "out")
     assert f"{network}: init reference requires a Vision Transformer, and is left out" in lines
     assert f"{network}: drop_path 0.1 is left out: the network has none" in lines
     plan = json.loads((tmp_path / "out" / "plan.json").read_text(encoding="utf-8"))["plan"]
@@ -419,7 +419,7 @@ def test_a_model_at_chance_is_named() -> None:
 @pytest.mark.accept
 def test_labels_drawn_by_lot_are_at_chance_and_make_no_difference(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "photos", images=40, noise=1e5)  # no colour is left
-    found = compare(data, [A, B], vitkit.Recipe(**FIELDS | {"epochs": 5}), out=tmp_path / "out", say=quiet)
+    found = compare(data, [A, B], vitkit.Recipe(**FIELDS | {"epochs": 5}), out=tmp_path / "out")
     assert (
         len(found.figures["findings"]) == 1 and A in found.figures["findings"][0] and B in found.figures["findings"][0]
     )

@@ -15,8 +15,9 @@ from scipy.stats import binomtest
 
 import runs
 import vitkit
+from hearing import heard
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.experiments import Comparison, ComparisonJob, ComparisonSuite
+from vitkit.experiments import ComparisonJob
 from vitkit.experiments import compare as costs
 from vitkit.experiments import comparison_runs as comparison_job
 from vitkit.experiments.comparison_runs import _environments, _make
@@ -36,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def found(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[ComparisonSuite, list[str]]:
+def found(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[vitkit.Result, list[str]]:
     """Stopped by a signal after the second run, and continued."""
     out, said = tmp_path_factory.mktemp("suite") / "out", []
 
@@ -47,14 +48,15 @@ def found(folders: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "ROUNDS", 1)
-        with pytest.raises(Interrupted):
-            vitkit.compare(folders, [A, B], **runs.divided(vitkit.compare, **FIELDS), out=out, say=stop)
-        result = vitkit.compare(resume=True, out=out, say=said.append)
-    assert isinstance(result, ComparisonSuite)
+        with pytest.raises(Interrupted), heard(stop):
+            vitkit.compare(folders, [A, B], **runs.divided(vitkit.compare, **FIELDS), out=out)
+        with heard(said.append):
+            result = vitkit.compare(resume=True, out=out)
+    assert isinstance(result, vitkit.Result)
     return result, said
 
 
-def test_the_cells_are_those_of_the_comparisons(found: tuple[ComparisonSuite, list[str]]) -> None:
+def test_the_cells_are_those_of_the_comparisons(found: tuple[vitkit.Result, list[str]]) -> None:
     result, said = found
     assert result.figures == json.loads((result.folder / "suite.json").read_text())
     assert "photos: 2 of 2 runs are finished already" in said
@@ -105,7 +107,7 @@ def test_significant_differences_are_counted() -> None:
     assert second.startswith("b is significantly better than another model in 1 and worse in 1 of 4 comparisons")
 
 
-def test_means_and_ranks_are_over_the_data_sets(found: tuple[ComparisonSuite, list[str]]) -> None:
+def test_means_and_ranks_are_over_the_data_sets(found: tuple[vitkit.Result, list[str]]) -> None:
     result, _ = found
     for model in result.figures["models"]:
         cells = list(model["by_data"].values())
@@ -115,7 +117,7 @@ def test_means_and_ranks_are_over_the_data_sets(found: tuple[ComparisonSuite, li
     assert sum(model["mean_rank"] for model in result.figures["models"]) == 3, "of two models, with ties halved"
 
 
-def test_what_each_training_costs_is_said_before_it_begins(found: tuple[ComparisonSuite, list[str]]) -> None:
+def test_what_each_training_costs_is_said_before_it_begins(found: tuple[vitkit.Result, list[str]]) -> None:
     result, said = found
     first = next(place for place, line in enumerate(said) if "run 1 of" in line)
     (row,) = (line for line in said[:first] if line.startswith(A))
@@ -129,7 +131,7 @@ def test_what_each_training_costs_is_said_before_it_begins(found: tuple[Comparis
     assert planned == pytest.approx(run["training_flops"], rel=0.01)
 
 
-def test_it_is_shown(found: tuple[ComparisonSuite, list[str]]) -> None:
+def test_it_is_shown(found: tuple[vitkit.Result, list[str]]) -> None:
     result, _ = found
     page, text = result.report.read_text(encoding="utf-8"), "\n".join(result.lines())
     assert "1-photos/comparison.html" in page and "data:image/svg+xml" in page
@@ -141,7 +143,6 @@ def test_it_is_shown(found: tuple[ComparisonSuite, list[str]]) -> None:
 def test_one_data_set_in_a_list_is_an_ordinary_comparison(folders: list[str]) -> None:
     with pytest.raises(VitkitError, match="no models: vitkit compare DATA --models"):
         vitkit.compare(folders[:1])
-    assert not issubclass(ComparisonSuite, Comparison)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
     twice = [folders[0], f"{folders[0]}/../{Path(folders[0]).name}"]  # the same folder
     data = twice if rest.pop("twice", False) else folders
     with pytest.raises(VitkitError, match=expected):
-        vitkit.compare(data, **runs.divided(vitkit.compare, **FIELDS, **rest), out=tmp_path / "out", say=lambda _: None)
+        vitkit.compare(data, **runs.divided(vitkit.compare, **FIELDS, **rest), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -14,7 +14,7 @@ import runs
 import vitkit
 from photos import scene
 from vitkit.errors import VitkitError
-from vitkit.experiments import FEW_SHOT, Comparison, judging
+from vitkit.experiments import FEW_SHOT, judging
 from vitkit.experiments import compare as comparison_costs
 from vitkit.experiments.compare import compare
 from vitkit.training import run
@@ -56,13 +56,13 @@ def seen(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was trained on 12 of the 36 test images."""
     root = tmp_path_factory.mktemp("seen")
     own = {"data": str(scenes(root / "photos", range(20, 24))), "split": (1.0, 0.0, 0.0)}
-    return run.train(vitkit.Recipe(**{**runs.QUICK, **SMALL, "epochs": 1, **own}), root / "run", say=str)
+    return run.train(vitkit.Recipe(**{**runs.QUICK, **SMALL, "epochs": 1, **own}), root / "run")
 
 
 @pytest.fixture(scope="module")
-def found(data: Path, seen: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+def found(data: Path, seen: Path, tmp_path_factory: pytest.TempPathFactory) -> vitkit.Result:
     out = tmp_path_factory.mktemp("compared") / "out"
-    return compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], vitkit.Recipe(**FIELDS), seeds=2, out=out, say=str)
+    return compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], vitkit.Recipe(**FIELDS), seeds=2, out=out)
 
 
 def answers(folder: Path) -> dict[str, bool]:
@@ -70,7 +70,7 @@ def answers(folder: Path) -> dict[str, bool]:
         return {row["path"]: row["label"] == row["predicted"] for row in csv.DictReader(text)}
 
 
-def test_what_one_of_the_weights_had_seen_judges_none_of_the_models(found: Comparison, seen: Path) -> None:
+def test_what_one_of_the_weights_had_seen_judges_none_of_the_models(found: vitkit.Result, seen: Path) -> None:
     name = f"{MODEL}@{seen.name}"
     figures = json.loads((found.folder / "comparison.json").read_text())
     assert (figures["test_images"], figures["left_out"]) == (24, {"images": 12, "seen": {name: 12}})
@@ -98,7 +98,7 @@ def test_what_one_of_the_weights_had_seen_judges_none_of_the_models(found: Compa
     )
 
 
-def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: Comparison, seen: Path) -> None:
+def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: vitkit.Result, seen: Path) -> None:
     told = f"12 of 36 test images are left out for all models: {MODEL}@{seen.name} had seen 12"
     assert told in found.figures["findings"] and told in found.figures["notes"]
     assert told in found.lines() and told in found.report.read_text() and told in found._repr_html_()
@@ -107,11 +107,9 @@ def test_it_is_said_before_training_in_the_terminal_and_on_the_page(found: Compa
 
 def test_where_too_few_are_left_nothing_is_trained(data: Path, tmp_path: Path) -> None:
     own = {"data": str(scenes(tmp_path / "photos", range(20, 31))), "split": (1.0, 0.0, 0.0)}
-    seen = run.train(vitkit.Recipe(**{**runs.QUICK, **SMALL, "epochs": 1, **own}), tmp_path / "run", say=str)
+    seen = run.train(vitkit.Recipe(**{**runs.QUICK, **SMALL, "epochs": 1, **own}), tmp_path / "run")
     with pytest.raises(VitkitError, match="3 images are left for the test, which is too few") as told:
-        compare(
-            data, [f"{MODEL}@{seen}", f"{MODEL}@none"], vitkit.Recipe(**FIELDS), seeds=1, out=tmp_path / "out", say=str
-        )
+        compare(data, [f"{MODEL}@{seen}", f"{MODEL}@none"], vitkit.Recipe(**FIELDS), seeds=1, out=tmp_path / "out")
     assert f"{MODEL}@{seen.name} had seen 33; use other weights" in str(told.value)
     assert not (tmp_path / "out" / "runs").exists()
 
@@ -127,9 +125,7 @@ def test_copies_across_given_splits_judge_nobody(data: Path, tmp_path: Path, sid
     shutil.copytree(data, tmp_path / "photos")
     scenes(tmp_path / "photos" / "train", range(20, 23), side)
     names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
-    left = compare(
-        tmp_path / "photos", names, vitkit.Recipe(**OF_ANY_MODEL, epochs=1), seeds=1, out=tmp_path / "out", say=str
-    )
+    left = compare(tmp_path / "photos", names, vitkit.Recipe(**OF_ANY_MODEL, epochs=1), seeds=1, out=tmp_path / "out")
     assert left.figures["test_images"] == 27
     assert left.figures["left_out"] == {"images": 9, "seen": dict.fromkeys(names, 9)}
     for model in left.models:
@@ -143,9 +139,7 @@ def test_images_that_chose_the_epoch_are_no_test_images(data: Path, tmp_path: Pa
     for name in ("train", "val"):
         shutil.copytree(data / name, tmp_path / "photos" / name)
     names = [f"{MODEL}@none", "vit_micro_patch4_16@none"]
-    left = compare(
-        tmp_path / "photos", names, vitkit.Recipe(**OF_ANY_MODEL, epochs=1), seeds=1, out=tmp_path / "out", say=str
-    )
+    left = compare(tmp_path / "photos", names, vitkit.Recipe(**OF_ANY_MODEL, epochs=1), seeds=1, out=tmp_path / "out")
     chosen = ["epoch by val_acc", "temperature by log loss"]
     assert (left.figures["split"], left.figures["chosen_on"]) == ("val", chosen)
     lines, page = "\n".join(left.lines()), left.report.read_text()
@@ -170,9 +164,8 @@ def test_the_lab_leaves_out_what_was_seen(data: Path, seen: Path, tmp_path: Path
         seeds=1,
         model=MODEL,
         out=tmp_path / "lab",
-        say=str,
     )
-    assert isinstance(found, vitkit.experiments.lab.LabResult)
+    assert isinstance(found, vitkit.Result)
     assert (found.figures["test_images"], found.figures["left_out"]["images"]) == (27, 9)
     assert found.remarks[1].startswith("27 test images")
     assert any("9 of 36 test images are left out for all models" in line for line in found.lines())
@@ -182,7 +175,7 @@ def test_the_lab_leaves_out_what_was_seen(data: Path, seen: Path, tmp_path: Path
 
 
 def test_few_shots_are_tested_on_images_that_the_weights_had_not_seen(data: Path, seen: Path, tmp_path: Path) -> None:
-    found = vitkit.lab(FEW_SHOT.name, data, model=seen, seeds=1, out=tmp_path / "lab", say=str)
+    found = vitkit.lab(FEW_SHOT.name, data, model=seen, seeds=1, out=tmp_path / "lab")
     assert any(line.startswith("24 test images of 3 classes") for line in found.lines())
     assert any("12 of 36 test images are left out" in line for line in found.lines())
 
@@ -204,7 +197,7 @@ def test_images_that_are_left_are_counted_once() -> None:
 
 
 @pytest.fixture
-def copied(found: Comparison, tmp_path: Path) -> Path:
+def copied(found: vitkit.Result, tmp_path: Path) -> Path:
     return Path(shutil.copytree(found.folder, tmp_path / "out"))
 
 
@@ -225,7 +218,7 @@ def test_two_swapped_runs_are_noticed(copied: Path, pair: tuple[int, int]) -> No
     before = (copied / "comparison.json").read_bytes()
     swap(first, second)
     with pytest.raises(VitkitError, match=r"recipe.toml has changed since the training: .* delete .* resume=True"):
-        compare(out=copied, resume=True, say=str)
+        compare(out=copied, resume=True)
     assert (copied / "comparison.json").read_bytes() == before
 
 
@@ -234,7 +227,7 @@ def test_two_swapped_runs_are_noticed_where_nothing_says_what_they_held(copied: 
     shutil.rmtree(copied / "digests")
     swap(first, second)
     with pytest.raises(VitkitError, match=r"contains a run with seed 1, but the comparison expects 0"):
-        compare(out=copied, resume=True, say=str)
+        compare(out=copied, resume=True)
 
 
 @pytest.mark.parametrize("name", ["evaluation.json", "predictions.csv", "model.safetensors", "model.json"])
@@ -249,15 +242,15 @@ def test_what_was_edited_goes_into_no_table(copied: Path, name: str) -> None:
     else:
         shutil.copy(folders(copied)[0] / name, file)
     with pytest.raises(VitkitError, match=r"has changed since the training|is damaged"):
-        compare(out=copied, resume=True, say=str)
+        compare(out=copied, resume=True)
 
 
-def test_without_digests_the_models_are_asked_again(copied: Path, found: Comparison) -> None:
+def test_without_digests_the_models_are_asked_again(copied: Path, found: vitkit.Result) -> None:
     """As of a comparison that was killed between a run's last file and them, or that an earlier version made."""
     shutil.rmtree(copied / "digests")
     file = folders(copied)[1] / "evaluation.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"accuracy": 0.99, "loss": 0.01}))
-    again = compare(out=copied, resume=True, say=str)
+    again = compare(out=copied, resume=True)
     assert again.pairs == found.pairs
     for first, second in zip(found.models, again.models, strict=True):
         assert (first["accuracy"], first["interval"], first["loss"]) == (

@@ -13,6 +13,7 @@ from numpy.random import default_rng
 import runs
 import tiny
 import vitkit as package
+from hearing import heard
 from vitkit.classifier import Classifier
 from vitkit.cli.app import app
 from vitkit.data import Preprocess, read_source
@@ -21,8 +22,6 @@ from vitkit.evaluation import Units
 from vitkit.experiments import (
     EXPERIMENTS,
     Ablation,
-    LabList,
-    LabResult,
     Measurement,
     base_config,
     base_fields,
@@ -37,6 +36,7 @@ from vitkit.experiments import (
 )
 from vitkit.experiments.lab import ablations as few_shot
 from vitkit.experiments.lab import lab as verb
+from vitkit.experiments.lab import result_of
 from vitkit.model import config_for
 from vitkit.profiling import describe
 from vitkit.training import Recipe, bundled, complete, config_of, without_fields_of_vits
@@ -91,7 +91,7 @@ def test_what_is_foreseen_is_the_papers() -> None:
 
 def test_a_list_of_the_experiments() -> None:
     found = package.lab()
-    assert isinstance(found, LabList)
+    assert isinstance(found, package.Result)
     lines = found.lines()
     assert [line.split()[0] for line in lines] == list(EXPERIMENTS) == list(found.to_dict())
 
@@ -199,7 +199,7 @@ def test_small_is_photographs_at_32_pixels_or_the_data_s_own_recipe() -> None:
 def test_what_cannot_be_done_is_refused_in_a_line(photos: Path, arguments: dict[str, Any], told: str) -> None:
     data = {} if arguments.get("resume") else {"data": photos}
     with pytest.raises(VitkitError, match=told) as caught:
-        package.lab(**runs.divided(package.lab, **{**data, **arguments}), say=str)
+        package.lab(**runs.divided(package.lab, **{**data, **arguments}))
     assert "\n" not in str(caught.value)
 
 
@@ -253,7 +253,7 @@ QUICK = {"model": "vit_micro_patch8_16", "epochs": 1, "batch_size": 8, "precisio
 
 
 @pytest.fixture(scope="module")
-def done(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
+def done(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> package.Result:
     """Stopped by a signal after its first run, and gone on with."""
     out = tmp_path_factory.mktemp("lab") / "norm"
 
@@ -261,16 +261,17 @@ def done(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
         if line.startswith("run 1 of 4"):
             raise Interrupted(2)
 
-    with pytest.raises(Interrupted):
-        package.lab("norm", photos, **runs.divided(package.lab, **QUICK, model_fields=SMALL), out=out, say=stop)
+    with pytest.raises(Interrupted), heard(stop):
+        package.lab("norm", photos, **runs.divided(package.lab, **QUICK, model_fields=SMALL), out=out)
     said: list[str] = []
-    found = package.lab(resume=True, out=out, say=said.append)
+    with heard(said.append):
+        found = package.lab(resume=True, out=out)
     assert said[0] == "1 of 4 runs are finished already"
-    assert isinstance(found, LabResult)
+    assert isinstance(found, package.Result)
     return found
 
 
-def test_an_experiment_is_its_runs(done: LabResult) -> None:
+def test_an_experiment_is_its_runs(done: package.Result) -> None:
     figures = json.loads((done.folder / "lab.json").read_text())
     assert figures == json.loads(json.dumps(done.figures))
     pre, post = figures["variants"]
@@ -286,14 +287,14 @@ def test_an_experiment_is_its_runs(done: LabResult) -> None:
     assert pair["difference"] == pytest.approx(post["accuracy"] - pre["accuracy"])
 
 
-def test_all_runs_are_judged_by_the_same_images(done: LabResult) -> None:
+def test_all_runs_are_judged_by_the_same_images(done: package.Result) -> None:
     tested = set()
     for file in sorted(done.folder.glob("runs/*/split.json")):
         tested.add(json.dumps(json.loads(file.read_text())["splits"]["test"]))
     assert len(tested) == 1
 
 
-def test_the_page_and_the_lines_have_the_table_and_what_differs(done: LabResult) -> None:
+def test_the_page_and_the_lines_have_the_table_and_what_differs(done: package.Result) -> None:
     page, lines = done.page.read_text(), "\n".join(done.lines())
     for text in ("pre-norm", "post-norm", done.experiment.differs, "LayerNorm before each sub-layer"):
         assert text in page
@@ -303,15 +304,15 @@ def test_the_page_and_the_lines_have_the_table_and_what_differs(done: LabResult)
     assert words.startswith("vitkit lab norm --data photos") and "--set model.layers=1" in words
 
 
-def test_done_again_it_is_the_same_and_never_written_over(done: LabResult) -> None:
-    again = package.lab(resume=True, out=done.folder, say=str)
+def test_done_again_it_is_the_same_and_never_written_over(done: package.Result) -> None:
+    again = package.lab(resume=True, out=done.folder)
     assert again.to_dict() == done.figures
     with pytest.raises(VitkitError, match="contains an experiment: continue it with resume=True"):
-        package.lab("norm", **runs.divided(package.lab, **{**QUICK, "data": "digits"}), out=done.folder, say=str)
+        package.lab("norm", **runs.divided(package.lab, **{**QUICK, "data": "digits"}), out=done.folder)
 
 
 @pytest.fixture(scope="module")
-def transferred(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabResult:
+def transferred(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> package.Result:
     """Two models, pre-trained on photographs of one kind and transferred to those of another."""
     root = tmp_path_factory.mktemp("transfer")
     upstream = runs.photos(root / "upstream", images=18, seed=7)
@@ -322,14 +323,14 @@ def transferred(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> LabRe
         if line.startswith("run 1 of 12"):
             raise Interrupted(2)
 
-    with pytest.raises(Interrupted):
-        package.lab("data-size", photos, **small, upstream=upstream, out=root / "lab", say=stop)
-    found = package.lab(resume=True, out=root / "lab", say=str)
-    assert isinstance(found, LabResult)
+    with pytest.raises(Interrupted), heard(stop):
+        package.lab("data-size", photos, **small, upstream=upstream, out=root / "lab")
+    found = package.lab(resume=True, out=root / "lab")
+    assert isinstance(found, package.Result)
     return found
 
 
-def test_every_model_is_pre_trained_on_each_part_and_transferred(transferred: LabResult) -> None:
+def test_every_model_is_pre_trained_on_each_part_and_transferred(transferred: package.Result) -> None:
     figures, folder = transferred.figures, transferred.folder
     counts = [part["images"] for part in figures["models"][0]["by_size"]]
     assert counts == [round(part * counts[-1]) for part in (1 / 9, 1 / 3, 1)]
@@ -346,7 +347,7 @@ def test_every_model_is_pre_trained_on_each_part_and_transferred(transferred: La
     assert {pair["fraction"] for pair in figures["pairs"]} == {1 / 9, 1 / 3, 1}
 
 
-def test_the_page_has_both_figures_and_the_sentence(transferred: LabResult) -> None:
+def test_the_page_has_both_figures_and_the_sentence(transferred: package.Result) -> None:
     page = transferred.page.read_text(encoding="utf-8")
     assert page.count("data:image/svg+xml") == 3
     assert "In the paper (Figure 3, numbers of Table 5)" in page
@@ -373,16 +374,16 @@ def test_too_few_images_to_pre_train_on_are_refused_before_anything_is_trained(p
     few = runs.photos(tmp_path / "few", images=10, seed=7)
     small = runs.divided(package.lab, **QUICK | {"model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL})
     with pytest.raises(VitkitError, match=r"few has 21 training images, .* 3 classes: pre-train on at least 23"):
-        package.lab("data-size", photos, **small, upstream=few, out=tmp_path / "lab", say=str)
+        package.lab("data-size", photos, **small, upstream=few, out=tmp_path / "lab")
     assert not list((tmp_path / "lab").rglob("*.*"))
 
 
 def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> None:
     small = runs.divided(package.lab, **QUICK | {"model": "vit_micro_patch8_16", "seeds": 1})
     with pytest.raises(VitkitError, match="36 pictures are in both"):
-        package.lab("data-size", photos, **small, upstream=photos, out=tmp_path / "lab", say=str)
+        package.lab("data-size", photos, **small, upstream=photos, out=tmp_path / "lab")
     with pytest.raises(VitkitError, match="cannot be halved by class, since it has 3 classes"):
-        package.lab("data-size", photos, **small, out=tmp_path / "other", say=str)
+        package.lab("data-size", photos, **small, out=tmp_path / "other")
     with pytest.raises(VitkitError, match="has a model twice: leave out one of them"):
         package.lab(
             "data-size",
@@ -390,10 +391,9 @@ def test_pictures_in_both_sources_are_refused(photos: Path, tmp_path: Path) -> N
             **small | {"model": "a, b,a"},
             upstream=photos,
             out=tmp_path / "c",
-            say=str,
         )
     with pytest.raises(VitkitError, match="norm does not use upstream"):
-        package.lab("norm", photos, upstream=photos, say=str)
+        package.lab("norm", photos, upstream=photos)
 
 
 def test_the_papers_pre_trainings_are_counted() -> None:
@@ -428,8 +428,8 @@ def test_a_model_is_fastest_if_its_quartiles_are_above(quartiles: list[tuple[int
 
 def test_models_are_timed_on_two_sizes_of_images(tmp_path: Path) -> None:
     names = "vit_micro_patch8_16,custom:bit_resnet_micro"
-    found = package.lab("cost", recipe=package.Recipe(image_size=16), model=names, out=tmp_path / "cost", say=str)
-    assert isinstance(found, LabResult)
+    found = package.lab("cost", recipe=package.Recipe(image_size=16), model=names, out=tmp_path / "cost")
+    assert isinstance(found, package.Result)
     models = json.loads((tmp_path / "cost/lab.json").read_text())["models"]
     assert [(model["name"], model["image_size"]) for model in models] == [
         (name, side) for name in names.split(",") for side in (16, 32)
@@ -457,10 +457,14 @@ def test_the_sentence_says_what_all_pairs_say(pairs: list[tuple[str, float, floa
     assert summary_of(rows, 3) == sentence
 
 
+def shown_as(experiment: Any, done: package.Result) -> package.Result:
+    return result_of(experiment, done.figures, done.headings, done.cells, done.remarks, done.folder, done.arrays)
+
+
 @pytest.mark.parametrize("kind", ["dots", "curves", "computation"])
-def test_a_picture_has_every_variant(done: LabResult, kind: Any) -> None:
+def test_a_picture_has_every_variant(done: package.Result, kind: Any) -> None:
     experiment = dataclasses.replace(done.experiment, picture=kind)
-    (drawn,) = dataclasses.replace(done, experiment=experiment).pictures().values()
+    (drawn,) = shown_as(experiment, done).pictures().values()
     texts = [text.get_text() for text in drawn().findobj(lambda own: hasattr(own, "get_text"))]
     assert {"pre-norm", "post-norm"} <= set(texts)
 
@@ -482,10 +486,10 @@ def test_the_papers_tables_agree_with_each_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["hybrid", "data-size"])
-def test_the_papers_numbers_are_drawn_next_to_ours(done: LabResult, name: str) -> None:
+def test_the_papers_numbers_are_drawn_next_to_ours(done: package.Result, name: str) -> None:
     printed = EXPERIMENTS[name].printed
     experiment = dataclasses.replace(done.experiment, printed=printed)
-    first, second = dataclasses.replace(done, experiment=experiment).pictures().items()
+    first, second = shown_as(experiment, done).pictures().items()
     assert second[0] == printed.caption and first[0] != printed.caption
     (axis,) = second[1]().axes
     drawn = {str(line.get_label()): line.get_xydata() for line in axis.lines}
@@ -509,7 +513,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_images_of_which_none_can_be_held_out_are_refused(model: Path, tmp_path: Path, name: str) -> None:
     few = runs.photos(tmp_path / "few", images=1)
     with pytest.raises(VitkitError, match=r"no images are held out .*: hold out some, or add images"):
-        package.lab(name, few, model=model, seeds=1, out=tmp_path / "lab", say=str)
+        package.lab(name, few, model=model, seeds=1, out=tmp_path / "lab")
     assert not list((tmp_path / "lab").rglob("*.*"))
 
 
@@ -590,10 +594,10 @@ def test_a_variant_starts_from_the_run_of_its_seed(photos: Path, tmp_path: Path)
     small = runs.divided(
         package.lab, **QUICK | {"epochs": 1, "model": "vit_micro_patch8_16", "seeds": 1, "model_fields": SMALL}
     )
-    with pytest.raises(Interrupted):
-        package.lab("resolution", photos, **small, out=tmp_path / "here", say=stop)
+    with pytest.raises(Interrupted), heard(stop):
+        package.lab("resolution", photos, **small, out=tmp_path / "here")
     (tmp_path / "here").rename(tmp_path / "there")
-    found = package.lab(resume=True, out=tmp_path / "there", say=str)
+    found = package.lab(resume=True, out=tmp_path / "there")
     trained, same, larger = found.figures["variants"]
     for own, size in ((trained, 16), (same, 16), (larger, 32)):
         classifier = package.load(tmp_path / "there" / own["runs"][0]["folder"])
@@ -612,15 +616,14 @@ def test_pretraining_learns_from_all_training_images_and_tests_none(photos: Path
 
     fields = {**QUICK, "model_fields": SMALL, "epochs": 1, "max_images": 9}
     small = runs.divided(package.lab, **fields | {"model": "vit_micro_patch4_16", "seeds": 1})
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted), heard(stop):
         package.lab(
             "pretraining",
             photos,
             **small,
             out=tmp_path / "lab",
-            say=stop,
         )
-    found = package.lab(resume=True, out=tmp_path / "lab", say=str)
+    found = package.lab(resume=True, out=tmp_path / "lab")
     folders = [tmp_path / "lab" / own["runs"][0]["folder"] for own in found.figures["variants"]]
     splits = [json.loads((folder / "split.json").read_text())["splits"] for folder in folders]
     assert all(own["test"] == splits[0]["test"] for own in splits)
@@ -672,3 +675,25 @@ def test_the_command_that_does_it_again_is_one_that_a_shell_takes() -> None:
 )
 def test_what_is_said_of_depth_is_a_test_of_all_layers(distance: list[float], sentence: str) -> None:
     assert trend_with_depth(np.array(distance)).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"model": "vit_nope"}, "no experiment is named: write one of position, "),
+        ({"name": "cost", "preset": "paper", "model": "vit_nope"}, "cost only computes .* model has no effect"),
+        ({"name": "head", "preset": "paper", "out": "z"}, "head only computes .* out has no effect"),
+    ],
+)
+def test_what_has_no_effect_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(VitkitError, match=message):
+        package.lab(**asked)
+
+
+def test_a_recipe_file_names_the_data_and_divides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('data = "nowhere"\n')
+    with pytest.raises(VitkitError, match="nowhere"):
+        package.lab("head", recipe=tmp_path / "mine.toml", out=tmp_path / "out")
+    (tmp_path / "mine.toml").write_text("folds = 2\n")
+    with pytest.raises(VitkitError, match="folds splits one training into several processes or runs"):
+        package.lab("head", recipe=tmp_path / "mine.toml", out=tmp_path / "out")

@@ -112,5 +112,5 @@ def test_a_network_whose_last_parts_attend_has_no_map(tmp_path: Path) -> None:
 
 
 def test_its_own_figures_are_of_vision_transformers(resnet: Classifier, tmp_path: Path) -> None:
-    with pytest.raises(VitkitError, match="anatomy=True requires a Vision Transformer, and this is torchvision:r"):
-        vitkit.explain(resnet, out=tmp_path / "out", anatomy=True)
+    with pytest.raises(VitkitError, match="an anatomy requires a Vision Transformer, and this is torchvision:r"):
+        vitkit.anatomy(resnet, out=tmp_path / "out")

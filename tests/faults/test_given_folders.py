@@ -34,7 +34,7 @@ from vitkit.weights import load, read_checkpoint
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("given")
     runs.photos(root / "photos", images=8)
-    run.train(runs.quick(root / "photos", epochs=1), root / "run", say=lambda _: None)
+    run.train(runs.quick(root / "photos", epochs=1), root / "run")
     return root
 
 
@@ -53,7 +53,7 @@ def test_a_run_that_goes_on_writes_through_no_link(given: Path, name: str) -> No
     (given / name).unlink(missing_ok=True)
     (given / name).symlink_to("../precious")
     with pytest.raises(VitkitError, match=rf"{name} is a link"):
-        run.resume(given, say=lambda _: None)
+        run.resume(given)
     assert (given.parent / "precious").read_text() == "precious"
 
 
@@ -79,7 +79,7 @@ def test_a_comparison_trains_in_its_folder_alone(given: Path, tmp_path: Path, fo
     (given / "recipe.toml").unlink()  # as of a run that was killed, whose folder is cleared
     before = fingerprint(given)
     with pytest.raises(VitkitError, match=r"plan\.json is damaged"):
-        vitkit.compare(out=tmp_path / "out", resume=True, say=lambda _: None)
+        vitkit.compare(out=tmp_path / "out", resume=True)
     assert fingerprint(given) == before
 
 

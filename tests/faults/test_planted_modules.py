@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def place_of_run(place: Path) -> Path:
     """With a run, `runs/first`."""
-    run.train(runs.quick(place / "photos"), place / "runs" / "first", say=lambda _: None)
+    run.train(runs.quick(place / "photos"), place / "runs" / "first")
     return place
 
 

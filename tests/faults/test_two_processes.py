@@ -53,7 +53,7 @@ def assert_one_won(outcomes: list[tuple[int, str]]) -> None:
 
 def test_ten_trainings_at_one_new_folder_and_at_a_run(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "photos")
-    whole = run.train(runs.quick(data, epochs=90), tmp_path / "whole", say=lambda _: None)
+    whole = run.train(runs.quick(data, epochs=90), tmp_path / "whole")
     flags = [*runs.FLAGS, "--epochs", "90", "--out", tmp_path / "run"]
     for extra in ([], ["--force"]):
         assert_one_won(at_once("train", data, *flags, *extra))
@@ -67,7 +67,7 @@ def test_ten_trainings_at_one_new_folder_and_at_a_run(tmp_path: Path) -> None:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run and its photographs."""
     here = tmp_path_factory.mktemp("source")
-    run.train(runs.quick(runs.photos(here / "photos", images=100)), here / "run", say=lambda _: None)
+    run.train(runs.quick(runs.photos(here / "photos", images=100)), here / "run")
     return here
 
 
@@ -114,7 +114,7 @@ FEW = 0.3  # seconds in which the program itself starts, and nobody listens yet
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("signals")
-    run.train(runs.quick(runs.photos(here / "photos")), here / "source", say=lambda _: None)
+    run.train(runs.quick(runs.photos(here / "photos")), here / "source")
     runs.photos(here / "many", images=300)
     return here
 

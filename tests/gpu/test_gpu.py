@@ -23,7 +23,6 @@ if not torch.cuda.is_available():
 
 MICRO = "vit_micro_patch4_16"
 SMALL: dict[str, Any] = {"model": MICRO, "epochs": 2, "max_images": 300, "compile": "off", "workers": 0}
-QUIET: dict[str, Any] = {"say": lambda line: None}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +35,7 @@ def _as_users_have_it() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "digits"
-    vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL), out=folder, **QUIET)
+    vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL), out=folder)
     return folder
 
 
@@ -105,7 +104,7 @@ def test_two_trainings_begin_alike_on_gpu_and_cpu(tmp_path: Path, precision: str
     curves = {}
     for device in ("cpu", "cuda"):
         vitkit.train(
-            "digits", vitkit.Recipe(device=device, precision=precision, seed=3, **SMALL), out=tmp_path / device, **QUIET
+            "digits", vitkit.Recipe(device=device, precision=precision, seed=3, **SMALL), out=tmp_path / device
         )
         curves[device] = read_metrics(tmp_path / device / "metrics.csv")
     first = {device: rows[0]["train_loss"] for device, rows in curves.items()}
@@ -114,12 +113,12 @@ def test_two_trainings_begin_alike_on_gpu_and_cpu(tmp_path: Path, precision: str
 
 @pytest.mark.parametrize("fields", [{"ema": 0.9}, {"swa": 0.5}, {"mixup": 0.8, "cutmix": 1.0}, {"patch_dropout": 0.3}])
 def test_ways_of_training(tmp_path: Path, fields: dict[str, float]) -> None:
-    found = vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL | fields), out=tmp_path / "run", **QUIET)
+    found = vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL | fields), out=tmp_path / "run")
     assert 0 <= found.evaluation["accuracy"] <= 1
 
 
 def test_half_precision(tmp_path: Path) -> None:
-    vitkit.train("digits", vitkit.Recipe(device="cuda", precision="float16", **SMALL), out=tmp_path / "run", **QUIET)
+    vitkit.train("digits", vitkit.Recipe(device="cuda", precision="float16", **SMALL), out=tmp_path / "run")
     losses = [row["train_loss"] for row in read_metrics(tmp_path / "run" / "metrics.csv")]
     assert losses[-1] < losses[0]
 
@@ -131,23 +130,22 @@ def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
                 raise Interrupted(15)
 
     fields = SMALL | {"epochs": 3, "batch_size": 32, "ema": 0.9}
-    whole = vitkit.train("digits", vitkit.Recipe(device="cuda", **fields), out=tmp_path / "whole", **QUIET)
+    whole = vitkit.train("digits", vitkit.Recipe(device="cuda", **fields), out=tmp_path / "whole")
     with pytest.raises(Interrupted):
         vitkit.train(
             "digits",
             vitkit.Recipe(device="cuda", **fields),
             hooks=vitkit.Hooks(callbacks=[Interrupting()]),
             out=tmp_path / "cut",
-            **QUIET,
         )
-    resumed = vitkit.train(resume=tmp_path / "cut", say=lambda line: None)
+    resumed = vitkit.train(resume=tmp_path / "cut")
     last = [read_metrics(run.folder / "metrics.csv")[-1]["train_loss"] for run in (whole, resumed)]
     assert last[1] == pytest.approx(last[0], abs=1e-3)
 
 
 def test_folds(tmp_path: Path) -> None:
     fields = SMALL | {"epochs": 1}
-    found = vitkit.train("digits", vitkit.Recipe(device="cuda", folds=2, **fields), out=tmp_path / "run", **QUIET)
+    found = vitkit.train("digits", vitkit.Recipe(device="cuda", folds=2, **fields), out=tmp_path / "run")
     assert (
         0
         <= vitkit.evaluate(found.folder, compute=vitkit.Compute(device="cuda"), data="digits").to_dict()["accuracy"]
@@ -169,7 +167,6 @@ def test_shards_read_by_processes(tmp_path: Path) -> None:
             tmp_path / data,
             vitkit.Recipe(device="cuda", method="scratch", **fields),
             out=tmp_path / f"run-{data}",
-            **QUIET,
         )
         curves.append([row["train_loss"] for row in read_metrics(tmp_path / f"run-{data}" / "metrics.csv")])
     assert np.isfinite(curves).all()
@@ -201,25 +198,24 @@ def test_every_method_fine_tunes(run: Path, tmp_path: Path, method: str) -> None
         "digits",
         vitkit.Recipe(weights=str(run), method=method, device="cuda", **fields),
         out=tmp_path / "tuned",
-        **QUIET,
     )
     assert (tmp_path / "tuned" / "report.html").is_file()
 
 
 def test_a_network_of_torchvision_trains(tmp_path: Path) -> None:
     fields = SMALL | {"model": "torchvision:shufflenet_v2_x0_5", "image_size": 32}
-    vitkit.train("digits", vitkit.Recipe(device="cuda", **fields), out=tmp_path / "run", **QUIET)
+    vitkit.train("digits", vitkit.Recipe(device="cuda", **fields), out=tmp_path / "run")
     found = vitkit.evaluate(tmp_path / "run", compute=vitkit.Compute(device="cuda", precision="bfloat16"))
     assert "bfloat16" in found.lines()[-1] or found.to_dict()["accuracy"] >= 0
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch itself, as it imports its compiler
 def test_a_step_can_be_compiled(tmp_path: Path) -> None:
-    vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL | {"compile": "on"}), out=tmp_path / "run", **QUIET)
+    vitkit.train("digits", vitkit.Recipe(device="cuda", **SMALL | {"compile": "on"}), out=tmp_path / "run")
 
 
 def test_pre_training(tmp_path: Path) -> None:
-    vitkit.pretrain("digits", vitkit.Recipe(device="cuda", **SMALL), out=tmp_path / "run", **QUIET)
+    vitkit.pretrain("digits", vitkit.Recipe(device="cuda", **SMALL), out=tmp_path / "run")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -271,6 +267,5 @@ def test_models_are_compared(tmp_path: Path) -> None:
         vitkit.Recipe(device="cuda", **fields),
         seeds=1,
         out=tmp_path / "c",
-        **QUIET,
     )
     assert len(found.to_dict()["models"]) == 2

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hearing import heard
 from tiny import FEW, VARIETY, build, images, largest_difference
 from vitkit.errors import VitkitError
 from vitkit.inference import GAIN, PLANS, best, can_pack, choose, open_runner
@@ -111,18 +112,21 @@ def test_blocks_of_a_kind_are_timed_once_and_counted_as_often_as_they_are() -> N
 
 def test_a_measurement_is_said_kept_and_not_repeated(measured: list[str], cache: Path) -> None:
     said: list[str] = []
-    assert choose(build(), may_measure=True, say=said.append) == "folded-fused"
+    with heard(said.append):
+        assert choose(build(), may_measure=True) == "folded-fused"
     assert "plan folded-fused, by a stored measurement of this machine" in said[0]
     assert "(speed-up over plain: folded-fused 1.20, folded-batch 1.04)" in said[0]
-    assert choose(build(seed=1), may_measure=True, say=said.append) == "folded-fused"
-    assert choose(build(), may_measure=False, say=said.append) == "folded-fused"
+    with heard(said.append):
+        assert choose(build(seed=1), may_measure=True) == "folded-fused"
+    with heard(said.append):
+        assert choose(build(), may_measure=False) == "folded-fused"
     assert len(measured) == len(said) == 1
-    assert choose(build(layers=2), may_measure=True, say=str) == "folded-fused"
+    assert choose(build(layers=2), may_measure=True) == "folded-fused"
     assert len(measured) == 2 and len(list((cache / "plans").iterdir())) == 2
 
 
 def test_few_images_are_not_measured_for(measured: list[str]) -> None:
-    assert choose(build(), may_measure=False, say=str) == "plain"
+    assert choose(build(), may_measure=False) == "plain"
     assert open_runner(build(), "eager", "bfloat16", images=499).plan == "plain"
     assert measured == []
     assert open_runner(build(), "eager", "bfloat16", images=500).plan == "folded-fused"
@@ -135,7 +139,7 @@ def test_few_images_are_not_measured_for(measured: list[str]) -> None:
     ids=str,
 )
 def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, measured: list[str], cache: Path) -> None:
-    choose(build(), may_measure=True, say=str)
+    choose(build(), may_measure=True)
     (file,) = (cache / "plans").iterdir()
     kept = json.loads(file.read_text())
     changes = {
@@ -145,22 +149,22 @@ def test_what_is_damaged_or_of_another_machine_is_measured_anew(content: Any, me
         "a list": {"plan": ["plain"]},
     }
     file.write_bytes(content if isinstance(content, bytes) else json.dumps(kept | changes[content]).encode())
-    assert choose(build(), may_measure=False, say=str) == "plain"
-    assert choose(build(), may_measure=True, say=str) == "folded-fused"
+    assert choose(build(), may_measure=False) == "plain"
+    assert choose(build(), may_measure=True) == "folded-fused"
     assert len(measured) == 2 and json.loads(file.read_text()) == kept
 
 
 @pytest.mark.parametrize("name", ["processor", "capability", "ONEDNN_MAX_CPU_ISA", "cores", "torch", "batch"])
 def test_it_holds_for_one_machine_and_version(name: str, measured: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(build(), may_measure=True, say=str)
+    choose(build(), may_measure=True)
     facts = plan._facts
     monkeypatch.setattr(plan, "_facts", lambda *given: facts(*given) | {name: "another"})
-    assert choose(build(), may_measure=False, say=str) == "plain"
+    assert choose(build(), may_measure=False) == "plain"
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(measured: list[str], cache: Path) -> None:
     (cache / "plans").write_text("a file")
-    assert choose(build(), may_measure=True, say=str) == "folded-fused"
+    assert choose(build(), may_measure=True) == "folded-fused"
 
 
 def test_a_fixed_plan_is_taken_and_is_of_eager(measured: list[str]) -> None:
@@ -185,7 +189,7 @@ def test_a_plan_that_is_named_is_taken_in_float32(way: str, measured: list[str])
 @pytest.mark.parametrize(("asked", "named"), [(None, "auto"), (1, "auto"), (499, "auto"), (500, "plain")])
 def test_float32_is_the_model_itself_for_few_images(asked: int | None, named: str, measured: list[str]) -> None:
     model = build()
-    choose(model, torch.float32, may_measure=True, say=str)
+    choose(model, torch.float32, may_measure=True)
     runner = open_runner(model, "eager", "float32", images=asked, plan=named)
     with torch.inference_mode():
         assert torch.equal(runner(images(2)), model(images(2)))

@@ -289,13 +289,11 @@ def test_a_run_trains_and_is_loaded_explained_and_exported(
         kind |= {"window_size": 2}
     photos = runs.photos(tmp_path / "photos")
     quick = runs.quick_fields(model_fields={**runs.SIZE, **kind}, drop_path=0.1)
-    vitkit.train(photos, vitkit.Recipe(**quick), out=tmp_path / "run", say=lambda line: None)
+    vitkit.train(photos, vitkit.Recipe(**quick), out=tmp_path / "run")
     run = tmp_path / "run"
     if more:
         quick = {name: value for name, value in quick.items() if name not in ("model", "model_fields", "weights")}
-        vitkit.train(
-            photos, vitkit.Recipe(**quick, **more, weights=str(run)), out=tmp_path / "second", say=lambda line: None
-        )
+        vitkit.train(photos, vitkit.Recipe(**quick, **more, weights=str(run)), out=tmp_path / "second")
         run = tmp_path / "second"
     assert vitkit.load(run).model.config.attention == fields["attention"]
     vitkit.explain(run, photos / "red" / "img1.png", method="all", out=tmp_path / "maps")

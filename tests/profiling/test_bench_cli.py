@@ -23,7 +23,7 @@ from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.model import config_for
 from vitkit.profiling import describe
-from vitkit.verbs import bench
+from vitkit.verbs import Result, bench
 from vitkit.weights import create_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -348,11 +348,11 @@ def untimed(rows: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found() -> vitkit.Benchmark:
+def found() -> Result:
     return vitkit.bench(MICRO, batch_sizes=[2, 1], backends=["eager"], precisions=["float32"], rounds=2)
 
 
-def test_function_and_command_agree(command: Any, found: vitkit.Benchmark) -> None:
+def test_function_and_command_agree(command: Any, found: Result) -> None:
     flags = ("--batch-sizes", "2,1", "--backends", "eager", "--precisions", "float32", "--rounds", "2")
     told = json.loads(command("bench", MICRO, *flags, "--json").out)
     ours = json.loads(json.dumps(found.to_dict()))
@@ -360,8 +360,8 @@ def test_function_and_command_agree(command: Any, found: vitkit.Benchmark) -> No
     assert told == ours
 
 
-def test_a_benchmark_is_shown_as_a_table(found: vitkit.Benchmark) -> None:
-    assert repr(found) == f"<Benchmark: {found.title}>"
+def test_a_benchmark_is_shown_as_a_table(found: Result) -> None:
+    assert repr(found) == f"<bench: {found.title}>"
     assert found.title.startswith(f"{MICRO} on ") and found.title.endswith(", 2 rounds")
     assert [line.split()[:3] for line in found.lines()[2:4]] == [["eager", "float32", batch] for batch in "12"]
     assert found._repr_html_().count("<tr>") == 3

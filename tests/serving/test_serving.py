@@ -544,4 +544,4 @@ def test_more_connections_than_files_are_refused_in_a_line(folder: Path, tmp_pat
             assert time.monotonic() < deadline
         code, told = program.end()
     assert code == 143
-    assert told == "60 connections are open: further ones are refused (503)\nstopped by SIGTERM\n"
+    assert told == "note: 60 connections are open: further ones are refused (503)\nstopped by SIGTERM\n"

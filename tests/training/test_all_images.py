@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 import runs
 import vitkit
+from hearing import heard
 from photos import noise, save
 from vitkit.data import EXCLUDED, Edit, add_edits, split_from_file, table_of
 from vitkit.errors import VitkitError
@@ -141,7 +142,7 @@ def test_what_the_user_decides_about_the_images_is_kept(data: Path, start: Path,
 
 def test_too_few_for_folds_and_images_seen_before_are_set_aside(tmp_path: Path, data: Path, start: Path) -> None:
     assert sets_aside(runs.photos(tmp_path / "four", images=4, seed=3), **fields(start))
-    known = train(runs.quick(data, epochs=1), tmp_path / "known", say=lambda line: None)
+    known = train(runs.quick(data, epochs=1), tmp_path / "known")
     assert sets_aside(data, **fields(known))
 
 
@@ -197,7 +198,7 @@ def test_killed_before_its_report_it_ends_with_the_same_figures(finished: tuple[
     folder = runs.copy_of(finished[0], tmp_path / "run")
     for name in ("report.html", "evaluation.json"):
         (folder / name).unlink()
-    resume(folder, say=lambda line: None)
+    resume(folder)
     assert (folder / "evaluation.json").read_bytes() == (finished[0] / "evaluation.json").read_bytes()
 
 
@@ -216,9 +217,7 @@ def test_damaged_tests_are_named(finished: tuple[Path, str], tmp_path: Path, nam
 
 
 def test_the_model_learns_every_image(finished: tuple[Path, str], data: Path, start: Path, tmp_path: Path) -> None:
-    aside = vitkit.train(
-        data, vitkit.Recipe(split=(1, 0, 0), method="probe", **fields(start)), out=tmp_path / "aside", say=str
-    )
+    aside = vitkit.train(data, vitkit.Recipe(split=(1, 0, 0), method="probe", **fields(start)), out=tmp_path / "aside")
     for (name, ours), theirs in zip(
         load(finished[0]).model.state_dict().items(), aside.classifier.model.state_dict().values(), strict=True
     ):
@@ -245,7 +244,8 @@ def test_a_continued_run_tests_the_same_images_in_the_same_way_with_their_earlie
     )
     lines: list[str] = []
     given = {"labels": str(tmp_path / "labels.csv"), "split_from": str(finished[0])}
-    second = vitkit.train(more, vitkit.Recipe(**fields(start, **given)), out=tmp_path / "second", say=lines.append)
+    with heard(lines.append):
+        second = vitkit.train(more, vitkit.Recipe(**fields(start, **given)), out=tmp_path / "second")
     assert any(f"as in {first.folder.name}" in line for line in lines)
     assert (second.headline.split, second.headline.images) == ("cross-validated", first.headline.images)
     assert second.evaluation["relabelled"]["paths"] == [red]
@@ -275,7 +275,7 @@ def test_a_continued_run_that_cannot_test_in_the_same_way_is_refused(
     if "weights" in given:
         given["weights"] = str(finished[0])
     with pytest.raises(VitkitError, match=reason):
-        vitkit.train(data, vitkit.Recipe(**{**fields(start), **given}), out=tmp_path / "second", say=str)
+        vitkit.train(data, vitkit.Recipe(**{**fields(start), **given}), out=tmp_path / "second")
     assert not (tmp_path / "second" / "split.json").exists()
 
 
@@ -287,7 +287,7 @@ def test_a_class_with_one_image(start: Path, tmp_path: Path) -> None:
         *(data / "blue").glob("img[2-9].png"),
     ]:
         file.unlink()
-    run = vitkit.train(data, vitkit.Recipe(**fields(start)), out=tmp_path / "run", say=lambda line: None)
+    run = vitkit.train(data, vitkit.Recipe(**fields(start)), out=tmp_path / "run")
     assert (run.headline.split, run.headline.images) == ("cross-validated", 12)
     assert run.evaluation["per_class"]["blue"]["recall"] == 0, "no head that was trained without it knows the class"
 
@@ -296,9 +296,7 @@ def test_shuffled_labels_report_chance(start: Path, tmp_path: Path) -> None:
     right, images, inside = 0.0, 0, list[bool]()
     for seed in range(3):
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=15, noise=200, seed=seed), seed)
-        run = vitkit.train(
-            data, vitkit.Recipe(seed=seed, **fields(start)), out=tmp_path / f"run-{seed}", say=lambda line: None
-        )
+        run = vitkit.train(data, vitkit.Recipe(seed=seed, **fields(start)), out=tmp_path / f"run-{seed}")
         assert run.headline.split == "cross-validated" and run.headline.interval is not None
         right += run.headline.images * run.accuracy
         images += run.headline.images

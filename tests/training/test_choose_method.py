@@ -10,6 +10,7 @@ from PIL import Image
 from scipy.stats import binomtest
 
 import runs
+from hearing import heard
 from vitkit.data import split_from_file
 from vitkit.training import Recipe, resolve, resolve_method, selection, train
 
@@ -90,19 +91,20 @@ def test_nothing_is_tried_where_there_is_no_choice(
 ) -> None:
     monkeypatch.delattr(selection, "probe_accuracy")
     fields = {**runs.quick_fields(epochs=1), **fields} if "weights" in fields else {"weights": str(start), **fields}
-    folder = train(Recipe(**{"data": str(easy), "epochs": 1, "workers": 0, **fields}), tmp_path / "run", say=str)
+    folder = train(Recipe(**{"data": str(easy), "epochs": 1, "workers": 0, **fields}), tmp_path / "run")
     assert split_from_file(folder / "split.json").splits.count("test") > 0
 
 
 def test_weights_that_know_the_photographs_are_not_asked(easy: Path, start: Path, tmp_path: Path) -> None:
-    first = train(Recipe(data=str(easy), **runs.quick_fields(epochs=1)), tmp_path / "first", say=str)
+    first = train(Recipe(data=str(easy), **runs.quick_fields(epochs=1)), tmp_path / "first")
     assert resolved(easy, first).recipe.method == "full"
 
 
 def test_a_run_says_why_and_is_written_once(easy: Path, start: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     asked = Recipe(data=str(easy), weights=str(start), workers=0, precision="float32")
-    folder = train(asked, tmp_path / "run", say=lines.append)
+    with heard(lines.append):
+        folder = train(asked, tmp_path / "run")
     assert sum(line.startswith("method ") for line in lines) == 1
     assert (folder / "evaluation.json").is_file()
     assert "val" not in split_from_file(folder / "split.json").splits

@@ -53,7 +53,7 @@ def assert_eval_agrees(run: Path, way: str) -> vitkit.EvaluationResult:
 
 
 def test_a_run_and_eval_agree_to_the_last_digit(data: Path, tmp_path: Path, way: str) -> None:
-    run = train(runs.quick(data, **HALVES), tmp_path / "run", say=lambda line: None)
+    run = train(runs.quick(data, **HALVES), tmp_path / "run")
     asked = assert_eval_agrees(run, way)
     plain = evaluate(load(run), split_from_file(run / "split.json"), "test")
     same = bool(np.array_equal(asked.evaluation.probabilities, plain.probabilities))
@@ -62,7 +62,7 @@ def test_a_run_and_eval_agree_to_the_last_digit(data: Path, tmp_path: Path, way:
 
 def test_the_temperature_is_of_the_same_answers(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitkit.inference.backends.best_precision", lambda _: "bfloat16")
-    run = train(runs.quick(data, **HALVES | {"balance": "none"}), tmp_path / "run", say=lambda line: None)
+    run = train(runs.quick(data, **HALVES | {"balance": "none"}), tmp_path / "run")
     seen = at_temperature(vitkit.evaluate(run, split="val").evaluation, 1.0)
     assert load(run).temperature == pytest.approx(fit_temperature(seen.probabilities, seen.labels), rel=1e-4)
 
@@ -77,7 +77,7 @@ def test_thresholds_are_chosen_on_answers_of_the_same_kind(data: Path, tmp_path:
     (tmp_path / "blue").symlink_to(data / "blue")
     (tmp_path / "green").symlink_to(data / "green")
     (tmp_path / "red").symlink_to(data / "red")
-    run = train(runs.quick(listed, **HALVES), tmp_path / "run", say=lambda line: None)
+    run = train(runs.quick(listed, **HALVES), tmp_path / "run")
     assert_eval_agrees(run, way)
     seen = vitkit.evaluate(run, split="val").evaluation
     assert load(run).thresholds == pytest.approx(best_thresholds(seen.labels, seen.probabilities), abs=1e-5)
@@ -94,5 +94,5 @@ def test_a_run_computes_on_a_processor_if_asked(data: Path, tmp_path: Path, monk
 
     real = backends.open_runner
     monkeypatch.setattr(backends, "open_runner", note)
-    train(runs.quick(data, epochs=1, device="cpu"), tmp_path / "run", say=lambda line: None)
+    train(runs.quick(data, epochs=1, device="cpu"), tmp_path / "run")
     assert devices == ["cpu"]

@@ -65,9 +65,7 @@ class Places:
         self.folder = folder
         self.data = pictures(folder / "data")
         self.several = runs.several(self.data)
-        self.start = train(
-            runs.quick(self.data, epochs=1, seed=7, model_fields=None), folder / "start", say=lambda line: None
-        )
+        self.start = train(runs.quick(self.data, epochs=1, seed=7, model_fields=None), folder / "start")
 
     def fields(self, case: dict[str, Any]) -> dict[str, Any]:
         named = {"START": str(self.start), "SEVERAL": str(self.several)}
@@ -78,7 +76,7 @@ def curves(places: Places, name: str) -> list[dict[str, float]]:
     """Three epochs of three or four steps."""
     folder = places.folder / name
     recipe = runs.quick(places.data, model_fields=None).replace(seed=3, **places.fields(CASES[name]))
-    train(recipe, folder, say=lambda line: None)
+    train(recipe, folder)
     return [{column: row[column] for column in CURVES if column in row} for row in runs.metrics(folder)]
 
 

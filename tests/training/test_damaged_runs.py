@@ -24,7 +24,7 @@ CKPT = "checkpoints/last.ckpt"
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("runs")
     recipe = runs.quick(runs.photos(here / "photos"), epochs=1)
-    return run.train(recipe, here / "finished", say=lambda _: None)
+    return run.train(recipe, here / "finished")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 
 def refused(folder: Path, name: str) -> str:
     with pytest.raises(VitkitError) as caught:
-        run.resume(folder, say=lambda _: None)
+        run.resume(folder)
     said = str(caught.value)
     assert str(folder / name) in said
     assert len(said.splitlines()) == 1
@@ -64,16 +64,14 @@ def test_a_recipe_that_was_edited_meets_no_state_of_before(folder: Path, before:
 
 
 def test_the_state_of_a_run_on_other_images_is_refused(folder: Path, tmp_path: Path) -> None:
-    other = run.train(
-        runs.quick(runs.photos(tmp_path / "more", images=15), epochs=1), tmp_path / "b", say=lambda _: None
-    )
+    other = run.train(runs.quick(runs.photos(tmp_path / "more", images=15), epochs=1), tmp_path / "b")
     shutil.copyfile(other / CKPT, folder / CKPT)
     assert "belongs to another run" in refused(folder, CKPT)
 
 
 def test_the_state_of_a_run_on_other_pictures_of_the_same_names_is_refused(folder: Path, tmp_path: Path) -> None:
     recipe = runs.quick(runs.photos(tmp_path / "photos", seed=1), epochs=1)
-    other = run.train(recipe, tmp_path / "b", say=lambda _: None)
+    other = run.train(recipe, tmp_path / "b")
     shutil.copyfile(other / CKPT, folder / CKPT)
     assert re.search("it has pictures [0-9a-f]{12}, not [0-9a-f]{12}; undo the change", refused(folder, CKPT))
 
@@ -89,7 +87,7 @@ def test_a_run_goes_on_for_longer_and_computed_otherwise(folder: Path) -> None:
     before = Recipe.of(load_fields(folder / "recipe.toml"))
     after = before.replace(epochs=2, time="10m", patience=9, keep="last", cache="none", workers=1, precision="auto")
     (folder / "recipe.toml").write_text(after.to_toml())
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
     assert [row["epoch"] for row in runs.metrics(folder)] == [0, 1]
 
 
@@ -159,13 +157,13 @@ def test_metrics_that_are_junk_are_named(folder: Path, junk: str) -> None:
 @pytest.mark.parametrize("empty", ["", "epoch,step\n", "junk", "epoch,step\n0,2\n"])
 def test_metrics_without_a_row_are_no_curves(folder: Path, empty: str) -> None:
     (folder / "metrics.csv").write_text(empty)
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
 
 
 def test_a_run_goes_on_without_metrics_and_findings(folder: Path) -> None:
     (folder / "metrics.csv").unlink()
     (folder / "findings.json").unlink()
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
     assert (folder / "report.html").is_file()
 
 
@@ -246,4 +244,4 @@ def test_a_pipe_in_the_place_of_the_log_is_refused_and_not_waited_for(folder: Pa
     os.mkfifo(folder / "log.txt")
     (folder / "report.html").unlink()
     with pytest.raises(OSError, match="pipe or a device"):
-        run.resume(folder, say=lambda _: None)
+        run.resume(folder)

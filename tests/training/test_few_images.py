@@ -17,6 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 import runs
 import vitkit
+from hearing import heard
 from vitkit.data import split_from_file, table_of
 from vitkit.evaluation import headline_of
 from vitkit.training import PENALTIES, OutOfFold, Recipe, choose, cross_validate_head, folds_of, resume, train
@@ -181,16 +182,17 @@ def test_killed_before_its_report_it_is_calibrated_the_same(finished: tuple[Path
     del described["trust_sha256"]
     described["temperature"] = 1.0
     (folder / "model.json").write_text(json.dumps(described))
-    resume(folder, say=lambda line: None)
+    resume(folder)
     assert load(folder).temperature == load(finished[0]).temperature
     assert load(folder).trust == load(finished[0]).trust
 
 
 def test_pictures_that_the_weights_had_seen_make_no_promise(data: Path, start: Path, tmp_path: Path) -> None:
     """Another head on the weights of a run over the same photographs: every one of them is known."""
-    first = train(runs.quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "first", say=lambda line: None)
+    first = train(runs.quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "first")
     lines: list[str] = []
-    vitkit.train(data, vitkit.Recipe(**fields(first)), out=tmp_path / "second", say=lines.append)
+    with heard(lines.append):
+        vitkit.train(data, vitkit.Recipe(**fields(first)), out=tmp_path / "second")
     assert split_from_file(tmp_path / "second" / "split.json").splits.count("test") == 9
     assert load(tmp_path / "second").trust is None
     assert any("not calibrated" in line for line in lines)
@@ -201,9 +203,7 @@ def test_the_protocol_reports_chance_on_shuffled_labels(start: Path, tmp_path: P
     right, images, covered = 0.0, 0, list[float]()
     for seed in range(3):
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=30, noise=200, seed=seed), seed)
-        run = vitkit.train(
-            data, vitkit.Recipe(seed=seed, **fields(start)), out=tmp_path / f"run-{seed}", say=lambda line: None
-        )
+        run = vitkit.train(data, vitkit.Recipe(seed=seed, **fields(start)), out=tmp_path / f"run-{seed}")
         right += run.headline.images * run.accuracy
         images += run.headline.images
         covered.append(run.evaluation["promises"]["coverage"][0]["measured"])
@@ -213,7 +213,7 @@ def test_the_protocol_reports_chance_on_shuffled_labels(start: Path, tmp_path: P
 
 
 def test_a_cross_validation_ends_with_a_calibrated_head_on_all(data: Path, start: Path, tmp_path: Path) -> None:
-    run = vitkit.train(data, vitkit.Recipe(folds=3, **fields(start)), out=tmp_path / "run", say=lambda line: None)
+    run = vitkit.train(data, vitkit.Recipe(folds=3, **fields(start)), out=tmp_path / "run")
     assert run.headline.images == 45 and run.headline.folds == 3
     assert {split for fold in run.folds for split in split_from_file(fold.folder / "split.json").splits} == {
         "train",
@@ -229,11 +229,11 @@ def test_datasets_without_validation_images_are_calibrated_too(start: Path, tmp_
     pixels = torch.from_numpy(rng.normal(size=(24, 3, 16, 16)).astype(np.float32))
     pairs = [(image, i % 2) for i, image in enumerate(pixels)]
     lines: list[str] = []
-    run = vitkit.train(
-        vitkit.Datasets(train=pairs, class_names=["a", "b"]),
-        vitkit.Recipe(**fields(start)),
-        out=tmp_path / "run",
-        say=lines.append,
-    )
+    with heard(lines.append):
+        run = vitkit.train(
+            vitkit.Datasets(train=pairs, class_names=["a", "b"]),
+            vitkit.Recipe(**fields(start)),
+            out=tmp_path / "run",
+        )
     assert "calibrated by cross-validation" in lines[-1]
     assert run.classifier.held_out is not None and len(run.classifier.held_out.held_out) == 24

@@ -20,6 +20,7 @@ import runs
 import tiny
 import vitkit
 import warm
+from hearing import heard
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, split_from_file
 from vitkit.errors import Interrupted, VitkitError
@@ -46,7 +47,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cross-validation that tests may read but not change."""
-    return train(recipe_for(data), tmp_path_factory.mktemp("final") / "run", say=lambda line: None)
+    return train(recipe_for(data), tmp_path_factory.mktemp("final") / "run")
 
 
 def predictions_of_folds(folder: Path) -> dict[str, dict[str, str]]:
@@ -76,7 +77,7 @@ def test_it_ends_after_the_median_of_the_best_epochs_in_the_same_schedule(tmp_pa
     """With shuffled labels, the best epochs differ between folds."""
     data = runs.shuffled(runs.photos(tmp_path / "photos", images=9, noise=90), seed=0)
     recipe = recipe_for(data, epochs=4, lr=0.01, warmup=0.0, monitor="val_loss")
-    folder = train(recipe, tmp_path / "run", say=lambda line: None)
+    folder = train(recipe, tmp_path / "run")
     best = [load(fold).provenance["metrics"]["epoch"] + 1 for fold in sorted(folder.glob("fold-*"))]
     final = json.loads((folder / "folds.json").read_text())["final"]
     assert (final["best_epochs"], final["epochs"]) == (best, sorted(best)[1])
@@ -137,7 +138,7 @@ def test_a_balanced_training_is_corrected_as_that_of_its_folds(tmp_path: Path) -
     data = runs.photos(tmp_path / "photos", images=9, noise=90)
     for i in range(3, 10):
         (data / "red" / f"img{i}.png").unlink()
-    folder = train(recipe_for(data, folds=2, epochs=1, balance="loss"), tmp_path / "run", say=lambda line: None)
+    folder = train(recipe_for(data, folds=2, epochs=1, balance="loss"), tmp_path / "run")
     balance = load(folder).provenance["balance"]
     assert balance["balance"] == "loss" and balance["counts"] == [9, 9, 2]
     assert any(balance["in_head"])
@@ -157,7 +158,7 @@ def test_several_classes_get_thresholds(data: Path, tmp_path: Path) -> None:
     source = data / "several.csv"
     with source.open("w", newline="") as text:
         csv.writer(text).writerows(rows)
-    folder = train(recipe_for(source, folds=2, epochs=1, monitor="val_loss"), tmp_path / "run", say=lambda line: None)
+    folder = train(recipe_for(source, folds=2, epochs=1, monitor="val_loss"), tmp_path / "run")
     source.unlink()
     classifier = load(folder)
     assert classifier.thresholds is not None and classifier.thresholds != (0.5, 0.5)
@@ -220,12 +221,13 @@ def test_ctrl_c_in_the_final_model_keeps_the_folds_and_weights(finished: Path, d
             os.kill(os.getpid(), signal.SIGINT)
 
     lines: list[str] = []
-    with pytest.raises(Interrupted), reporting_to(progress):
-        train(recipe_for(data), folder, say=lines.append)
+    with pytest.raises(Interrupted), reporting_to(progress), heard(lines.append):
+        train(recipe_for(data), folder)
     assert lines[-1] == f"to continue: vitkit train --resume {folder}"
     assert not (folder / "report.html").is_file()
     kept = {fold: (fold / "model.safetensors").stat().st_mtime_ns for fold in folder.glob("fold-*")}
-    resume(folder, say=lines.append)
+    with heard(lines.append):
+        resume(folder)
     assert {fold: (fold / "model.safetensors").stat().st_mtime_ns for fold in folder.glob("fold-*")} == kept
     runs.assert_same_weights(folder, finished)
     assert (folder / "folds.json").read_text() == (finished / "folds.json").read_text()
@@ -246,7 +248,7 @@ def test_a_killed_command_is_started_again(finished: Path, data: Path, tmp_path:
     process.kill()
     process.communicate()  # to the end of its output, and thus of the process
     assert not (folder / "report.html").is_file() and (folder / "metrics.csv").is_file(), "it was in training"
-    resume(folder, say=lambda line: None)
+    resume(folder)
     runs.assert_same_weights(folder, finished)
     final, expected = (json.loads((run / "folds.json").read_text())["final"] for run in (folder, finished))
     assert final == {**expected, "temperature": pytest.approx(expected["temperature"], rel=0.05)}
@@ -256,7 +258,7 @@ def test_a_cross_validation_of_an_earlier_version_gets_no_final_model(finished: 
     folder = runs.copy_of(finished, tmp_path / "run")
     for name in ("split.json", "model.json", "model.safetensors", "out_of_fold.safetensors", "folds.json"):
         (folder / name).unlink()
-    resume(folder, say=lambda line: None)
+    resume(folder)
     assert "final" not in json.loads((folder / "folds.json").read_text())
     assert not (folder / "model.json").exists()
 
@@ -266,7 +268,7 @@ def test_shuffled_labels_are_not_predicted_better_than_by_chance(tmp_path: Path)
     right, total = 0, 0
     for seed in range(4):
         data = runs.shuffled(runs.photos(tmp_path / f"photos-{seed}", images=10, noise=200, seed=seed), seed)
-        folder = train(recipe_for(data, folds=2, epochs=2, seed=seed), tmp_path / f"run-{seed}", say=lambda line: None)
+        folder = train(recipe_for(data, folds=2, epochs=2, seed=seed), tmp_path / f"run-{seed}")
         predictions = OutOfFold.read(folder)
         right += int((predictions.logits.argmax(axis=1) == predictions.labels).sum())
         total += len(predictions.labels)

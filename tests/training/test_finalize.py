@@ -18,6 +18,7 @@ from torch import Tensor
 
 import runs
 import tiny
+from hearing import heard
 from vitkit.classifier import Classifier
 from vitkit.data import MULTI_LABEL, EpochSampler
 from vitkit.errors import VitkitError
@@ -269,7 +270,8 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def go(data: Path, out: Path, **fields: Any) -> tuple[Path, list[str]]:
     said: list[str] = []
     recipe = Recipe(**runs.quick_fields(**{"data": str(data), "epochs": 1, "label_smoothing": 0.0, **fields}))
-    return train(recipe, out, say=said.append), said
+    with heard(said.append):
+        return train(recipe, out), said
 
 
 def mean_of_rare(run: Path, data: Path) -> float:
@@ -337,7 +339,7 @@ def test_what_is_saved_otherwise_is_written_down(noise: Path, tmp_path: Path, fi
             runs.weights(epoch)["head.bias"] - trained, torch.tensor(own.shift), atol=1e-5
         )
     before, description = runs.weights(run), json.loads((run / "model.json").read_text())
-    resume(run, say=lambda _: None)  # which settles the confidences again
+    resume(run)  # which settles the confidences again
     assert all(torch.allclose(before[name], own, atol=1e-5) for name, own in runs.weights(run).items())
     again = json.loads((run / "model.json").read_text())
     assert again["temperature"] == pytest.approx(description["temperature"], rel=1e-3)
@@ -357,7 +359,7 @@ def test_what_validation_says_of_an_epoch_is_what_the_saved_model_says(noise: Pa
 
 @pytest.mark.parametrize("prior", tiny.some(["data", "uniform"], ["uniform"]))
 def test_a_head_is_fitted_as_the_recipe_records(noise: Path, tmp_path: Path, prior: str) -> None:
-    before = train(runs.quick(noise, epochs=1, **STILL), tmp_path / "before", say=lambda _: None)
+    before = train(runs.quick(noise, epochs=1, **STILL), tmp_path / "before")
     fields = {"method": "probe", "weights": str(before), "prior": prior, "batch_size": 64}
     run, _ = go(noise, tmp_path / "run", **fields)
     assert 'balance = "none"' in (run / "recipe.toml").read_text()
@@ -370,7 +372,7 @@ def test_a_head_is_fitted_as_the_recipe_records(noise: Path, tmp_path: Path, pri
 
 
 def test_a_head_start_begins_where_the_training_is_bound_for(noise: Path, tmp_path: Path) -> None:
-    before = train(runs.quick(noise, epochs=1, **STILL), tmp_path / "before", say=lambda _: None)
+    before = train(runs.quick(noise, epochs=1, **STILL), tmp_path / "before")
     fields = {"method": "full", "lp_ft": True, "weights": str(before), **STILL}
     run, _ = go(noise, tmp_path / "run", balance="loss", patch_dropout=0.0, **fields)
     _, trained, standing = saved_and_trained(run)

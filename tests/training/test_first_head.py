@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import runs
 import vitkit
 import wordy
+from hearing import heard
 from vitkit.data import images_of_run
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import evaluate
@@ -43,7 +44,8 @@ def asked(place: Path, kind: str = "clip", **more: Any) -> Recipe:
 
 def told(place: Path, out: Path, kind: str = "clip", **more: Any) -> list[str]:
     said: list[str] = []
-    train(asked(place, kind, **more), out, say=said.append)
+    with heard(said.append):
+        train(asked(place, kind, **more), out)
     return said
 
 
@@ -140,7 +142,7 @@ def test_shuffled_labels_end_at_chance(place: Path, tmp_path: Path, method: str)
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)
     recipe = asked(place, method=method, split=(0.5, 0.1, 0.4), data=str(tmp_path / "photos"))
-    train(recipe, tmp_path / "run", say=lambda line: None)
+    train(recipe, tmp_path / "run")
     figures = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     error = math.sqrt(1 / 3 * 2 / 3 / figures["images"])  # a 95 % interval would miss chance in one of twenty runs
     assert abs(figures["accuracy"] - 1 / 3) < 3 * error
@@ -156,7 +158,8 @@ def test_the_best_epoch_may_be_the_start(place: Path, tmp_path: Path) -> None:
                 state.model.head.weight.copy_(30 * noise)
 
     said: list[str] = []
-    train(asked(place, monitor="val_loss"), tmp_path / "run", hooks=Hooks([Spoil()]), say=said.append)
+    with heard(said.append):
+        train(asked(place, monitor="val_loss"), tmp_path / "run", hooks=Hooks([Spoil()]))
     classifier = load(tmp_path / "run")
     assert classifier.provenance["metrics"]["epoch"] == -1
     batch = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -183,8 +186,8 @@ def test_a_run_goes_on_to_the_same_weights(place: Path, tmp_path: Path) -> None:
     for stop in (Stop(), StopAtOnce()):
         out = tmp_path / type(stop).__name__
         with pytest.raises(Interrupted):
-            train(asked(place), out, hooks=Hooks([stop]), say=lambda line: None)
-        resume(out, say=lambda line: None)
+            train(asked(place), out, hooks=Hooks([stop]))
+        resume(out)
         runs.assert_same_outcome(tmp_path / "whole", out)
         assert sorted(rows(out)) == [-1, 0, 1]
 
@@ -228,7 +231,7 @@ def test_why_a_head_begins_from_zero_is_said(place: Path, tmp_path: Path) -> Non
 )
 def test_what_cannot_begin_from_names_is_refused(place: Path, tmp_path: Path, more: dict[str, Any], said: str) -> None:
     with pytest.raises(VitkitError, match=said):
-        train(asked(place, **{"head_from": "names", **more}), tmp_path / "run", say=lambda line: None)
+        train(asked(place, **{"head_from": "names", **more}), tmp_path / "run")
 
 
 def test_images_of_several_classes(place: Path, tmp_path: Path) -> None:
@@ -240,7 +243,8 @@ def test_images_of_several_classes(place: Path, tmp_path: Path) -> None:
     words = {"a": "red", "b": "blue", "c": "green"}
     table.write_text("\n".join([text[0], *(_renamed(line, words) for line in text[1:])]) + "\n")
     said: list[str] = []
-    train(asked(place, "siglip", data=str(table), epochs=1), tmp_path / "siglip", say=said.append)
+    with heard(said.append):
+        train(asked(place, "siglip", data=str(table), epochs=1), tmp_path / "siglip")
     start = rows(tmp_path / "siglip")[-1]
     expected = evaluate(
         zero_shot(place / "siglip", ["blue", "green", "red"]), images_of_run(tmp_path / "siglip/split.json"), "val"
@@ -249,7 +253,8 @@ def test_images_of_several_classes(place: Path, tmp_path: Path) -> None:
     assert start["val_loss"] == pytest.approx(expected.loss, abs=1e-4)
     with pytest.raises(VitkitError, match="trained with softmax"):
         recipe = asked(place, data=str(table), epochs=1, head_from="names")
-        train(recipe, tmp_path / "clip", say=said.append)
+        with heard(said.append):
+            train(recipe, tmp_path / "clip")
 
 
 def _renamed(line: str, words: dict[str, str]) -> str:
@@ -281,6 +286,5 @@ def test_datasets_of_the_callers_own(place: Path, tmp_path: Path) -> None:
         vitkit.Datasets(train=Pictures(), val=Pictures()),
         vitkit.Recipe(**own),
         out=tmp_path / "run",
-        say=lambda line: None,
     )
     assert sorted(rows(tmp_path / "run")) == [-1, 0]

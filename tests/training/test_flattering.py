@@ -9,6 +9,7 @@ import pytest
 
 import runs
 import vitkit
+from hearing import heard
 from photos import scene
 from vitkit.errors import VitkitError
 from vitkit.training import run
@@ -33,7 +34,8 @@ def given(root: Path) -> Path:
 def train(data: Path, folder: Path, **fields: Any) -> tuple[Path, str]:
     lines: list[str] = []
     recipe = runs.quick(data, **{"epochs": 1, "group_by": r"([ab]\d+)-", **fields})
-    return run.train(recipe, folder, say=lines.append), "\n".join(lines)
+    with heard(lines.append):
+        return run.train(recipe, folder), "\n".join(lines)
 
 
 @pytest.fixture(scope="module")

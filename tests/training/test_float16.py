@@ -134,13 +134,13 @@ def test_overflows_at_the_lowest_scale_are_incidents() -> None:
 
 def test_a_run_in_float16_learns_and_its_scale_is_part_of_the_state(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "photos")
-    folder = run.train(runs.quick(data, precision="float16"), tmp_path / "run", say=lambda _: None)
+    folder = run.train(runs.quick(data, precision="float16"), tmp_path / "run")
     losses = [row["train_loss"] for row in runs.metrics(folder)]
     assert losses[-1] < losses[0]
     state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["scaler"]
     assert state["scale"] == 2.0**16
     assert state["_growth_tracker"] > 0
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
 
 
 def test_shards_and_scaled_gradients_do_not_go_together() -> None:

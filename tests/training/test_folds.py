@@ -21,6 +21,7 @@ from sklearn.metrics import balanced_accuracy_score
 import photos as pictures
 import runs
 import vitkit
+from hearing import heard
 from vitkit.data import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import Evaluation, MultiEvaluation, evaluate, fold_intervals
@@ -40,7 +41,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def cross_validate(recipe: Recipe, folder: Path, **options: Any) -> tuple[Path, str]:
     lines: list[str] = []
-    return run.train(recipe, folder, say=lines.append, **options), "\n".join(lines)
+    with heard(lines.append):
+        return run.train(recipe, folder, **options), "\n".join(lines)
 
 
 def recipe_for(data: Path, **fields: Any) -> Recipe:
@@ -293,8 +295,8 @@ def interrupt_in(fold: Path) -> Callable[[str, int, int], None]:
 @pytest.fixture(scope="module")
 def interrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     folder, lines = tmp_path_factory.mktemp("folds") / "stopped", list[str]()
-    with pytest.raises(Interrupted), reporting_to(interrupt_in(folder / "fold-2")):
-        run.train(recipe_for(data), folder, say=lines.append)
+    with pytest.raises(Interrupted), reporting_to(interrupt_in(folder / "fold-2")), heard(lines.append):
+        run.train(recipe_for(data), folder)
     return folder, lines
 
 
@@ -309,7 +311,8 @@ def test_a_resume_goes_on_in_its_fold(interrupted: tuple[Path, list[str]], finis
     folder = runs.copy_of(interrupted[0], tmp_path / "run")
     kept = (folder / "fold-1" / "model.safetensors").stat().st_mtime_ns
     lines: list[str] = []
-    run.resume(folder, say=lines.append)
+    with heard(lines.append):
+        run.resume(folder)
     assert "fold 1 of 3" not in lines
     assert (folder / "fold-1" / "model.safetensors").stat().st_mtime_ns == kept
     assert_same_folds(folder, finished)
@@ -339,7 +342,7 @@ def test_folds_that_a_killed_process_left_are_gone_on_with(finished: Path, tmp_p
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     (folder / "fold-2" / "metrics.csv").unlink()
     (folder / "fold-2" / ".model.json.1.tmp").write_text("half")
-    run.resume(folder, say=lambda line: None)
+    run.resume(folder)
     assert_same_folds(folder, finished)
     assert not (folder / "fold-2" / ".model.json.1.tmp").exists()
 
@@ -347,14 +350,17 @@ def test_folds_that_a_killed_process_left_are_gone_on_with(finished: Path, tmp_p
 def test_a_finished_cross_validation_may_be_resumed_without_harm(finished: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
     lines: list[str] = []
-    run.resume(folder, say=lines.append)
+    with heard(lines.append):
+        run.resume(folder)
     assert not any(line.startswith("fold ") for line in lines)
     assert_same_folds(folder, finished)
     (folder / "folds.json").unlink()  # the folds' models are asked again
-    run.resume(folder, say=lines.append)
+    with heard(lines.append):
+        run.resume(folder)
     assert_same_folds(folder, finished)
     (folder / "folds.json").write_text('{"accuracy": {"mean": "x", "interval_95": null}}')
-    run.resume(folder, say=lines.append)
+    with heard(lines.append):
+        run.resume(folder)
     assert_same_folds(folder, finished)
 
 
@@ -362,7 +368,7 @@ def test_a_fold_whose_folder_is_gone_is_named(finished: Path, tmp_path: Path) ->
     folder = runs.copy_of(finished, tmp_path / "run")
     shutil.rmtree(folder / "fold-2")
     with pytest.raises(VitkitError, match=r"fold-2 contains no run.*--force"):
-        run.resume(folder, say=lambda line: None)
+        run.resume(folder)
     assert load(folder / "fold-1").classes
 
 
@@ -400,7 +406,7 @@ def test_a_fold_is_continued_with_its_cross_validation_alone(finished: Path, dat
     for name in ("evaluation.json", "report.html"):
         (whole / "fold-2" / name).unlink()
     with pytest.raises(VitkitError, match="is a fold of a cross-validation: continue that with vitkit train --resume"):
-        run.resume(whole / "fold-2", say=lambda _: None)
+        run.resume(whole / "fold-2")
     picture = next(data.glob("*/*.png"))
 
     def noted(fold: str) -> str:
@@ -418,9 +424,9 @@ def test_damaged_figures_of_a_fold_are_computed_again_as_the_message_says(finish
     expected = json.loads(figures.read_text())
     figures.write_text('{"accuracy": "much"}')
     with pytest.raises(VitkitError, match=re.escape(f"vitkit train --resume {whole}") + "$"):
-        run.resume(whole, say=lambda _: None)
+        run.resume(whole)
     figures.unlink()
-    run.resume(whole, say=lambda _: None)
+    run.resume(whole)
     assert json.loads(figures.read_text())["accuracy"] == expected["accuracy"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import runs
+from hearing import heard
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import exclusive, exclusive_in, reporting_to
 from vitkit.training import run
@@ -18,11 +19,11 @@ from vitkit.training import start as settling
 @pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run of three epochs that tests may read but not change."""
-    return run.train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished", say=lambda _: None)
+    return run.train(runs.quick(data), tmp_path_factory.mktemp("runs") / "finished")
 
 
 def resume(folder: Path) -> None:
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
 
 
 def stop_at(what: str, number: int, last: bool = False) -> Callable[[str, int, int], None]:
@@ -43,8 +44,8 @@ def test_a_signal_between_the_last_step_and_the_end_of_an_epoch_stops_the_run(
     lines: list[str] = []
     with pytest.raises(Interrupted) as caught:
         stop = stop_at(f"epoch {epoch}/3", number, last=True)
-        with reporting_to(stop):
-            run.train(runs.quick(data), tmp_path / "run", say=lines.append)
+        with reporting_to(stop), heard(lines.append):
+            run.train(runs.quick(data), tmp_path / "run")
     assert caught.value.signal_number == number
     assert lines[-1] == f"to continue: vitkit train --resume {tmp_path / 'run'}"
     assert lines[-2].startswith("stopped; the ")
@@ -59,7 +60,8 @@ def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
     lines: list[str] = []
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr("vitkit.training.fine_tune.new_classifier", raising(Interrupted(signal.SIGTERM)))
-        run.train(runs.quick(data), tmp_path / "run", say=lines.append)
+        with heard(lines.append):
+            run.train(runs.quick(data), tmp_path / "run")
     assert lines[-2:] == [
         "stopped before there was a model",
         f"to continue: vitkit train --resume {tmp_path / 'run'}",
@@ -73,7 +75,8 @@ def test_a_signal_during_the_report_is_told(finished: Path, tmp_path: Path, monk
     lines: list[str] = []
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr("vitkit.training.fine_tune.report", raising(Interrupted(signal.SIGTERM)))
-        run.resume(folder, say=lines.append)
+        with heard(lines.append):
+            run.resume(folder)
     assert lines[-2:] == [
         f"stopped; the model is in {folder}, but its report is not finished",
         f"to continue: vitkit train --resume {folder}",
@@ -97,8 +100,8 @@ def test_a_run_that_another_process_works_on_is_left_to_it(finished: Path, data:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with exclusive(folder, folder / ".lock"):
         for work in (
-            lambda: run.train(runs.quick(data), folder, say=lambda _: None),
-            lambda: run.train(runs.quick(data), folder, force=True, say=lambda _: None),
+            lambda: run.train(runs.quick(data), folder),
+            lambda: run.train(runs.quick(data), folder, force=True),
             lambda: resume(folder),
         ):
             with pytest.raises(VitkitError, match=f"run is being written by process {os.getpid()} of "):
@@ -121,7 +124,7 @@ def test_a_run_is_held_from_its_start_to_its_end(data: Path, tmp_path: Path, mon
     for module, name in ((settling, "examine"), (run, "fit_and_report")):
         with monkeypatch.context() as patch, pytest.raises(Interrupted):
             patch.setattr(module, name, look(name))
-            run.train(runs.quick(data), tmp_path / "run", say=lambda _: None)
+            run.train(runs.quick(data), tmp_path / "run")
     assert seen == ["examine", "fit_and_report"]
     with exclusive_in(tmp_path / "run"):
         pass
@@ -148,7 +151,7 @@ def test_only_what_a_run_was_writing_is_swept(finished: Path, data: Path, tmp_pa
     assert [name for name in own if (folder / name).exists()] == []
     for name in own:
         (folder / name).write_text("half")
-    run.train(runs.quick(data, epochs=1), folder, force=True, say=lambda _: None)
+    run.train(runs.quick(data, epochs=1), folder, force=True)
     assert [name for name in own if (folder / name).exists()] == []
     assert [name for name in others if not (folder / name).is_file()] == []
     assert (folder / ".run.onnx.77.tmp" / "run.onnx").read_text() == "half"
@@ -163,10 +166,10 @@ def test_a_start_that_was_killed_before_its_recipe_is_overwritten(finished: Path
         if path.name not in ("request.json", "split.json", "log.txt"):
             path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(VitkitError, match="exists and is not empty"):
-        run.train(runs.quick(data), folder, say=lambda _: None)
+        run.train(runs.quick(data), folder)
     with pytest.raises(VitkitError, match="repeat the command that started it, with --force"):
-        run.resume(folder, say=lambda _: None)
-    run.train(runs.quick(data), folder, force=True, say=lambda _: None)
+        run.resume(folder)
+    run.train(runs.quick(data), folder, force=True)
     runs.assert_same_weights(folder, finished)
 
 
@@ -174,14 +177,14 @@ def test_a_recipe_of_an_earlier_version_is_read(finished: Path, tmp_path: Path) 
     folder = runs.copy_of(finished, tmp_path / "run")
     recipe = folder / "recipe.toml"
     recipe.write_text(f"views = 0\nwise_ft = false\n{recipe.read_text()}")
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
     runs.assert_same_outcome(folder, finished)
     recipe.write_text(recipe.read_text().replace("views = 0", "views = 3"))
     with pytest.raises(VitkitError, match="unknown field 'views'"):
-        run.resume(folder, say=lambda _: None)
+        run.resume(folder)
     recipe.write_text(recipe.read_text().replace("views = 3", "views = 0").replace("wise_ft = false", "wise_ft = true"))
     with pytest.raises(VitkitError, match="unknown field 'wise_ft'"):
-        run.resume(folder, say=lambda _: None)
+        run.resume(folder)
 
 
 def cut(path: Path, part: float) -> None:
@@ -194,20 +197,23 @@ def test_truncated_checkpoints_fall_back_by_one(finished: Path, data: Path, tmp_
     folder, lines = runs.copy_of(finished, tmp_path / "run"), []
     last, before = folder / "checkpoints" / "last.ckpt", folder / "checkpoints" / "before.ckpt"
     cut(last, part)
-    run.resume(folder, say=lines.append)
+    with heard(lines.append):
+        run.resume(folder)
     expected = f"{last} is damaged: continuing from the checkpoint before it, {before}"
     assert lines.count(expected) == 1
     assert sum(line.startswith("epoch ") for line in lines) == 1, "the last epoch again, and no other"
     runs.assert_same_outcome(folder, finished)
     lines.clear()
-    run.resume(folder, say=lines.append)
+    with heard(lines.append):
+        run.resume(folder)
     assert not any("damaged" in line or line.startswith("epoch ") for line in lines)
 
 
 def test_a_checkpoint_that_is_missing_is_replaced_by_the_one_before(finished: Path, tmp_path: Path) -> None:
     folder, lines = runs.copy_of(finished, tmp_path / "run"), []
     (folder / "checkpoints" / "last.ckpt").unlink()
-    run.resume(folder, say=lines.append)
+    with heard(lines.append):
+        run.resume(folder)
     assert any("last.ckpt is missing: continuing from the checkpoint before it" in line for line in lines)
     runs.assert_same_outcome(folder, finished)
 
@@ -217,15 +223,15 @@ def test_two_damaged_checkpoints_are_an_error_that_names_the_newest(finished: Pa
     for path in (folder / "checkpoints").glob("*.ckpt"):
         cut(path, 0.5)
     with pytest.raises(VitkitError, match=r"last\.ckpt is damaged; delete it"):
-        run.resume(folder, say=lambda _: None)
+        run.resume(folder)
 
 
 def test_checkpoints_of_another_run_are_no_reason_to_fall_back(finished: Path, data: Path, tmp_path: Path) -> None:
     folder = runs.copy_of(finished, tmp_path / "run")
-    other = run.train(runs.quick(data, seed=9, epochs=1), tmp_path / "other", say=lambda _: None)
+    other = run.train(runs.quick(data, seed=9, epochs=1), tmp_path / "other")
     (other / "checkpoints" / "last.ckpt").replace(folder / "checkpoints" / "last.ckpt")
     with pytest.raises(VitkitError, match=r"last\.ckpt belongs to another run"):
-        run.resume(folder, say=lambda _: None)
+        run.resume(folder)
 
 
 def test_the_checkpoint_before_needs_no_links(finished: Path, data: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -233,8 +239,8 @@ def test_the_checkpoint_before_needs_no_links(finished: Path, data: Path, tmp_pa
         raise OSError("this file system has no links")
 
     monkeypatch.setattr(os, "link", refuse)
-    folder = run.train(runs.quick(data), tmp_path / "run", say=lambda _: None)
+    folder = run.train(runs.quick(data), tmp_path / "run")
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["before.ckpt", "last.ckpt"]
     cut(folder / "checkpoints" / "last.ckpt", 0.5)
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
     runs.assert_same_outcome(folder, finished)

@@ -14,6 +14,7 @@ import torch
 
 import runs
 import vitkit
+from hearing import heard
 from vitkit.data import EXCLUDED, Edit, ImageTable, add_edits, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import describe_labels, from_features
@@ -42,7 +43,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on pictures of nothing that can be learned, which is wrong about two thirds of them."""
     root = tmp_path_factory.mktemp("fixing")
     data = runs.photos(root / "photos", images=16, noise=2000.0)
-    return train(runs.quick(data, **FIELDS), root / "runs" / "first", say=lambda _: None)
+    return train(runs.quick(data, **FIELDS), root / "runs" / "first")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,8 @@ def second(first: Path) -> tuple[Path, dict[str, str], list[str]]:
     add_edits(root / "labels.csv", [*edits, *(Edit(path, EXCLUDED) for path in list(wrong)[:2])])
     said: list[str] = []
     recipe = runs.quick(root / "photos", labels=str(root / "labels.csv"), split_from=str(first), **FIELDS)
-    return train(recipe, root / "runs" / "second", say=said.append), wrong, said
+    with heard(said.append):
+        return train(recipe, root / "runs" / "second"), wrong, said
 
 
 def accuracy(rows: list[dict[str, str]], column: str) -> float:
@@ -147,7 +149,7 @@ def test_a_class_that_proposals_have_emptied_counts_as_mistakes(first: Path) -> 
     red = [path for i, path in enumerate(table.paths) if table.name_of(i) == "red"]
     add_edits(root / "emptied.csv", [Edit(path, "blue", "red", proposed_by="first") for path in red])
     recipe = runs.quick(root / "photos", labels=str(root / "emptied.csv"), split_from=str(first), **FIELDS)
-    run = train(recipe, root / "runs" / "emptied", say=lambda _: None)
+    run = train(recipe, root / "runs" / "emptied")
     numbers = figures_of(run)
     assert numbers["per_class"]["red"]["recall"] == 0 and numbers["per_class"]["red"]["support"] > 0
     assert set(numbers["with_labels_now"]) >= {"accuracy", "intervals_95"}
@@ -172,9 +174,7 @@ def test_images_of_several_classes(tmp_path: Path) -> None:
     for split, images in (("train", 10), ("val", 4)):
         runs.photos(tmp_path / "data" / split, images=images, noise=60.0, seed=images)
     listed = runs.several(tmp_path / "data")
-    table = vitkit.train(
-        listed, vitkit.Recipe(logger="none", **runs.quick_fields()), out=tmp_path / "runs" / "first", say=lambda _: None
-    )
+    table = vitkit.train(listed, vitkit.Recipe(logger="none", **runs.quick_fields()), out=tmp_path / "runs" / "first")
     paths = split_from_file(table.folder / "split.json").of_split("val").paths
     add_edits(
         tmp_path / "labels.csv",

@@ -10,6 +10,7 @@ from PIL import ImageOps
 
 import runs
 import vitkit
+from hearing import heard
 from photos import scene
 from vitkit.data import (
     EXCLUDED,
@@ -59,7 +60,8 @@ def corrected(data: Path, labels: Path) -> tuple[Path, str]:
     """A run with a label file, and what it said."""
     said: list[str] = []
     fields = runs.quick_fields(epochs=1, logger="none")
-    run = vitkit.train(data, vitkit.Recipe(labels=str(labels), **fields), out=data.parent / "run", say=said.append)
+    with heard(said.append):
+        run = vitkit.train(data, vitkit.Recipe(labels=str(labels), **fields), out=data.parent / "run")
     return run.folder, "\n".join(said)
 
 
@@ -108,7 +110,7 @@ def test_an_interrupted_run_goes_on_without_its_label_file(corrected: tuple[Path
     (folder / "recipe.toml").write_text(
         (folder / "recipe.toml").read_text().replace(lost[0], f'labels = "{tmp_path}/gone.csv"')
     )
-    run.resume(folder, say=lambda line: None)
+    run.resume(folder)
     assert split_from_file(folder / "split.json") == split_from_file(corrected[0] / "split.json")
     assert len(runs.metrics(folder)) == 2
 
@@ -121,13 +123,15 @@ def test_evaluating_with_a_label_file(corrected: tuple[Path, str], data: Path, t
         tmp_path / "more.csv", [Edit(held.paths[0], EXCLUDED), Edit(held.paths[1], "gold"), Edit(held.paths[2], "gold")]
     )
     notes: list[str] = []
-    after = vitkit.evaluate(folder, labels=tmp_path / "more.csv", note=notes.append)
+    with heard(notes.append):
+        after = vitkit.evaluate(folder, labels=tmp_path / "more.csv")
     assert after.figures["images"] == before.figures["images"] - 1
     names = [after.evaluation.classes[label] for label in after.evaluation.labels]
     assert names[:2] == [held.name_of(1), held.name_of(2)], "those that the run was tested with"
     assert [after.evaluation.since.get(path, "gold") for path in after.evaluation.paths[:2]] == ["gold", "gold"]
     assert any("left out" in line for line in notes)
-    same = vitkit.evaluate(folder, labels=data.parent / "labels.csv", note=notes.append)  # by which it was trained
+    with heard(notes.append):
+        same = vitkit.evaluate(folder, labels=data.parent / "labels.csv")  # by which it was trained
     assert same.figures["accuracy"] == before.figures["accuracy"]
     other = vitkit.evaluate(folder, data, labels=tmp_path / "more.csv", split="all")
     assert other.figures["with_seen"]["images"] == 35
@@ -144,9 +148,7 @@ def test_training_again_keeps_the_split_of_every_known_picture(corrected: tuple[
     add_edits(again, labels_so_far(folder / "labels.csv").edits)
     add_edits(again, [Edit("blue/img5.png", "red", "blue"), *renaming(labels_of(before), "gold", "silver")])
     fields = runs.quick_fields(epochs=1, seed=5, logger="none")
-    run = vitkit.train(
-        data, vitkit.Recipe(labels=again, split_from=folder, **fields), out=data.parent / "second", say=str
-    )
+    run = vitkit.train(data, vitkit.Recipe(labels=again, split_from=folder, **fields), out=data.parent / "second")
     after = split_from_file(run.folder / "split.json")
     assert dict(zip(after.paths, after.splits, strict=True)) == split_of
     assert after.classes == ("blue", "green", "red", "silver")
@@ -164,9 +166,8 @@ def test_a_heap_of_pictures_is_trained_by_its_label_file(tmp_path: Path) -> None
     add_edits(tmp_path / "labels.csv", edits[:-1])
     said: list[str] = []
     fields = runs.quick_fields(epochs=1, logger="none")
-    run = vitkit.train(
-        heap, vitkit.Recipe(labels=tmp_path / "labels.csv", **fields), out=tmp_path / "run", say=said.append
-    )
+    with heard(said.append):
+        run = vitkit.train(heap, vitkit.Recipe(labels=tmp_path / "labels.csv", **fields), out=tmp_path / "run")
     assert run.classifier.classes == ("blue", "green", "red")
     assert "note: 1 picture without a label yet is left out" in said
 

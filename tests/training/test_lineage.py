@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 
 import runs
 import vitkit
+from hearing import heard
 from photos import scene
 from vitkit.data import PictureRecord, read_contents, split_from_file
 from vitkit.errors import VitkitError
@@ -25,7 +26,6 @@ from vitkit.weights import checkpoint as read
 from vitkit.weights import load, loading, write
 
 CLASSES = ("a", "b", "c")
-QUIET: dict[str, Any] = {"say": lambda _: None}
 START = {"weights": "WEIGHTS", "model": None, "method": "probe-sgd", "epochs": 1}
 
 
@@ -40,7 +40,8 @@ def scenes(root: Path, start: int = 0, each: int = 10) -> Path:
 def train(data: Path, folder: Path, **fields: Any) -> tuple[Path, str]:
     lines: list[str] = []
     recipe = runs.quick(data, **{"epochs": 1, "method": "scratch", **fields})
-    return run.train(recipe, folder, say=lines.append), "\n".join(lines)
+    with heard(lines.append):
+        return run.train(recipe, folder), "\n".join(lines)
 
 
 def go_on(data: Path, weights: Path, folder: Path, **fields: Any) -> tuple[Path, str]:
@@ -107,7 +108,7 @@ def test_every_layout_carries_the_record(first: Path, tmp_path: Path, name: str)
 def test_a_run_does_not_write_over_the_weights_that_it_begins_from(data: Path, first: Path, tmp_path: Path) -> None:
     own = Path(shutil.copytree(first, tmp_path / "own"))
     with pytest.raises(VitkitError, match=r"would overwrite the weights .*: choose a new name"):
-        run.train(runs.quick(data, **{**START, "weights": str(own), "epochs": 1}), own, force=True, say=print)
+        run.train(runs.quick(data, **{**START, "weights": str(own), "epochs": 1}), own, force=True)
     assert load(own).classes == load(first).classes
 
 
@@ -211,7 +212,7 @@ def test_one_corrected_label_moves_no_other_picture(data: Path, first: Path, tmp
     (corrected / "a" / "3.png").rename(corrected / "b" / "from-a.png")
     second, _ = train(corrected, tmp_path / "second", split_from=str(first), seed=9)
     assert roles(second) == roles(first)
-    assert run.resume(second, say=lambda line: None) == second
+    assert run.resume(second) == second
 
 
 def test_a_new_copy_of_two_splits_is_left_out_and_named(data: Path, first: Path, tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_label_errors_are_judged_by_weights_before_these_pictures(data: Path, fi
 @pytest.mark.parametrize("kind", ["folder", "timm"])
 def test_a_run_reads_its_first_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     data = runs.photos(tmp_path / "data")
-    start = run.train(runs.quick(data, epochs=1, seed=5), tmp_path / "start", say=lambda line: None)
+    start = run.train(runs.quick(data, epochs=1, seed=5), tmp_path / "start")
     if kind == "timm":
         start = tmp_path / "start.pth"
         torch.save(runs.weights(tmp_path / "start"), start)
@@ -265,7 +266,7 @@ def test_a_run_reads_its_first_weights_once(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr(read, name, spied)
     other = runs.photos(tmp_path / "other", seed=3)
     asked = vitkit.Recipe(data=str(other), weights=str(start), method="full", epochs=1, workers=0)
-    run.train(asked, tmp_path / "run", say=lambda line: None)
+    run.train(asked, tmp_path / "run")
     assert sum(path.is_relative_to(start) or path == start for path in files) == 1
     again = [path for path in files if path.is_relative_to(tmp_path / "run")]
     assert len(again) == 1, "and its own model once, when it is evaluated"
@@ -282,7 +283,7 @@ class LookOn:
 
 
 def test_a_training_looks_at_its_weights_once(tmp_path: Path) -> None:
-    start = run.train(runs.quick(runs.photos(tmp_path / "data"), epochs=1, seed=5), tmp_path / "start", **QUIET)
+    start = run.train(runs.quick(runs.photos(tmp_path / "data"), epochs=1, seed=5), tmp_path / "start")
     other = runs.photos(tmp_path / "other", seed=3)
     looks: list[str] = []
 
@@ -298,7 +299,6 @@ def test_a_training_looks_at_its_weights_once(tmp_path: Path) -> None:
             vitkit.Recipe(weights=str(start), method="full"),
             hooks=vitkit.Hooks(callbacks=[LookOn()]),
             out=tmp_path / "run",
-            **QUIET,
         )
     except LookOn.EndError:
         pass

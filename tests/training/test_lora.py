@@ -10,6 +10,7 @@ import torch
 
 import runs
 import tiny
+from hearing import heard
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import Interrupted, VitkitError
@@ -127,7 +128,8 @@ def test_without_weights_there_is_nothing_to_change(data: Path) -> None:
 def test_short_runs_choose_the_learning_rate_and_it_is_written_down(data: Path, source: Path, tmp_path: Path) -> None:
     said: list[str] = []
     asked = recipe(data, source, lr=1e-4, find_lr=True, method="full", epochs=1)
-    folder = run.train(asked, tmp_path / "run", say=said.append)
+    with heard(said.append):
+        folder = run.train(asked, tmp_path / "run")
     line = next(line for line in said if "by learning rate" in line)
     tried = dict(part.split(": ") for part in line.split(": ", 1)[1].split("; ")[0].split(", "))
     assert [float(lr) for lr in tried] == pytest.approx([1e-5, 3e-5, 1e-4, 3e-4, 1e-3])
@@ -137,11 +139,13 @@ def test_short_runs_choose_the_learning_rate_and_it_is_written_down(data: Path, 
     assert settled.lr == pytest.approx(float(best)) and not settled.find_lr
     description = json.loads((folder / "model.json").read_text())
     assert description["provenance"]["recipe"]["lr"] == settled.lr
-    plain = run.train(settled, tmp_path / "plain", say=said.append)
+    with heard(said.append):
+        plain = run.train(settled, tmp_path / "plain")
     runs.assert_same_weights(folder, plain)
 
 
 def test_a_learning_rate_that_leads_nowhere_is_not_taken(data: Path, source: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    run.train(recipe(data, source, lr=30.0, find_lr=True, method="full", epochs=1), tmp_path / "run", say=said.append)
+    with heard(said.append):
+        run.train(recipe(data, source, lr=30.0, find_lr=True, method="full", epochs=1), tmp_path / "run")
     assert any(line.endswith("taking 3") for line in said)

@@ -14,6 +14,7 @@ from scipy.stats import mannwhitneyu
 from sklearn.linear_model import LogisticRegression
 
 import runs
+from hearing import heard
 from vitkit.data import read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import MultiEvaluation, best_thresholds, evaluate, regress
@@ -39,7 +40,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scratch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(quick(data, epochs=4), tmp_path_factory.mktemp("runs") / "scratch", say=str)
+    return train(quick(data, epochs=4), tmp_path_factory.mktemp("runs") / "scratch")
 
 
 def photos(root: Path, images: int, header: str = "labels") -> Path:
@@ -149,7 +150,7 @@ def test_a_run_learns_every_class_and_says_what_its_figures_are(data: Path, scra
 )
 def test_methods_learn_weights(data: Path, scratch: Path, tmp_path: Path, method: str, fields: dict[str, Any]) -> None:
     recipe = quick(data, method=method, weights=str(scratch), epochs=2, model=None, **fields)
-    run = train(recipe, tmp_path / "run", say=str)
+    run = train(recipe, tmp_path / "run")
     classifier = load(run)
     assert classifier.task == "multi" and len(classifier.thresholds or ()) == 3
     assert_learned(run, data)
@@ -159,7 +160,7 @@ def test_methods_learn_weights(data: Path, scratch: Path, tmp_path: Path, method
 def test_a_head_of_single_classes_starts_anew_from_multi_label_weights(scratch: Path, tmp_path: Path) -> None:
     folder = runs.photos(tmp_path / "photos", images=6)
     recipe = quick(folder, method="probe", weights=str(scratch), epochs=1, model=None)
-    classifier = load(train(recipe, tmp_path / "run", say=str))
+    classifier = load(train(recipe, tmp_path / "run"))
     assert classifier.task == "single" and classifier.thresholds is None
     assert load(scratch, num_classes=5).task == "single"  # a new head has no thresholds yet
 
@@ -174,9 +175,9 @@ def test_interruptions_end_in_the_same_weights_and_thresholds(data: Path, scratc
         if line.startswith("epoch   2"):
             raise Stop
 
-    with pytest.raises(Stop):
-        train(quick(data, epochs=4), run, say=stop)
-    resume(run, say=str)
+    with pytest.raises(Stop), heard(stop):
+        train(quick(data, epochs=4), run)
+    resume(run)
     runs.assert_same_weights(run, scratch)
     assert load(run).thresholds == load(scratch).thresholds
     assert runs.metrics(run) == runs.metrics(scratch)
@@ -190,7 +191,7 @@ def test_a_single_class_with_none_of_it_is_learned(tmp_path: Path) -> None:
     own = [(path, "red" if "red" in labels else "") for path, labels in rows]
     with file.open("w", newline="") as text:
         csv.writer(text).writerows([("path", "labels"), *own])
-    run = train(quick(file, epochs=3), tmp_path / "run", say=str)
+    run = train(quick(file, epochs=3), tmp_path / "run")
     outcome = json.loads((run / "evaluation.json").read_text())
     assert list(outcome["per_class"]) == ["red"]
     assert_learned(run, file)
@@ -198,14 +199,15 @@ def test_a_single_class_with_none_of_it_is_learned(tmp_path: Path) -> None:
 
 def test_without_validation_images_thresholds_are_a_half_and_it_is_said(data: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    run = train(quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "run", say=said.append)
+    with heard(said.append):
+        run = train(quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "run")
     assert load(run).thresholds == (0.5,) * 3
     assert "no validation images to choose thresholds: every class has 0.5" in said
     assert "val_map" not in read_metrics(run / "metrics.csv")[0]
 
 
 def test_folds_are_trained_and_averaged(data: Path, tmp_path: Path) -> None:
-    run = train(quick(data, epochs=1, folds=2), tmp_path / "run", say=str)
+    run = train(quick(data, epochs=1, folds=2), tmp_path / "run")
     folds = json.loads((run / "folds.json").read_text())["folds"]
     assert len(folds) == 2 and all(own["task"] == "multi" for own in folds)
     assert sum(own["images"] for own in folds) == 48
@@ -222,7 +224,7 @@ def test_folds_are_trained_and_averaged(data: Path, tmp_path: Path) -> None:
 def test_what_knows_one_class_only_is_refused_in_a_line(data: Path, tmp_path: Path) -> None:
     for fields, what in (({"teacher": "x"}, "--teacher"), ({"balance": "sampler"}, "--balance sampler")):
         with pytest.raises(VitkitError, match=what):
-            train(quick(data, **fields), tmp_path / "run", say=str)
+            train(quick(data, **fields), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 

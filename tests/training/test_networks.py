@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 import vitkit
+from hearing import heard
 from runs import QUICK, assert_same_outcome, photos
 from vitkit.data import mix_seeds
 from vitkit.errors import Interrupted, VitkitError
@@ -34,7 +35,6 @@ from vitkit.training import (
 
 NAME = "shufflenet_v2_x0_5"  # the smallest of torchvision's: 0.3 M parameters, batch norms, maps of one place at 32 px
 MODEL: dict[str, Any] = {"model": f"torchvision:{NAME}", "image_size": 32, "epochs": 1, "batch_size": 12}
-QUIET: dict[str, Any] = {"say": lambda line: None}
 
 
 def finite() -> Tensor:
@@ -65,7 +65,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     folder = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "take_step", watched)
-        train(recipe_for(data, batch_size=14), folder, **QUIET)
+        train(recipe_for(data, batch_size=14), folder)
     return folder, steps
 
 
@@ -127,7 +127,7 @@ def test_the_run_folder_says_which_network(trained: tuple[Path, list[list[tuple[
 
 def test_of_a_pair_of_runs_one_seed_gives_one_result(data: Path, tmp_path: Path) -> None:
     recipe = recipe_for(data, epochs=2, model="torchvision:mobilenet_v3_small", dropout=0.3)
-    train(recipe, tmp_path / "whole", **QUIET)
+    train(recipe, tmp_path / "whole")
 
     class Stop:
         def on_epoch_end(self, state: Any) -> None:
@@ -135,8 +135,8 @@ def test_of_a_pair_of_runs_one_seed_gives_one_result(data: Path, tmp_path: Path)
                 raise Interrupted(2)
 
     with pytest.raises(Interrupted):
-        train(recipe, tmp_path / "parts", hooks=vitkit.Hooks([Stop()]), **QUIET)
-    resume(tmp_path / "parts", **QUIET)
+        train(recipe, tmp_path / "parts", hooks=vitkit.Hooks([Stop()]))
+    resume(tmp_path / "parts")
     assert_same_outcome(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -160,7 +160,8 @@ def test_a_step_left_out_leaves_no_statistics(data: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(Loop, "take_step", spoilt)
     said: list[str] = []
-    train(recipe_for(data, batch_size=6), tmp_path / "run", say=said.append)
+    with heard(said.append):
+        train(recipe_for(data, batch_size=6), tmp_path / "run")
     assert seen == [False, True, False, False, False]
     assert any("not finite" in line for line in said)
 
@@ -177,7 +178,7 @@ def test_an_attempt_that_fails_leaves_nothing_in_the_statistics() -> None:
 def test_a_batch_of_one_picture_is_seen_by_what_is_remembered(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         small().train()(torch.randn(1, 3, 32, 32))
-    train(recipe_for(data, batch_size=8, max_images=17), tmp_path / "run", **QUIET)  # 8, 8 and 1
+    train(recipe_for(data, batch_size=8, max_images=17), tmp_path / "run")  # 8, 8 and 1
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert saved["conv1.1.num_batches_tracked"] == 2
 
@@ -259,7 +260,8 @@ def test_a_new_network_is_not_taken_for_a_collapsed_one(tmp_path: Path) -> None:
     """With the zeros and ones that batch norms begin with it would give all images one answer for some dozen steps."""
     lines: list[str] = []
     fields = recipe_for(photos(tmp_path / "data", images=40), epochs=2, warmup=0.0)  # 12 images to validate on
-    train(fields, tmp_path / "run", say=lines.append)
+    with heard(lines.append):
+        train(fields, tmp_path / "run")
     assert not [line for line in lines if "predicts one class for all images" in line]
 
 
@@ -311,7 +313,7 @@ def test_what_needs_a_vision_transformer_says_so_before_any_picture_is_read(
 ) -> None:
     monkeypatch.setattr("vitkit.training.start.examine", lambda *_: pytest.fail("a picture is read"))
     with pytest.raises(VitkitError, match=named):
-        train(recipe_for(data, **fields), tmp_path / "run", **QUIET)
+        train(recipe_for(data, **fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -319,17 +321,17 @@ def test_low_rank_changes_are_refused_before_weights_are_downloaded(data: Path, 
     with pytest.raises(
         VitkitError, match="method lora requires a Vision Transformer, and this is torchvision:resnet18"
     ):
-        vitkit.train(data, vitkit.Recipe(model="torchvision:resnet18", method="lora"), out=tmp_path / "run", **QUIET)
+        vitkit.train(data, vitkit.Recipe(model="torchvision:resnet18", method="lora"), out=tmp_path / "run")
 
 
 def test_fields_of_a_vision_transformer_are_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(VitkitError, match="'layers' exists only in Vision Transformers"):
-        train(recipe_for(data, model_fields={"layers": 6}), tmp_path / "run", **QUIET)
+        train(recipe_for(data, model_fields={"layers": 6}), tmp_path / "run")
 
 
 def test_images_that_a_network_cannot_take_are_told_of_before_any_is_read(data: Path, tmp_path: Path) -> None:
     with pytest.raises(VitkitError, match=r"torchvision:alexnet does not support images of 16x16 pixels"):
-        train(recipe_for(data, model="torchvision:alexnet", image_size=16), tmp_path / "run", **QUIET)
+        train(recipe_for(data, model="torchvision:alexnet", image_size=16), tmp_path / "run")
 
 
 def test_a_copy_of_a_model_in_training_has_its_own_head() -> None:
@@ -391,7 +393,7 @@ def test_weights_of_a_run_are_trained_on(
     method: str, trained: tuple[Path, list[list[tuple[Tensor, Tensor]]]], data: Path, tmp_path: Path
 ) -> None:
     fields = {"data": str(data), "weights": str(trained[0]), "method": method, "epochs": 1, "batch_size": 14}
-    train(Recipe(**fields, precision="float32", workers=0), tmp_path / "run", **QUIET)
+    train(Recipe(**fields, precision="float32", workers=0), tmp_path / "run")
     before, after = (load_file(own / "model.safetensors") for own in (trained[0], tmp_path / "run"))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     heads = {"fc.weight", "fc.bias"}
@@ -409,7 +411,7 @@ def test_a_published_recipe_trains_a_network_without_what_it_has_not(monkeypatch
         return Path("nowhere")
 
     monkeypatch.setattr("vitkit.training.run.train", note)
-    vitkit.train("digits", vitkit.Recipe(model=f"torchvision:{NAME}", epochs=1), **QUIET)
+    vitkit.train("digits", vitkit.Recipe(model=f"torchvision:{NAME}", epochs=1))
     (recipe, notes), *_ = asked
     published = load_fields("digits")
     assert {"init", "drop_path"} <= published.keys() and not {"init", "drop_path"} & recipe.keys()
@@ -418,5 +420,5 @@ def test_a_published_recipe_trains_a_network_without_what_it_has_not(monkeypatch
         "init reference requires a Vision Transformer, and is left out",
         "drop_path 0.1 is left out: the network has none",
     ]
-    vitkit.train("digits", vitkit.Recipe(model=f"torchvision:{NAME}", init="reference"), **QUIET)
+    vitkit.train("digits", vitkit.Recipe(model=f"torchvision:{NAME}", init="reference"))
     assert asked[1][0]["init"] == "reference", "what is asked for is refused further on, in a line"

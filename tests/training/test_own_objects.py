@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 
 import runs
 import vitkit
+from hearing import heard
 from vitkit.data import item_of
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.training import TrainingState, loggers_of
 
-QUIET: dict[str, Any] = {"say": lambda line: None}
 SMALL: dict[str, Any] = {name: value for name, value in runs.quick_fields().items() if name != "epochs"}
 
 
@@ -50,7 +50,7 @@ def own(images: int = 24) -> vitkit.Datasets:
 
 def train(out: Path, datasets: vitkit.Datasets | None = None, **fields: Any) -> vitkit.TrainingRun:
     """Arguments of `train` and parts of `Hooks` are taken out of the fields of the recipe."""
-    options = {**QUIET, **{name: fields.pop(name) for name in ("say", "force") if name in fields}}
+    options = {name: fields.pop(name) for name in ("force",) if name in fields}
     hooks = vitkit.Hooks(**{name: fields.pop(name) for name in ("callbacks", "loggers") if name in fields})
     recipe = vitkit.Recipe(**{"epochs": 2, **SMALL, **fields})
     return vitkit.train(datasets or own(), recipe, hooks=hooks, out=out, **options)
@@ -101,7 +101,7 @@ def test_pil_images_and_files_of_them_are_trained_alike(tmp_path: Path) -> None:
             return super().__getitem__(sorted(range(len(self)), key=lambda i: i % 3)[index])
 
     train(tmp_path / "own", vitkit.Datasets(Sorted(), Sorted(9, seed=1)), method="scratch")
-    vitkit.train(tmp_path / "data", vitkit.Recipe(epochs=2, **SMALL), out=tmp_path / "files", **QUIET)
+    vitkit.train(tmp_path / "data", vitkit.Recipe(epochs=2, **SMALL), out=tmp_path / "files")
     runs.assert_same_weights(tmp_path / "own", tmp_path / "files")
 
 
@@ -143,7 +143,8 @@ class Scenes:
 def test_pictures_that_are_in_both_do_not_count(tmp_path: Path, side: int, tensors: bool) -> None:
     lines: list[str] = []
     val = Scenes(*range(6), *range(100, 103), side=side, tensors=tensors)
-    run = train(tmp_path / "run", vitkit.Datasets(Scenes(*range(30), tensors=tensors), val), epochs=1, say=lines.append)
+    with heard(lines.append):
+        run = train(tmp_path / "run", vitkit.Datasets(Scenes(*range(30), tensors=tensors), val), epochs=1)
     if side == 32:
         assert "problem: 6 validation images are training images too and are not counted" in lines
     assert (run.evaluation["seen"]["images"], run.evaluation["images"], run.headline.images) == (6, 3, 3)
@@ -163,7 +164,7 @@ def test_what_weights_of_a_run_had_seen_does_not_count(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         Scenes(i).picture(0).save(folder / f"{i}.png")
     recipe = vitkit.Recipe(epochs=1, split=(1, 0, 0), **SMALL)
-    files = vitkit.train(tmp_path / "photos", recipe, out=tmp_path / "files", **QUIET)
+    files = vitkit.train(tmp_path / "photos", recipe, out=tmp_path / "files")
     own = train(tmp_path / "own", vitkit.Datasets(Scenes(*range(30)), Scenes(*range(200, 209))), epochs=1)
     begun: dict[str, Any] = {"model": None, "model_fields": None, "epochs": 1, "method": "full"}
     for place in (files.folder, own.folder):
@@ -226,11 +227,11 @@ def test_a_run_on_datasets_goes_on_to_the_weights_it_would_have_had(tmp_path: Pa
     with pytest.raises(Interrupted):
         train(tmp_path / "run", epochs=4, callbacks=[Stop()])
     with pytest.raises(VitkitError, match="was trained on datasets in Python"):
-        vitkit.train(resume=tmp_path / "run", **QUIET)
-    vitkit.train(own(), resume=tmp_path / "run", **QUIET)
+        vitkit.train(resume=tmp_path / "run")
+    vitkit.train(own(), resume=tmp_path / "run")
     runs.assert_same_weights(tmp_path / "run", trained.folder)
     with pytest.raises(VitkitError, match="belongs to another run, or the recipe was changed since"):
-        vitkit.train(own(27), resume=tmp_path / "run", **QUIET)
+        vitkit.train(own(27), resume=tmp_path / "run")
 
 
 class Fails(Coloured):
@@ -314,7 +315,7 @@ def test_a_teacher_is_told_of_and_recorded_and_leftovers_are_swept_as_in_runs_on
     assert state["run"]["teacher"], "which another teacher would not match"
     leftover = tmp_path / "run" / ".recipe.toml.123.tmp"
     leftover.write_text("half")
-    run = vitkit.train(own(), resume=tmp_path / "run", **QUIET)
+    run = vitkit.train(own(), resume=tmp_path / "run")
     assert run.classifier.provenance["teacher"]["sha256"].startswith(state["run"]["teacher"])
     assert not leftover.exists()
 
@@ -406,7 +407,8 @@ class Breaks:
 @pytest.mark.parametrize("where", ["metrics", "finalize"])
 def test_a_logger_that_fails_costs_no_training(tmp_path: Path, where: str) -> None:
     lines: list[str] = []
-    run = train(tmp_path / "run", loggers=[Breaks(where)], say=lines.append)
+    with heard(lines.append):
+        run = train(tmp_path / "run", loggers=[Breaks(where)])
     assert lines.count("note: Breaks failed and is not used any more: the service is gone") == 1
     assert len(runs.metrics(run.folder)) == 2 and run.report.is_file()
 

@@ -405,9 +405,9 @@ def test_too_few_patches_are_refused(objective: Any, fields: dict[str, Any], sai
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"target": "colour"}, "must be one of normalised, pixels with --objective mae, not colour"),
+        ({"target": "colour"}, "must be one of normalised, pixels with objective mae, not colour"),
         ({"objective": "masked-patch", "target": "normalised"}, "must be one of colour, colour-4x4, pixels"),
-        ({"objective": "masked-patch", "decoder_layers": 2}, "only --objective mae has a decoder"),
+        ({"objective": "masked-patch", "decoder_layers": 2}, "only objective mae has a decoder"),
         ({"decoder_width": 40}, "multiple of 32"),
         ({"mask": 1.5}, "mask"),
     ],

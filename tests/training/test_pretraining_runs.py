@@ -13,6 +13,7 @@ from PIL import Image
 
 import runs
 import vitkit
+from hearing import heard
 from vitkit.data import PictureRecord, split_from_file
 from vitkit.data.seen import UNLABELLED
 from vitkit.errors import Interrupted, VitkitError
@@ -37,7 +38,7 @@ def begin(data: Path, out: Path, objective: str = "mae", **fields: Any) -> Pretr
     size = {} if "model" in fields else {"model_fields": runs.SIZE}
     own = {**QUICK, **size, **OF[objective], "objective": objective, **fields}
     given = {name: value for name, value in own.items() if value is not None}
-    told = {"say": lambda _: None, **{n: given.pop(n) for n in ("say", "progress", "force") if n in given}}
+    told = {name: given.pop(name) for name in ("progress", "force") if name in given}
     options, recipe = split_fields(given)
     return pretrain(data, vitkit.Recipe(**recipe), pretraining=vitkit.Pretraining(**options), out=out, **told)
 
@@ -75,11 +76,11 @@ def test_a_stopped_run_has_the_same_weights(finished: PretrainingRun, data: Path
     lines: list[str] = []
     with pytest.raises(Interrupted):
         stop = stop_in("epoch 1/2" if at_end else "epoch 2/2", at_end=at_end)
-        with reporting_to(stop):
-            begin(data, tmp_path / "run", finished.choices.objective, say=lines.append)
+        with reporting_to(stop), heard(lines.append):
+            begin(data, tmp_path / "run", finished.choices.objective)
     assert lines[-1] == f"to continue: vitkit pretrain --resume {tmp_path / 'run'}"
     assert not (tmp_path / "run" / "report.html").exists()
-    pretrain(resume=tmp_path / "run", say=lambda _: None)
+    pretrain(resume=tmp_path / "run")
     same(tmp_path / "run", finished.folder)
     assert (tmp_path / "run" / "report.html").is_file()
 
@@ -110,7 +111,7 @@ def test_a_run_does_not_go_on_with_another_objective(finished: PretrainingRun, t
     with pytest.raises(
         VitkitError, match=r"belongs to another run, or the recipe was changed since: it has mask 0\.\d+, not"
     ):
-        pretrain(resume=folder, say=lambda _: None)
+        pretrain(resume=folder)
 
 
 # --- What it leaves ---------------------------------------------------------------------------------
@@ -152,7 +153,8 @@ def test_it_learns(data: Path, tmp_path: Path) -> None:
 def test_a_classifier_keeps_its_split_and_tests_on_unseen(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     fields = {"weights": str(mae.folder), "method": "full", "epochs": 1, "seed": 5, "workers": 0}
-    run = vitkit.train(data, vitkit.Recipe(**fields), out=tmp_path / "run", say=lines.append)
+    with heard(lines.append):
+        run = vitkit.train(data, vitkit.Recipe(**fields), out=tmp_path / "run")
     before, after = (split_from_file(own.folder / "split.json") for own in (mae, run))
     parts = [dict(zip(own.paths, own.splits, strict=True)) for own in (before, after)]
     assert parts[0] == parts[1]
@@ -183,9 +185,8 @@ def test_unlabelled_pictures_of_a_test_set_are_told_of(data: Path, tmp_path: Pat
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
     lines: list[str] = []
-    vitkit.train(
-        split, vitkit.Recipe(weights=str(run.folder), epochs=1, workers=0), out=tmp_path / "run", say=lines.append
-    )
+    with heard(lines.append):
+        vitkit.train(split, vitkit.Recipe(weights=str(run.folder), epochs=1, workers=0), out=tmp_path / "run")
     told = [line for line in lines if "had seen 12 of the 12 test images" in line]
     assert told
     assert told[0].startswith("problem: ")
@@ -193,8 +194,8 @@ def test_unlabelled_pictures_of_a_test_set_are_told_of(data: Path, tmp_path: Pat
 
 def test_pretraining_goes_on_and_knows_what_weights_saw(mae: PretrainingRun, data: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    fields = {"weights": str(mae.folder), "model": None, "seed": 3, "say": lines.append}
-    run = begin(data, tmp_path / "run", "masked-patch", **fields)
+    with heard(lines.append):
+        run = begin(data, tmp_path / "run", "masked-patch", weights=str(mae.folder), model=None, seed=3)
     parts = [
         dict(zip(own.paths, own.splits, strict=True))
         for own in (split_from_file(own.folder / "split.json") for own in (mae, run))
@@ -220,7 +221,8 @@ def test_an_unreadable_picture_is_left_out_and_told_of(data: Path, tmp_path: Pat
     shutil.copytree(data / "red", tmp_path / "flat")
     (tmp_path / "flat" / "broken.png").write_bytes(b"no picture")
     lines: list[str] = []
-    begin(tmp_path / "flat", tmp_path / "run", epochs=1, say=lines.append)
+    with heard(lines.append):
+        begin(tmp_path / "flat", tmp_path / "run", epochs=1)
     assert any("1 of 13 images is unreadable" in line for line in lines)
 
 

@@ -13,6 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 import runs
+from hearing import heard
 from tiny import build
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, split_from_file
@@ -79,7 +80,7 @@ def test_a_class_without_a_training_image_is_not_predicted() -> None:
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that has learned other photographs."""
     root = tmp_path_factory.mktemp("before")
-    return train(runs.quick(runs.photos(root / "photos", seed=1), epochs=2), root / "run", say=lambda _: None)
+    return train(runs.quick(runs.photos(root / "photos", seed=1), epochs=2), root / "run")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,8 @@ FIELDS = {"method": "probe", "precision": "float32", "workers": 0, "batch_size":
 
 def head_run(data: Path, pretrained: Path, out: Path, **fields: object) -> Path:
     said: list[str] = []
-    folder = train(Recipe(data=str(data), weights=str(pretrained), **{**FIELDS, **fields}), out, say=said.append)
+    with heard(said.append):
+        folder = train(Recipe(data=str(data), weights=str(pretrained), **{**FIELDS, **fields}), out)
     assert any("frozen backbone" in line for line in said)
     return folder
 
@@ -118,7 +120,7 @@ def test_a_run_that_was_stopped_before_its_head_goes_on(data: Path, pretrained: 
     cut = runs.copy_of(whole, tmp_path / "b")
     for name in ("model.safetensors", "model.json", "metrics.csv", "report.html"):
         (cut / name).unlink()
-    resume(cut, say=lambda _: None)
+    resume(cut)
     runs.assert_same_weights(whole, cut)
 
 

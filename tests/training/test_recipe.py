@@ -32,7 +32,7 @@ from vitkit.training import (
 )
 from vitkit.weights import find
 
-TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 PART = st.floats(0, 1)
 
 # What cannot be drawn from the type alone.
@@ -561,3 +561,10 @@ def test_fine_tuning_is_table_4(task: str) -> None:
     entry = find(recipe.weights)
     assert entry.classes == "imagenet21k"
     assert config_for(entry.architecture).replace(image_size=384).grid == (24, 24)
+
+
+def test_a_bundled_model_is_not_kept_for_other_weights() -> None:
+    bundled = Recipe.load("digits")
+    assert bundled.updated(Recipe(weights="runs/mine")).model is None
+    assert bundled.updated(Recipe(weights="none")).model == bundled.model
+    assert bundled.updated(Recipe(weights="runs/mine", model="vit_micro_patch8_16")).model == "vit_micro_patch8_16"

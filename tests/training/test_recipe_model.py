@@ -11,6 +11,7 @@ import torch
 import runs
 import tiny
 import vitkit as package
+from hearing import heard
 from runs import resolved
 from vitkit.classifier import Classifier
 from vitkit.cli.app import app
@@ -142,7 +143,7 @@ def test_a_flag_is_read_as_its_field(text: str, meant: dict[str, Any]) -> None:
     [
         (["position=none"], "unknown field 'position'"),
         (["shaer=5"], r"unknown field 'shaer' \(did you mean shear\?\)"),
-        (["model_fields=5"], "unknown field 'model_fields'"),
+        (["model_fields=5"], r"set fields of the model by --set model\.FIELD=VALUE"),
         (["model.position"], "expects FIELD=VALUE, as in --set shear=5 or --set model.position=none"),
         (["shear=much"], "shear must be a finite number, not 'much'"),
         (["shear=5", "shear=6"], "--set shear is given twice"),
@@ -210,7 +211,8 @@ def test_what_cannot_be_built_is_refused_before_pictures_are_read(table: ImageTa
 def test_the_run_records_its_model_and_goes_on_with_no_other(photos: Path, table: ImageTable, tmp_path: Path) -> None:
     said: list[str] = []
     fields = {**runs.QUICK, "model": {"name": runs.QUICK["model"], "position": "none", "layers": 1}, "epochs": 1}
-    run = package.train(photos, package.Recipe.of(fields), out=tmp_path / "run", say=said.append)
+    with heard(said.append):
+        run = package.train(photos, package.Recipe.of(fields), out=tmp_path / "run")
     assert run.classifier.model.config.position == "none"
     assert run.recipe.model_fields == {"position": "none", "layers": 1}
     assert any("training vit_micro_patch8_16 with position none, layers 1 on" in line for line in said)
@@ -222,7 +224,7 @@ def test_the_run_records_its_model_and_goes_on_with_no_other(photos: Path, table
         text.replace('position = "none"', 'position = "sincos_2d"').replace("epochs = 1", "epochs = 2")
     )
     with pytest.raises(VitkitError, match=r"it has model_fields \{'position': 'none', 'layers': 1\}, not \{"):
-        package.train(resume=tmp_path / "run", say=str)
+        package.train(resume=tmp_path / "run")
 
 
 def test_the_identity_of_a_run_has_each_field_of_its_model(table: ImageTable) -> None:

@@ -19,6 +19,7 @@ from PIL import Image
 import photos as pictures
 import runs
 import warm
+from hearing import heard
 from runs import told as train
 from vitkit.data import split_from_file
 from vitkit.errors import Interrupted, VitkitError
@@ -46,7 +47,8 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def resume(folder: Path) -> str:
     lines: list[str] = []
-    run.resume(folder, say=lines.append)
+    with heard(lines.append):
+        run.resume(folder)
     return "\n".join(lines)
 
 
@@ -382,8 +384,8 @@ def interrupt_at(epoch: int, number: int = signal.SIGINT) -> Callable[[str, int,
 def test_ctrl_c_leaves_a_model_and_says_how_to_go_on(finished: Path, data: Path, tmp_path: Path, epoch: int) -> None:
     lines: list[str] = []
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted) as caught, reporting_to(interrupt_at(epoch)):
-        run.train(runs.quick(data), folder, say=lines.append)
+    with pytest.raises(Interrupted) as caught, reporting_to(interrupt_at(epoch)), heard(lines.append):
+        run.train(runs.quick(data), folder)
     assert caught.value.signal_number == signal.SIGINT
     what = "unfinished model" if epoch == 0 else "best model so far"
     assert lines[-2:] == [f"stopped; the {what} is in {folder}", f"to continue: vitkit train --resume {folder}"]
@@ -400,15 +402,15 @@ def test_a_folder_does_not_replace_weights(data: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vit_tiny_patch16_224").mkdir()
     with pytest.raises(VitkitError, match=r"there is a file or folder of this name here, too: rename it, or .* \./vit"):
-        run.train(Recipe(data=str(data), model="vit_tiny_patch16_224"), tmp_path / "run", say=lambda line: None)
+        run.train(Recipe(data=str(data), model="vit_tiny_patch16_224"), tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["vit_tiny_patch16_224"]
 
 
 def test_without_out_runs_are_numbered(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "fit_and_report", lambda *_: None)
-    assert run.train(runs.quick(data), say=lambda line: None) == Path("runs", "photos-1")
-    assert run.train(runs.quick(data), say=lambda line: None) == Path("runs", "photos-2")
+    assert run.train(runs.quick(data)) == Path("runs", "photos-1")
+    assert run.train(runs.quick(data)) == Path("runs", "photos-2")
 
 
 def test_a_run_on_the_current_folder_lies_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +419,7 @@ def test_a_run_on_the_current_folder_lies_elsewhere(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(source)
     monkeypatch.setattr(run, "fit_and_report", lambda *_: None)
     try:
-        folder = run.train(runs.quick(Path()), say=lambda line: None)
+        folder = run.train(runs.quick(Path()))
     except VitkitError as error:
         assert "--out" in str(error)  # asking where to is as good
     else:

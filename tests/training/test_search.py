@@ -107,7 +107,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def teacher(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(runs.quick(data, epochs=1), tmp_path_factory.mktemp("teacher") / "run", say=lambda line: None)
+    return train(runs.quick(data, epochs=1), tmp_path_factory.mktemp("teacher") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     monkeypatch.setattr(fit, "_conclude", lambda *_: None)  # nobody looks at the report
     shape = {"epochs": 1, "batch_size": 2, "warmup": search.WARMUP / search.STEPS, "schedule": "constant"}
     recipe = runs.quick(data, find_lr=True, lr=1e-3, keep="last", **{**shape, **fields})
-    folder = train(recipe, tmp_path / "run", say=lambda line: None)
+    folder = train(recipe, tmp_path / "run")
     half = len(losses) // 2
     assert len(losses) == 2 * half >= 2 * search.STEPS
     assert losses[0] == losses[half], "the first step"

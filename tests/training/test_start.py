@@ -85,20 +85,20 @@ def test_what_is_looked_at_first_is_what_is_loaded(source: Path, table: ImageTab
 def test_weights_are_never_left_to_chance(table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
     with pytest.raises(VitkitError, match=r"VITKIT_OFFLINE=1 forbids.*--weights none"):
-        train(Recipe(data=str(table.root)), tmp_path / "run", say=lambda _: None)
+        train(Recipe(data=str(table.root)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_are_not_there_are_named(table: ImageTable, tmp_path: Path) -> None:
     with pytest.raises(VitkitError, match=r"nowhere\.pth"):
-        train(Recipe(data=str(table.root), weights="nowhere.pth"), tmp_path / "run", say=lambda _: None)
+        train(Recipe(data=str(table.root), weights="nowhere.pth"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_from_weights_learns_and_says_where_from(source: Path, table: ImageTable, tmp_path: Path) -> None:
     fields: dict[str, Any] = {"model": None, "method": "full", "lr": 1e-3, "epochs": 6, "layer_decay": 0.9}
     asked = Recipe(**{**runs.QUICK, "data": str(table.root), "weights": str(source), **fields})
-    folder = train(asked, tmp_path / "run", say=lambda _: None)
+    folder = train(asked, tmp_path / "run")
     runs.assert_learned(folder, table.root)
     assert load(folder).provenance["weights"]["source"] == source.name
     assert load(folder).preprocess == PIXELS

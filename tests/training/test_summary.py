@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import runs
+from hearing import heard
 from vitkit.data import groups_from_file, read_source, split_from_file
 from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped
 from vitkit.evaluation.figures import figures
@@ -26,14 +27,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(runs.quick(data), tmp_path_factory.mktemp("runs") / "run", say=lambda line: None)
+    return train(runs.quick(data), tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of other photographs, to begin from."""
     root = tmp_path_factory.mktemp("before")
-    return train(runs.quick(runs.photos(root / "photos", seed=1), epochs=1), root / "run", say=lambda line: None)
+    return train(runs.quick(runs.photos(root / "photos", seed=1), epochs=1), root / "run")
 
 
 def test_the_temperature_is_the_one_that_the_validation_images_ask_for(finished: Path) -> None:
@@ -61,7 +62,7 @@ def test_the_figures_of_the_run_are_those_of_the_saved_model(finished: Path) -> 
 
 def test_a_finished_run_that_is_resumed_comes_to_the_same(finished: Path, tmp_path: Path) -> None:
     copied = runs.copy_of(finished, tmp_path / "copy")
-    resume(copied, say=lambda line: None)
+    resume(copied)
     for name in ("model.json", "evaluation.json", LABEL_ERRORS):
         assert (copied / name).read_bytes() == (finished / name).read_bytes(), name
     runs.assert_same_weights(copied, finished)
@@ -81,7 +82,8 @@ def test_a_run_from_nothing_doubts_held_out_labels_alone(finished: Path) -> None
 
 def test_a_run_without_validation_images_is_not_calibrated_and_says_so(data: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    folder = train(runs.quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "run", say=said.append)
+    with heard(said.append):
+        folder = train(runs.quick(data, epochs=1, split=(0.8, 0.0, 0.2)), tmp_path / "run")
     assert load(folder).temperature == 1
     assert "no validation images: the confidences are not calibrated (temperature 1)" in said
 
@@ -90,13 +92,14 @@ def test_labels_are_doubted_by_the_weights_a_run_began_from(before: Path, data: 
     said: list[str] = []
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
     recipe = runs.quick(data, weights=str(before), model=None, epochs=1, method="full", **steps)
-    folder = train(recipe, tmp_path / "run", say=said.append)
+    with heard(said.append):
+        folder = train(recipe, tmp_path / "run")
     assert any("look" in line and "(of 36 images, frozen features in " in line for line in said)
     with (folder / LABEL_ERRORS).open(encoding="utf-8", newline="") as file:
         rows = [tuple(row.values()) for row in csv.DictReader(file)]
     table = split_from_file(folder / "split.json")
     # Other weights than those it began from would not do: the run's own have changed.
-    found, features = suspects.doubt_labels(Run(folder, said.append, lambda *_: None), recipe, table, None)
+    found, features = suspects.doubt_labels(Run(folder), recipe, table, None)
     assert found is not None and features is not None
     assert features.paths == table.paths and len(features.rows) == 36
     assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found]
@@ -108,7 +111,8 @@ def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, mon
     said: list[str] = []
     table = read_source(data)
     recipe = runs.quick(data, weights="anything", model=None, method="full")
-    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) == (None, None)
+    with heard(said.append):
+        assert suspects.doubt_labels(Run(tmp_path), recipe, table, None) == (None, None)
     assert said == ["only held-out images are searched for label errors, because there are more than 35 images"]
 
 
@@ -119,13 +123,14 @@ def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Pat
     table = type(table)(**{**table.__dict__, "root": copied})
     said: list[str] = []
     recipe = runs.quick(data, weights=str(before), model=None, method="full")
-    assert suspects.doubt_labels(Run(tmp_path, said.append, lambda *_: None), recipe, table, None) == (None, None)
+    with heard(said.append):
+        assert suspects.doubt_labels(Run(tmp_path), recipe, table, None) == (None, None)
     assert said[-1].startswith("note: label errors were not searched for: ") and "img1.png" in said[-1]
 
 
 def test_the_worst_mistakes_are_explained_in_the_report_which_is_whole_without_the_run(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "photos", images=20, noise=2000.0)  # nothing to learn: there are mistakes
-    folder = train(runs.quick(data, epochs=1), tmp_path / "run", say=lambda line: None)
+    folder = train(runs.quick(data, epochs=1), tmp_path / "run")
     assert json.loads((folder / "evaluation.json").read_text())["accuracy"] < 1
     page = (folder / "report.html").read_text()
     explained = len(re.findall("<h3>[a-z]+, taken for [a-z]+</h3>", page))
@@ -141,7 +146,7 @@ def test_copies_count_as_one_image_in_the_intervals_of_the_run(data: Path, tmp_p
     for i in range(1, 13):
         copied = source / "red" / f"img{i}.png"
         (source / "red" / f"copy{i}.png").write_bytes(copied.read_bytes())
-    folder = train(runs.quick(source, epochs=1), tmp_path / "run", say=lambda line: None)
+    folder = train(runs.quick(source, epochs=1), tmp_path / "run")
     groups = groups_from_file(folder / "groups.json")
     assert len(groups) == 24 and groups["red/img3.png"] == groups["red/copy3.png"]
     outcome = evaluate(load(folder), split_from_file(folder / "split.json"), "test")

@@ -18,6 +18,7 @@ from torchvision.models import resnet18, squeezenet1_1
 import runs
 import tiny
 import vitkit
+from hearing import heard
 from photos import smooth
 from vitkit.classifier import Classifier
 from vitkit.data import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -250,8 +251,8 @@ STUDENT = "deit_micro_distilled_patch8_16"
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_a_run_with_a_teacher(data: Path, teacher: Path, tmp_path: Path, kind: str) -> None:
     recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), distillation=kind, epochs=1)
-    out = run.train(recipe, tmp_path / "run", say=str)
-    alone = run.train(runs.quick(data, model=STUDENT, epochs=1), tmp_path / "alone", say=str)
+    out = run.train(recipe, tmp_path / "run")
+    alone = run.train(runs.quick(data, model=STUDENT, epochs=1), tmp_path / "alone")
     classifier = load(out)
     assert classifier.provenance["teacher"]["name"] == teacher.name
     assert len(classifier.provenance["teacher"]["sha256"]) == 64
@@ -264,7 +265,7 @@ def test_a_run_with_a_teacher(data: Path, teacher: Path, tmp_path: Path, kind: s
 
 def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path: Path) -> None:
     recipe = runs.quick(data, model=STUDENT, teacher=str(teacher), epochs=2)
-    whole = run.train(recipe, tmp_path / "whole", say=str)
+    whole = run.train(recipe, tmp_path / "whole")
 
     class Stop(Exception):
         pass
@@ -273,10 +274,10 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path:
         if line.startswith("epoch   1/2"):
             raise Stop
 
-    with pytest.raises(Stop):
-        run.train(recipe, tmp_path / "cut", say=stop)
+    with pytest.raises(Stop), heard(stop):
+        run.train(recipe, tmp_path / "cut")
     again = runs.copy_of(tmp_path / "cut", tmp_path / "again")
-    runs.assert_same_weights(run.resume(tmp_path / "cut", say=str), whole)
+    runs.assert_same_weights(run.resume(tmp_path / "cut"), whole)
 
     description = json.loads((teacher / "model.json").read_text())
     saved_teacher(teacher, mean=(0.4, 0.4, 0.4))
@@ -284,14 +285,18 @@ def test_a_resumed_run_has_the_same_teacher(data: Path, teacher: Path, tmp_path:
     model = tiny.build(seed=5, image_size=(16, 16), num_classes=3)
     Classifier(model, CLASSES, Preprocess(size=(16, 16))).save(teacher)
     with pytest.raises(VitkitError, match="have changed since the start of the run"):
-        run.resume(again, say=str)
+        run.resume(again)
 
 
 def test_a_missing_teacher_is_noticed_before_the_images_are_read(tmp_path: Path, data: Path) -> None:
     told: list[str] = []
     recipe = runs.quick(data, teacher="nowhere")
-    with pytest.raises(VitkitError, match="nowhere"), reporting_to(lambda what, *_: told.append(what)):
-        run.train(recipe, tmp_path / "run", say=told.append)
+    with (
+        pytest.raises(VitkitError, match="nowhere"),
+        reporting_to(lambda what, *_: told.append(what)),
+        heard(told.append),
+    ):
+        run.train(recipe, tmp_path / "run")
     assert told == []
     assert not (tmp_path / "run").exists()
 
@@ -302,7 +307,7 @@ def test_a_class_without_readable_images_leaves_the_others_their_names(data: Pat
     (photos / "aqua" / "1.png").write_bytes(b"no picture")
     teacher = saved_teacher(tmp_path / "teacher", classes=("aqua", *CLASSES), always="green")
     recipe = runs.quick(photos, model=STUDENT, teacher=str(teacher), epochs=8, drop_path=0.0, label_smoothing=0.0)
-    classifier = load(run.train(recipe, tmp_path / "run", say=str))
+    classifier = load(run.train(recipe, tmp_path / "run"))
     assert classifier.classes == CLASSES
     with torch.no_grad():
         imitation = classifier.model.forward_heads(tiny.images(4, config=classifier.model.config))[1]

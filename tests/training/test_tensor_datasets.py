@@ -16,11 +16,11 @@ from torchvision.transforms import InterpolationMode, v2
 
 import runs
 import vitkit
+from hearing import heard
 from vitkit.data import Preprocess, read_preprocess
 from vitkit.errors import VitkitError
 from vitkit.system import from_json
 
-QUIET: dict[str, Any] = {"say": lambda line: None}
 SMALL: dict[str, Any] = {**runs.quick_fields(), "epochs": 2}
 MEAN, STD = (0.2, 0.4, 0.6), (0.3, 0.2, 0.1)
 PLAIN = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
@@ -48,7 +48,7 @@ def folder(root: Path, part: str, *steps: Any) -> ImageFolder:
 
 def train(photos: Path, out: Path, *steps: Any, **fields: Any) -> vitkit.TrainingRun:
     given = {part: folder(photos, part, *steps) for part in ("train", "val")}
-    return vitkit.train(vitkit.Datasets(**given), vitkit.Recipe(**SMALL), out=out, **{**QUIET, **fields})
+    return vitkit.train(vitkit.Datasets(**given), vitkit.Recipe(**SMALL), out=out, **fields)
 
 
 WAYS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -163,7 +163,8 @@ def assert_agrees(run: vitkit.TrainingRun, data: ImageFolder) -> None:
 def test_a_file_is_answered_as_its_tensor_was(photos: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     steps = (v1.Resize(20), v1.CenterCrop(16), *PLAIN)
-    run = train(photos, tmp_path / "run", *steps, say=lines.append)
+    with heard(lines.append):
+        run = train(photos, tmp_path / "run", *steps)
     assert any(
         line.startswith("files are preprocessed like the datasets' transforms: mean 0.2/0.4/0.6") for line in lines
     )
@@ -177,9 +178,8 @@ def test_what_is_in_the_training_transforms_alone_does_not_count(photos: Path, t
     lines: list[str] = []
     seen = folder(photos, "train", v1.RandomResizedCrop(16), v1.ToTensor(), v1.Normalize(0.5, 0.5))
     judged = folder(photos, "val", v1.Resize((16, 16)), *PLAIN)
-    run = vitkit.train(
-        vitkit.Datasets(train=seen, val=judged), vitkit.Recipe(**SMALL), out=tmp_path / "run", say=lines.append
-    )
+    with heard(lines.append):
+        run = vitkit.train(vitkit.Datasets(train=seen, val=judged), vitkit.Recipe(**SMALL), out=tmp_path / "run")
     assert run.classifier.preprocess.mean == MEAN and run.classifier.preprocess.fit == "squash"
     said = "train normalises by mean 0.5, std 0.5, and val by mean 0.2/0.4/0.6, std 0.3/0.2/0.1"
     assert f"problem: {said}" in lines
@@ -208,12 +208,13 @@ def test_where_it_is_not_known_files_are_refused_with_the_reason(photos: Path, t
     lines: list[str] = []
     steps = (v1.Resize((16, 16)), *PLAIN)
     data = vitkit.Datasets(**hidden(photos, *steps))
-    run = vitkit.train(data, vitkit.Recipe(**SMALL), out=tmp_path / "run", say=lines.append)
+    with heard(lines.append):
+        run = vitkit.train(data, vitkit.Recipe(**SMALL), out=tmp_path / "run")
     assert any("the model cannot read files: val gave tensors" in line for line in lines)
     file = photos / "val" / "red" / "val0.png"
     reason = "is unknown: val gave tensors, and it has no attribute `transform`"
     for use in (
-        lambda: vitkit.predict(run.folder, file, writer=lambda form, images: pytest.fail("the header was written")),
+        lambda: vitkit.predict(run.folder, file),
         lambda: vitkit.embed(run.folder, file),
         lambda: list(run.classifier.predict(Image.open(file))),
         lambda: vitkit.evaluate(run.folder, photos),
@@ -237,7 +238,6 @@ def test_it_can_be_said(photos: Path, tmp_path: Path) -> None:
         vitkit.Datasets(**hidden(photos, *steps), preprocess=named),
         vitkit.Recipe(**SMALL),
         out=tmp_path / "run",
-        **QUIET,
     )
     assert run.classifier.preprocess == Preprocess(
         size=(16, 16), fit="squash", interpolation="bilinear", mean=MEAN, std=STD
@@ -248,7 +248,6 @@ def test_it_can_be_said(photos: Path, tmp_path: Path) -> None:
             vitkit.Datasets(**hidden(photos, *steps), preprocess="mean=3"),
             vitkit.Recipe(**SMALL),
             out=tmp_path / "other",
-            **QUIET,
         )
     assert not (tmp_path / "other").exists()
 
@@ -259,7 +258,6 @@ def test_pictures_are_prepared_as_is_said(photos: Path, tmp_path: Path) -> None:
         vitkit.Datasets(**given, preprocess="mean=0.2,std=0.3,fit=squash"),
         vitkit.Recipe(**SMALL),
         out=tmp_path / "run",
-        **QUIET,
     )
     assert (run.classifier.preprocess.fit, run.classifier.preprocess.mean) == ("squash", (0.2, 0.2, 0.2))
     asked = vitkit.evaluate(run.folder, photos / "val", compute=vitkit.Compute(precision="float32", backend="eager"))
@@ -275,12 +273,12 @@ def test_a_run_that_was_interrupted_keeps_what_was_said(photos: Path, tmp_path: 
 
     data = vitkit.Datasets(**hidden(photos, *steps), preprocess="fit=squash,mean=0.2,std=0.3")
     hooks = vitkit.Hooks(callbacks=[Stop()])
-    run = vitkit.train(data, vitkit.Recipe(**SMALL), hooks=hooks, out=tmp_path / "run", **QUIET)
+    run = vitkit.train(data, vitkit.Recipe(**SMALL), hooks=hooks, out=tmp_path / "run")
     (tmp_path / "run" / "evaluation.json").unlink()
-    vitkit.train(data, resume=run.folder, **QUIET)
+    vitkit.train(data, resume=run.folder)
     assert vitkit.load(run.folder).preprocess.mean == (0.2, 0.2, 0.2)
     with pytest.raises(VitkitError, match="resume takes everything from the run"):
-        vitkit.train(data, vitkit.Recipe(), resume=run.folder, **QUIET)
+        vitkit.train(data, vitkit.Recipe(), resume=run.folder)
 
 
 @pytest.mark.parametrize("method", ["probe", "full"])
@@ -291,8 +289,8 @@ def test_a_head_is_fitted_to_datasets_too(photos: Path, tmp_path: Path, method: 
     named |= {"crop_scale": (0, 0), "lp_ft": True} if method == "full" else {}
     given = {part: ImageFolder(str(photos / part)) for part in ("train", "val")}
     recipe = vitkit.Recipe(method=method, **named)
-    run = vitkit.train(vitkit.Datasets(**given), recipe, out=tmp_path / "own", **QUIET)
-    files = vitkit.train(photos, recipe, out=tmp_path / "files", **QUIET)
+    run = vitkit.train(vitkit.Datasets(**given), recipe, out=tmp_path / "own")
+    files = vitkit.train(photos, recipe, out=tmp_path / "files")
     if method == "probe":
         runs.assert_same_weights(run.folder, files.folder)
         assert run.evaluation["loss"] == pytest.approx(files.evaluation["loss"], rel=1e-3)

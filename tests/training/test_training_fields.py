@@ -15,6 +15,7 @@ from PIL import Image
 
 import photos as pictures
 import runs
+from hearing import heard
 from runs import resolved
 from runs import told as train
 from vitkit.data import ImageTable, split, split_from_file
@@ -45,7 +46,7 @@ def test_interrupted_runs_end_in_the_same_weights(data: Path, tmp_path: Path, fi
     whole, _ = train(recipe, tmp_path / "whole")
     with pytest.raises(Interrupted):
         train(recipe, tmp_path / "run", progress=interrupt_at(2))
-    run.resume(tmp_path / "run", say=lambda _: None)
+    run.resume(tmp_path / "run")
     runs.assert_same_weights(tmp_path / "run", whole)
     assert runs.metrics(tmp_path / "run") == runs.metrics(whole)
 
@@ -66,7 +67,7 @@ def test_one_that_went_back_resumes_alike(data: Path, tmp_path: Path, monkeypatc
     calls.clear()
     with pytest.raises(Interrupted):
         train(runs.quick(data), tmp_path / "run", progress=interrupt_at(2))
-    run.resume(tmp_path / "run", say=lambda _: None)
+    run.resume(tmp_path / "run")
     runs.assert_same_weights(tmp_path / "run", whole)
     rows = runs.metrics(whole)
     assert rows == runs.metrics(tmp_path / "run")
@@ -137,8 +138,8 @@ def test_three_bad_steps_leave_the_best_model(data: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(Loop, "loss_of", loss_of)
     lines: list[str] = []
-    with pytest.raises(VitkitError, match=r"not finite in 3 steps in a row.*--precision float32"):
-        run.train(runs.quick(data), tmp_path / "run", say=lines.append)
+    with pytest.raises(VitkitError, match=r"not finite in 3 steps in a row.*--precision float32"), heard(lines.append):
+        run.train(runs.quick(data), tmp_path / "run")
     assert lines[-1] == f"the best model so far is in {tmp_path / 'run'}"
     assert load(tmp_path / "run").provenance["metrics"]["epoch"] == 0
     saved = [torch.load(path, weights_only=True) for path in sorted((tmp_path / "run").glob("bad_batch-*.pt"))]

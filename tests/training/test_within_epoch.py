@@ -18,6 +18,7 @@ from torch import Tensor
 
 import runs
 import warm
+from hearing import heard
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import LAST, Deferral, reporting_to
@@ -49,7 +50,7 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
     def of(case: str) -> Path:
         if case not in done:
-            done[case] = run.train(runs.quick(data, **CASES[case]), place / case, say=lambda _: None)
+            done[case] = run.train(runs.quick(data, **CASES[case]), place / case)
         return done[case]
 
     return of
@@ -74,14 +75,14 @@ def stored(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_signal_within_an_epoch_saves(finished: Callable[[str], Path], data: Path, tmp_path: Path, case: str) -> None:
     folder, lines = tmp_path / "run", list[str]()
-    with reporting_to(signal_at(2, 2)), pytest.raises(Interrupted) as caught:
-        run.train(runs.quick(data, **CASES[case]), folder, say=lines.append)
+    with reporting_to(signal_at(2, 2)), pytest.raises(Interrupted) as caught, heard(lines.append):
+        run.train(runs.quick(data, **CASES[case]), folder)
     assert caught.value.signal_number == signal.SIGTERM
     assert lines[-3].startswith("saved after step 8, batch "), lines
     assert stored(folder)["epoch"] == 1
     with reporting_to(signal_at(3, 4)), pytest.raises(Interrupted):
-        run.resume(folder, say=lambda _: None)
-    run.resume(folder, say=lambda _: None)
+        run.resume(folder)
+    run.resume(folder)
     runs.assert_same_outcome(folder, finished(case))
 
 
@@ -99,11 +100,11 @@ def test_a_signal_in_the_validation_of_an_epoch_does_not_repeat_its_steps(
 
     monkeypatch.setattr(Loop, "validate", validate)
     with pytest.raises(Interrupted):
-        run.train(runs.quick(data, **CASES[case]), folder, say=lambda _: None)
+        run.train(runs.quick(data, **CASES[case]), folder)
     assert stored(folder)["is_trained"]
     taken: list[int] = []
     monkeypatch.setattr(Loop, "take_step", lambda loop, *_: taken.append(loop.state.step))
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
     assert taken == []
     runs.assert_same_outcome(folder, finished(case))
 
@@ -131,12 +132,12 @@ def test_a_killed_run_loses_no_more_than_what_came_after_its_checkpoint(
     folder = tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(8, patch)
-        run.train(runs.quick(data, save_every="0.001s", **CASES[case]), folder, say=lambda _: None)
+        run.train(runs.quick(data, save_every="0.001s", **CASES[case]), folder)
     state = stored(folder)
     assert state["epoch"] == 1
     assert state["batch"] > 0
     assert 5 < state["step"] <= 8
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
     recipes = [(each / "recipe.toml").read_text() for each in (folder, finished(case))]
     assert recipes[0].replace('save_every = "0.001s"\n', "") == recipes[1]
     runs.assert_same_weights(folder, finished(case))
@@ -149,9 +150,10 @@ def test_a_truncated_checkpoint_within_an_epoch_falls_back_to_the_one_before_it(
     folder, lines = tmp_path / "run", list[str]()
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(9, patch)
-        run.train(runs.quick(data, save_every="0.001s"), folder, say=lambda _: None)
+        run.train(runs.quick(data, save_every="0.001s"), folder)
     (folder / LAST).write_bytes((folder / LAST).read_bytes()[:-1000])
-    run.resume(folder, say=lines.append)
+    with heard(lines.append):
+        run.resume(folder)
     assert any("is damaged: continuing from the checkpoint before it" in line for line in lines)
     runs.assert_same_weights(folder, finished("plain"))
 
@@ -160,7 +162,7 @@ def test_workers_go_back_to_good_weights_as_well(data: Path, tmp_path: Path, mon
     """The weights of the last good epoch are in the checkpoint."""
     folder = tmp_path / "run"
     with reporting_to(signal_at(2, 3)), pytest.raises(Interrupted):
-        run.train(runs.quick(data), folder, say=lambda _: None)
+        run.train(runs.quick(data), folder)
     seen: dict[str, Tensor] = {}
 
     def start(loop: Loop) -> None:
@@ -169,7 +171,7 @@ def test_workers_go_back_to_good_weights_as_well(data: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(Loop, "train_epoch", start)
     with pytest.raises(Killed):
-        run.resume(folder, say=lambda _: None)
+        run.resume(folder)
     kept = runs.weights(folder)  # of the first epoch, the best so far
     assert seen.keys() == kept.keys()
     assert all(torch.equal(seen[name], kept[name]) for name in kept)

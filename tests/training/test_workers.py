@@ -32,7 +32,7 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
 
     recipe = runs.quick(runs.photos(tmp_path / "photos", images=40), workers=1)
     with pytest.raises(VitkitError) as caught, reporting_to(kill):
-        run.train(recipe, folder, say=lambda _: None)
+        run.train(recipe, folder)
     said = str(caught.value)
     assert "a process that prepares images ended" in said
     assert f"set workers = 0 in {folder / 'recipe.toml'}, then continue with --resume" in said
@@ -40,7 +40,7 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_line_and_the_best_model_stays
     assert len(said.splitlines()) == 1
     text = (folder / "recipe.toml").read_text()
     (folder / "recipe.toml").write_text(text.replace("workers = 1", "workers = 0"))
-    run.resume(folder, say=lambda _: None)
+    run.resume(folder)
     assert (folder / "report.html").is_file()
 
 

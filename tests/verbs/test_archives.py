@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.make_archive(str(data), "zip", data)
     shard(data, root / "shards", size="20kB")
     for name in ("data", *PACKED):
-        train(runs.quick(root / name), root / f"run-{name}", say=lambda line: None)
+        train(runs.quick(root / name), root / f"run-{name}")
     return root
 
 
@@ -61,10 +61,8 @@ def test_the_report_shows_the_photographs(place: Path) -> None:
 
 def test_workers_and_caches_read_an_archive(place: Path, tmp_path: Path) -> None:
     for cache_, name in (("ram", "shards"), ("disk", "data.zip")):
-        run = train(
-            runs.quick(place / name, cache=cache_, workers=1, epochs=1), tmp_path / cache_, say=lambda line: None
-        )
-        plain = train(runs.quick(place / "data", epochs=1), tmp_path / f"{cache_}-plain", say=lambda line: None)
+        run = train(runs.quick(place / name, cache=cache_, workers=1, epochs=1), tmp_path / cache_)
+        plain = train(runs.quick(place / "data", epochs=1), tmp_path / f"{cache_}-plain")
         runs.assert_same_weights(run, plain)
 
 
@@ -127,7 +125,7 @@ def test_a_label_file_names_images_in_an_archive(vitkit: Any, place: Path, tmp_p
     before = content_of(place / name)
     classes = json.loads(vitkit("doctor", place / name, "--labels", labels, "--json").out)["classes"]
     assert classes == {"blue": 12, "green": 12, "red": 11}
-    run = train(runs.quick(place / name, labels=str(labels), epochs=1), tmp_path / "run", say=lambda line: None)
+    run = train(runs.quick(place / name, labels=str(labels), epochs=1), tmp_path / "run")
     assert (run / "labels.csv").is_file()
     assert content_of(place / name) == before
 
@@ -201,7 +199,7 @@ def kind() -> Iterator[None]:
 def test_a_source_is_a_class_and_a_row(vitkit: Any, place: Path, tmp_path: Path) -> None:
     data = tmp_path / "pictures.bytes"
     data.touch()
-    run = train(runs.quick(data), tmp_path / "run", say=lambda line: None)
+    run = train(runs.quick(data), tmp_path / "run")
     assert (run / "model.safetensors").read_bytes() == (place / "run-data" / "model.safetensors").read_bytes()
     assert (run / "pictures.npz").read_bytes() == (place / "run-data" / "pictures.npz").read_bytes()
     pages = [(own / "report.html").read_text(encoding="utf-8") for own in (run, place / "run-data")]

@@ -21,7 +21,7 @@ WRONG: list[Any] = [
     *(None, 5, -1, 3.5, float("nan"), "", "a\0b", b"x", bytearray(b"x"), [], [5], [None], ["a", 5], {}, {"a": 1}),
     *(object(), io.BytesIO(b"x"), np.zeros(3), torch.zeros(3, 4, 4), int, (1, 2), {1, 2}, "\udcff", 2**70),
 ]
-_NOT_ASKED = {"say", "note", "progress", "writer", "callbacks", "loggers"}
+_NOT_ASKED = {"progress"}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_it_answers_or_says_why_not(name: str, place: Path, tmp_path: Path, monk
         (lambda _: vitkit.Names(templates="a {}"), "templates must be texts, not 'a {}'"),
         (lambda own: vitkit.evaluate(own, ""), "data is empty"),
         (lambda own: vitkit.explain(own, own, ""), "out is empty"),
-        (lambda own: vitkit.train(""), "DATA is empty"),
+        (lambda own: vitkit.train(""), "data is empty"),
         (lambda own: vitkit.doctor(""), "data is empty"),
         (
             lambda own: vitkit.train(vitkit.Datasets(5, class_names="ab")),
@@ -118,3 +118,15 @@ def test_numbers_of_numpy_and_paths_of_pathlib_are_taken(place: Path) -> None:
 def test_an_argument_that_is_unknown_is_pythons_own_error() -> None:
     with pytest.raises(TypeError, match=r"load\(\) missing 1 required positional argument: 'source'"):
         vitkit.load()  # type: ignore[call-arg]
+
+
+def test_a_wrong_type_is_a_type_error_and_a_wrong_value_is_not() -> None:
+    for make in (lambda: vitkit.Recipe(epochs="x"), lambda: vitkit.Compute(batch_size=1.5), lambda: vitkit.load(5)):
+        with pytest.raises(TypeError):
+            make()
+    with pytest.raises(TypeError, match=r"reject is a field of vitkit.Promises: pass promises="):
+        vitkit.predict("model", "photos", reject=0.5)
+    for fields in ({"epochs": 0}, {"method": "x"}, {"epoch": 1}, {"weights": ""}):
+        with pytest.raises(VitkitError) as caught:
+            vitkit.Recipe(**fields)
+        assert not isinstance(caught.value, TypeError)

@@ -46,7 +46,7 @@ def test_function_and_command_agree(command: Any, folder: Path, tmp_path: Path, 
 
 def test_a_conversion_is_shown_in_a_line(folder: Path, tmp_path: Path) -> None:
     found = vitkit.convert(str(folder), str(tmp_path / "out.npz"))
-    assert repr(found) == f"<Conversion: written and read back, every number the same: {tmp_path / 'out.npz'}>"
+    assert repr(found) == f"<convert: written and read back, every number the same: {tmp_path / 'out.npz'}>"
     assert json.loads(json.dumps(found.to_dict()))["temperature"] == 1.7
     assert "divided by the temperature, 1.700" in found._repr_html_()
 

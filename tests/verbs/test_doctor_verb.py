@@ -43,7 +43,7 @@ def test_function_and_command_agree(command: Any, leaking: Path, tmp_path: Path)
 
 def test_a_checkup_is_shown_in_a_line(healthy: Path) -> None:
     found = vitkit.doctor(healthy)
-    assert repr(found) == f"<Checkup: {healthy}: 22 images in 2 classes, {healthy}>"
+    assert repr(found) == f"<doctor: {healthy}: 22 images in 2 classes, {healthy}>"
     assert "Nothing wrong was found" in found._repr_html_()
 
 

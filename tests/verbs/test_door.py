@@ -14,8 +14,14 @@ from vitkit.text.arguments import hints_of
 
 OWN_NAMES = {"eval": "evaluate"}
 # What a caller is told, and where to; and objects, which no command line can name.
-OF_PYTHON = {"note", "progress", "say", "writer", "hooks", "confirm"}
-OF_THE_SHELL = {"as_json", "sets", "dry_run", "price"}  # how it is printed, and what is another call in Python
+OF_PYTHON = {"progress", "hooks"}
+OF_THE_SHELL = {
+    "as_json",
+    "sets",
+    "dry_run",
+    "price",
+    "anatomy",
+}  # how it is printed, and what is another call in Python
 GROUPS = (vitkit.Compute, vitkit.Names, vitkit.Pretraining, vitkit.Promises, vitkit.Recipe)
 FIELDS = {name for group in GROUPS for name in hints_of(group)}
 

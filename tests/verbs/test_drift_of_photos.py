@@ -46,7 +46,7 @@ def photographs(folder: Path, counts: dict[str, int], seed: int, noise: float = 
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("drift")
     data = runs.photos(root / "photos", images=60, noise=60, seed=3)
-    return train(runs.quick(data, split=(0.4, 0.6, 0.0), epochs=3), root / "run", say=lambda _: None)
+    return train(runs.quick(data, split=(0.4, 0.6, 0.0), epochs=3), root / "run")
 
 
 def test_photographs_like_those_of_the_training_are_not_different(run: Path, tmp_path: Path, vitkit: Any) -> None:
@@ -75,7 +75,7 @@ def test_a_class_that_is_doubled_is_reported(run: Path, tmp_path: Path, vitkit: 
 
 def test_test_images_are_compared_with_too(tmp_path: Path, vitkit: Any) -> None:
     data = runs.photos(tmp_path / "photos", images=40, noise=60, seed=3)
-    run = train(runs.quick(data, split=(0.4, 0.3, 0.3), epochs=3), tmp_path / "run", say=lambda _: None)
+    run = train(runs.quick(data, split=(0.4, 0.3, 0.3), epochs=3), tmp_path / "run")
     trust, evaluated = load(run).held_out, package.evaluate(run, compute=EXACT)
     assert trust is not None and trust.tests is not None
     with (run / "predictions.csv").open() as file:

@@ -32,14 +32,14 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_told_is_what_a_run_does(inside: Path) -> None:
     found = vitkit.dry_run("digits", vitkit.Recipe(**QUICK), price=3.0)
     assert list(inside.iterdir()) == []
-    run = vitkit.train("digits", vitkit.Recipe(**QUICK), out=inside / "run", say=lambda line: None)
+    run = vitkit.train("digits", vitkit.Recipe(**QUICK), out=inside / "run")
     assert found.recipe == run.recipe
     assert (found.images, found.classes, found.steps) == (200, 10, run.rows()[-1]["step"])
     assert found.parameters == found.trained == sum(each.numel() for each in run.classifier.model.parameters())
     assert found.cost == pytest.approx(3.0 * found.seconds / 3600)
     assert found.peak_memory > 5 * 4 * found.parameters, "weights and a copy, gradients and two moments"
     assert found.flops == 400 * found.flops_per_image > 0
-    assert repr(found).startswith("<DryRun: vit_micro_patch4_16, method scratch: ")
+    assert repr(found).startswith("<dry_run: vit_micro_patch4_16, method scratch: ")
 
 
 def test_the_command_prints_json_and_leaves_nothing(command: Any, inside: Path) -> None:

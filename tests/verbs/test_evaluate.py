@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import vitkit as package
+from hearing import heard
 from photos import fingerprint
 from vitkit.data import read_source, split_from_file
 from vitkit.errors import VitkitError
@@ -34,7 +35,8 @@ def test_function_and_command_give_the_same_figures(
 ) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     told: list[str] = []
-    found = package.evaluate(trained, out=own, note=told.append, **values)
+    with heard(told.append):
+        found = package.evaluate(trained, out=own, **values)
     outcome = vitkit("eval", trained, *flags, "-o", other)
     assert outcome.out == "".join(f"{line}\n" for line in found.lines()).replace(str(own), str(other))
     assert outcome.err == "".join(f"note: {note}\n" for note in told)
@@ -119,7 +121,8 @@ def test_a_stopped_training_is_noted_in_every_use(trained: Path, data: Path, tmp
     assert f"warning: {expected}" in vitkit("convert", stopped, tmp_path / "converted").out
     assert "warning" not in vitkit("info", trained).out + vitkit("info", tmp_path / "converted").out
     said: list[str] = []
-    package.train(data, package.Recipe(weights=str(stopped), method="probe"), out=tmp_path / "run", say=said.append)
+    with heard(said.append):
+        package.train(data, package.Recipe(weights=str(stopped), method="probe"), out=tmp_path / "run")
     begun = next(i for i, line in enumerate(said) if line.startswith("frozen backbone"))
     assert [line for line in said[:begun] if line.startswith(f"note: {expected}")]
     for name in ("model.json", "model.safetensors"):

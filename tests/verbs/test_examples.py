@@ -16,8 +16,8 @@ import vitkit
 import warm
 
 ROOT = Path(__file__).parents[2]
-_LONG = {"Comparison", "LabResult", "PretrainingRun", "TrainingRun", "compare", "lab", "pretrain", "train"}
-_TIMED = {"Benchmark", "bench"}
+_LONG = {"PretrainingRun", "TrainingRun", "compare", "lab", "pretrain", "train"}
+_TIMED = {"bench"}
 _TEXT = {"zero_shot"}  # need the extra `text`, and CLIP or SigLIP
 _SMALLER = {"plan": ("vit_large_patch16_224", "vit_micro_patch8_16")}  # whose step is simulated in no time
 _NOT_HERE = {"studio"}  # runs until somebody stops it
@@ -64,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the examples name: runs, photographs, weights, and a model for images and text."""
     folder = tmp_path_factory.mktemp("examples")
     quick = {**runs.QUICK, "epochs": 1, "max_images": 60, "model_fields": runs.SIZE}
-    vitkit.train("digits", vitkit.Recipe(**quick), out=folder / "runs" / "digits-1", say=lambda _: None)
+    vitkit.train("digits", vitkit.Recipe(**quick), out=folder / "runs" / "digits-1")
     photos = runs.photos(folder / "PHOTOS")
     leaves = {
         "weights": str(folder / "runs" / "digits-1"),
@@ -75,9 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for seed in (1, 2):
         out = folder / "runs" / f"leaves-{seed}"
-        vitkit.train(
-            photos, vitkit.Recipe(seed=seed, batch_size=8, precision="float32", **leaves), out=out, say=lambda _: None
-        )
+        vitkit.train(photos, vitkit.Recipe(seed=seed, batch_size=8, precision="float32", **leaves), out=out)
     shutil.copytree(photos / "red", folder / "photos")
     shutil.copy(photos / "red" / "img1.png", folder / "photo.jpg")
     shutil.copytree(photos, folder / "labelled")

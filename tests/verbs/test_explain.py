@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from functools import partial
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 
 import vitkit
 from cli.conftest import vitkit as command
+from hearing import heard
 from photos import fingerprint, noise, save
 from tiny import VARIETY, build
 from vitkit.classifier import Classifier
@@ -49,12 +51,14 @@ def numbers(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("flags", "words"), [({"target": 2}, ["--target", "2"]), ({"anatomy": True}, ["--anatomy"])])
+@pytest.mark.parametrize(
+    ("function", "words"), [(partial(vitkit.explain, target=2), ["--target", "2"]), (vitkit.anatomy, ["--anatomy"])]
+)
 def test_function_and_command_agree(
-    command: Any, folder: Path, pictures: Path, tmp_path: Path, flags: Any, words: list[str]
+    command: Any, folder: Path, pictures: Path, tmp_path: Path, function: Any, words: list[str]
 ) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    found = vitkit.explain(folder, pictures, ours, **flags)
+    found = function(folder, pictures, ours)
     said = command("explain", folder, pictures, "-o", theirs, *words)
     assert said.out == "".join(f"{line}\n" for line in found.lines()).replace(str(ours), str(theirs))
     assert said.code == 0
@@ -82,7 +86,8 @@ def test_explanations_say_what_became_of_each_image(folder: Path, pictures: Path
 def test_notes_are_told_and_kept(command: Any, pictures: Path, tmp_path: Path) -> None:
     bare, told = tmp_path / "bare.safetensors", list[str]()
     save_file(build(image_size=(16, 16), hidden_size=64, heads=1).state_dict(), bare)
-    found = vitkit.explain(bare, pictures / "one", tmp_path / "ours", note=told.append)
+    with heard(told.append):
+        found = vitkit.explain(bare, pictures / "one", tmp_path / "ours")
     assert tuple(told) == found.notes
     said = command("explain", bare, pictures / "one", "-o", tmp_path / "theirs")
     assert said.err.splitlines() == [f"note: {line}" for line in told] != []
@@ -98,11 +103,10 @@ def test_nothing_to_explain_is_said(command: Any, folder: Path, pictures: Path, 
 
 
 def test_an_anatomy_has_the_numbers_of_its_figures(folder: Path, tmp_path: Path) -> None:
-    found = vitkit.explain(folder, out=tmp_path / "out", anatomy=True)
-    assert isinstance(found, vitkit.Anatomy)
+    found = vitkit.anatomy(folder, out=tmp_path / "out")
     assert found.arrays["positions"].shape == (4, 4, 4, 4)
     assert json.loads(json.dumps(found.to_dict()))["figures"] == ["filters", "positions"]
-    assert repr(found) == f"<Anatomy: filters, positions: {tmp_path / 'out' / 'index.html'}>"
+    assert repr(found) == f"<anatomy: filters, positions: {tmp_path / 'out' / 'index.html'}>"
 
 
 # --- vitkit explain ---------------------------------------------------------------------------------
@@ -325,7 +329,7 @@ def test_an_anatomy_with_nothing_to_show_is_refused(command: Any, tmp_path: Path
 
 
 def test_some_of_many_are_read(command: Any, model: Path, photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitkit.verbs.explain._MOST_IMAGES", 2)
+    monkeypatch.setattr("vitkit.verbs.anatomy._MOST_IMAGES", 2)
     (photographs / "broken.png").unlink()
     outcome = command("explain", model, photographs, "--anatomy", "-o", model.parent / "out")
     assert "2 images of 3, evenly spread" in outcome.out

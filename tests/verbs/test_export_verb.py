@@ -48,7 +48,7 @@ def test_a_classifier_in_memory_is_written(folder: Path, tmp_path: Path) -> None
     found = vitkit.export(vitkit.load(folder), "openvino", tmp_path / "own.xml")
     assert "synthetic images (no photographs were named)" in found.compared_on
     assert load_exported(found.file).classes == tuple("abcdefg")
-    assert repr(found).startswith(f"<Export: {tmp_path / 'own.xml'}: 0.")
+    assert repr(found).startswith(f"<export: {tmp_path / 'own.xml'}: 0.")
     assert "OpenVINO, float32: max |Δlogit|" in found._repr_html_()
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_choice_is_refused(folder: Path, options: Any, complaint: str
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"to": "onnx"}, r"a classifier in memory has no name: name a file with out FILE\.onnx"),
+        ({"to": "onnx"}, r"a classifier in memory has no name: name a file with out=FILE\.onnx"),
         ({"out": "a.onnx", "image_size": 32}, "the size of a classifier in memory is fixed"),
         ({"out": "a.onnx", "data_root": "photos"}, "data_root applies to the images of a run"),
     ],

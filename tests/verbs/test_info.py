@@ -67,7 +67,7 @@ def test_what_is_no_choice_is_refused(folder: Path) -> None:
 def test_the_cost_is_told_in_a_line() -> None:
     found = vitkit.info("vit_base_patch16_224")
     assert found.cost.parameters == 86_567_656
-    assert repr(found) == f"<Info: vit_base_patch16_224, 86,567,656 parameters, {found.cost.gmacs:.3f} GMACs>"
+    assert repr(found) == f"<info: vit_base_patch16_224, 86,567,656 parameters, {found.cost.gmacs:.3f} GMACs>"
     assert "86,567,656" in found._repr_html_()
 
 
@@ -93,8 +93,8 @@ def test_nothing_that_matches_is_refused_in_the_same_words(command: Any, flags: 
 def test_a_list_says_what_is_in_it() -> None:
     found, published = vitkit.models("vit_tiny"), vitkit.models("dinov2", weights=True)
     assert list(found.names) == vitkit.list_models("vit_tiny")
-    assert repr(found) == f"<ModelList: {len(found.names)} models, {found.names[0]} ... {found.names[-1]}>"
-    assert repr(published).startswith(f"<WeightList: {len(published.names)} published weights, ")
+    assert repr(found) == f"<models: {len(found.names)} models, {found.names[0]} ... {found.names[-1]}>"
+    assert repr(published).startswith(f"<models: {len(published.names)} published weights, ")
     assert found.names[0] in found._repr_html_()
 
 

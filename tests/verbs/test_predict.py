@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 import vitkit as package
+from hearing import heard
 from tiny import build, randomise
 from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.errors import VitkitError
 from vitkit.inference.backends import registry
+from vitkit.verbs.predict import WRITER
 from vitkit.weights import load
 
 CLASSES = ("blue", "green", "<red>")
@@ -156,7 +158,8 @@ def test_notes_are_told_and_kept(model: Path, photos: Path) -> None:
     (photos / ".hidden").mkdir()
     (photos / "1.png").rename(photos / ".hidden" / "1.png")
     told: list[str] = []
-    found = package.predict(model, photos, note=told.append)
+    with heard(told.append):
+        found = package.predict(model, photos)
     assert list(found.notes) == told
     assert any(".hidden" in note for note in told)
 
@@ -169,7 +172,9 @@ def test_a_writer_gets_each_prediction_and_none_is_kept(model: Path, photos: Pat
         began.append(images)
         return lambda prediction: seen.append(form.encode(prediction))
 
-    found = package.predict(model, photos, writer=begin)
+    before = WRITER.set(begin)
+    found = package.predict(model, photos)
+    WRITER.reset(before)
     assert (began, len(seen), found.kept, found.images) == ([4], 4, (), 4)
 
 

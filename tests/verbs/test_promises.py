@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         other.rename(one)
         (root / "swapped.png").rename(other)
     recipe = runs.quick(photographs, split=(0.5, 0.25, 0.25), epochs=4)
-    return train(recipe, root / "run", say=lambda _: None)
+    return train(recipe, root / "run")
 
 
 @pytest.fixture(scope="module")

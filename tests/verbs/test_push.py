@@ -19,6 +19,7 @@ import yaml
 import runs
 import vitkit
 import warm
+from hearing import heard
 from vitkit.errors import VitkitError
 from vitkit.evaluation import headline_of
 from vitkit.evaluation.registry import read_figures
@@ -32,12 +33,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("jane-doe")
     data = runs.photos(root / "photos", images=8)
     fields: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.3, 0.3)}
-    return Path(train(runs.quick(data, **fields), root / "runs" / "flowers_1", say=lambda _: None))
+    return Path(train(runs.quick(data, **fields), root / "runs" / "flowers_1"))
 
 
 def test_a_dry_run_writes_what_would_be_published(run: Path, tmp_path: Path) -> None:
     notes: list[str] = []
-    result = vitkit.push(run, "hf:me/flowers", dry_run=tmp_path / "out", note=notes.append)
+    with heard(notes.append):
+        result = vitkit.push(run, "hf:me/flowers", dry_run=tmp_path / "out")
     files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert files.keys() == result.files.keys() == {"README.md", "model.json", "model.safetensors", "trust.safetensors"}
     assert not [
@@ -90,7 +92,7 @@ def test_what_names_no_repository_is_refused(run: Path, tmp_path: Path, name: st
 
 def test_nothing_is_uploaded_where_downloads_are_forbidden(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_OFFLINE", "1")
-    with pytest.raises(VitkitError, match=r"VITKIT_OFFLINE=1 forbids uploading: unset it, or .* dry_run FOLDER"):
+    with pytest.raises(VitkitError, match=r"VITKIT_OFFLINE=1 forbids uploading: unset it, or .* dry_run=FOLDER"):
         vitkit.push(run, "hf:me/flowers")
 
 

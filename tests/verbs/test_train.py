@@ -18,6 +18,7 @@ import pytest
 import runs
 import vitkit as package
 import warm
+from hearing import heard
 from vitkit.cli.commands import SET_ONLY
 from vitkit.data import read_source
 from vitkit.errors import VitkitError
@@ -33,7 +34,8 @@ from vitkit.weights import load
 
 def test_function_and_command_leave_the_same_run(vitkit: Any, data: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    run = package.train(data, package.Recipe(**runs.quick_fields()), out=tmp_path / "function", say=told.append)
+    with heard(told.append):
+        run = package.train(data, package.Recipe(**runs.quick_fields()), out=tmp_path / "function")
     printed = vitkit("train", data, *runs.FLAGS, "--out", tmp_path / "command").out
     names = ("recipe.toml", "split.json", "class_indices.json", "findings.json")
     for name in names:
@@ -112,7 +114,7 @@ def test_a_run_whose_classes_were_chosen_on_its_images_says_so(trained: Path, tm
 
 
 def test_a_cross_validation_has_the_runs_of_its_folds(data: Path, tmp_path: Path) -> None:
-    run = package.train(data, package.Recipe(**runs.quick_fields(epochs=1), folds=2), out=tmp_path / "run", say=str)
+    run = package.train(data, package.Recipe(**runs.quick_fields(epochs=1), folds=2), out=tmp_path / "run")
     assert [fold.folder.name for fold in run.folds] == ["fold-1", "fold-2"]
     assert run.accuracy == pytest.approx(sum(fold.accuracy for fold in run.folds) / 2)
     bounds = interval_text(run.evaluation["accuracy"]["interval_95"])

@@ -64,10 +64,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with 30 validation and 30 test images, from the weights of a run on other colours."""
     root = tmp_path_factory.mktemp("unknown")
-    before = train(runs.quick(runs.photos(root / "others", seed=5), epochs=1), root / "before", say=lambda _: None)
+    before = train(runs.quick(runs.photos(root / "others", seed=5), epochs=1), root / "before")
     data = runs.photos(root / "photos", images=40, noise=60)
     recipe = runs.quick(data, weights=str(before), split=(0.5, 0.25, 0.25), epochs=2)
-    return train(recipe, root / "run", say=lambda _: None)
+    return train(recipe, root / "run")
 
 
 def test_a_run_fits_a_score_and_reports_its_limits(run: Path) -> None:
@@ -91,7 +91,7 @@ def test_validation_images_do_not_measure_the_score_that_they_fitted(run: Path) 
 
 
 def test_a_run_from_random_weights_says_nothing_of_unseen_classes(tmp_path: Path) -> None:
-    run = train(runs.quick(runs.photos(tmp_path / "photos"), epochs=1), tmp_path / "run", say=lambda _: None)
+    run = train(runs.quick(runs.photos(tmp_path / "photos"), epochs=1), tmp_path / "run")
     limits = json.loads((run / "evaluation.json").read_text())["unknown"]["limits"]
     assert "unseen classes" not in [row["kind"] for row in limits]
     assert "was not measured" in (run / "report.html").read_text()
@@ -101,7 +101,7 @@ def test_several_classes_per_image_have_no_score(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "photos")
     rows = [f"{path.relative_to(data)},{'a;b' if i % 2 else 'a'}\n" for i, path in enumerate(data.rglob("*.png"))]
     (data / "several.csv").write_text("".join(["path,labels\n", *rows]))
-    run = train(runs.quick(data / "several.csv", epochs=1), tmp_path / "run", say=lambda _: None)
+    run = train(runs.quick(data / "several.csv", epochs=1), tmp_path / "run")
     assert load(run).unknown is None
     with pytest.raises(VitkitError, match="unknown requires a model with a score"):
         package.predict(run, data / "red", promises=package.Promises(unknown=0.5))

@@ -33,8 +33,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("studio")
     data = runs.photos(root / "photos", images=16, noise=2000.0)
     fields: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.2, 0.4)}
-    first = train(runs.quick(data, **fields), root / "runs" / "first", say=lambda line: None)
-    train(runs.quick(data, seed=1, split_from=str(first), epochs=1), root / "runs" / "second", say=lambda line: None)
+    first = train(runs.quick(data, **fields), root / "runs" / "first")
+    train(runs.quick(data, seed=1, split_from=str(first), epochs=1), root / "runs" / "second")
     return root
 
 
@@ -267,7 +267,7 @@ def fixed(trained: Path, place: Workspace) -> Iterator[Path]:
     add_edits(labels, [Edit(own["path"], own["predicted"], proposed_by="first") for own in said[1:]])
     add_edits(labels, [Edit(said[0]["path"], "", proposed_by="first")])
     recipe = runs.quick(place.photographs, split_from=str(place.runs / "first"), labels=str(labels), epochs=1)
-    folder = train(recipe, place.runs / "fixed", say=lambda line: None)
+    folder = train(recipe, place.runs / "fixed")
     yield folder
     shutil.rmtree(folder)
     labels.unlink()
@@ -316,7 +316,7 @@ def test_same_names_elsewhere_are_other_photographs(trained: Path, place: Worksp
 
     others = runs.photos(tmp_path / "others", images=16, noise=100.0)  # the same paths
     fields: dict[str, Any] = {"epochs": 1, "split": (0.4, 0.2, 0.4)}
-    train(runs.quick(others, **fields), place.runs / "third", say=lambda line: None)
+    train(runs.quick(others, **fields), place.runs / "third")
     (place.runs / "third" / LABEL_ERRORS).unlink(missing_ok=True)
     try:
         with TestClient(create_app(place)) as client:

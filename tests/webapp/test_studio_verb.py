@@ -17,6 +17,7 @@ from PIL import Image
 
 import runs
 import vitkit
+from hearing import heard
 from vitkit import shard
 from vitkit.data import read_source, split, split_to_dict
 from vitkit.errors import VitkitError
@@ -47,7 +48,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_it_says_where_it_is_and_where_it_keeps_what(photos: Path, started: list[Any]) -> None:
     lines: list[str] = []
-    vitkit.studio(photos, say=lines.append)
+    with heard(lines.append):
+        vitkit.studio(photos)
     ((_, (host, port), rules, link),) = started
     workspace = open_workspace(photos)
     assert (host, rules.token, link) == ("127.0.0.1", None, f"http://127.0.0.1:{port}/")
@@ -69,17 +71,18 @@ def test_a_port_that_is_taken_is_passed_over_unless_it_is_asked_for(photos: Path
         taken = other.getsockname()[1]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "STUDIO_PORT", taken)
-            vitkit.studio(photos, show=False, say=str)
+            vitkit.studio(photos, show=False)
         assert started[0][1][1] != taken
         assert started[0][3] is None  # nothing is opened
         with pytest.raises(VitkitError, match=f"port {taken}"):
-            vitkit.studio(photos, port=taken, say=str)
+            vitkit.studio(photos, port=taken)
 
 
 def test_other_machines_need_the_token_of_the_link(photos: Path, started: list[Any]) -> None:
     lines: list[str] = []
     for _ in range(2):
-        vitkit.studio(photos, host="0.0.0.0", port=0, say=lines.append)
+        with heard(lines.append):
+            vitkit.studio(photos, host="0.0.0.0", port=0)
     first, second = (own[2].token for own in started)
     assert len(first) >= 32
     assert first != second
@@ -90,14 +93,14 @@ def test_other_machines_need_the_token_of_the_link(photos: Path, started: list[A
 def test_an_address_of_another_machine_is_refused(photos: Path) -> None:
     for host, said in (("192.0.2.1", r"listen at 192\.0\.2\.1: "), ("no such host.invalid", "is not an address")):
         with pytest.raises(VitkitError, match=said):
-            vitkit.studio(photos, host=host, say=str)
+            vitkit.studio(photos, host=host)
 
 
 def test_without_the_extra_one_line_says_what_to_install(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else find(name))
     with pytest.raises(VitkitError, match=r"pip install 'vitkit\[studio\]'"):
-        vitkit.studio(photos, say=str)
+        vitkit.studio(photos)
 
 
 def test_the_page_opens_by_itself_where_there_is_a_screen(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +114,7 @@ def test_the_page_opens_by_itself_where_there_is_a_screen(photos: Path, monkeypa
         self.should_exit = True
 
     monkeypatch.setattr(uvicorn.Server, "main_loop", end_soon)
-    vitkit.studio(photos, port=0, say=str)
+    vitkit.studio(photos, port=0)
     assert opened[0].startswith("http://127.0.0.1:")
 
 
@@ -132,7 +135,7 @@ def test_a_request_without_an_end_keeps_no_connection(photos: Path, monkeypatch:
         writer.close()
 
     monkeypatch.setattr(uvicorn.Server, "main_loop", ask_and_end)
-    vitkit.studio(photos, port=0, show=False, say=str)
+    vitkit.studio(photos, port=0, show=False)
     assert left == [b""]
 
 

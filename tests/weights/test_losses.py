@@ -13,6 +13,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import Tensor
 
 import vitkit
+from hearing import heard
 from photos import noise, save
 from tiny import build, randomise
 from vitkit import create_model
@@ -138,10 +139,14 @@ def test_every_verb_that_answers_tells_of_zeros(tmp_path: Path) -> None:
     path = keep(state, tmp_path / "w.safetensors")
     photo = save(noise(20, 20), tmp_path / "photos" / "a.png")
     notes: list[str] = []
-    vitkit.predict(path, photo, note=notes.append)
-    vitkit.embed(path, photo, note=notes.append)
-    vitkit.explain(path, photo, tmp_path / "why", note=notes.append)
-    vitkit.export(path, "openvino", tmp_path / "w.xml", note=notes.append)
+    with heard(notes.append):
+        vitkit.predict(path, photo)
+    with heard(notes.append):
+        vitkit.embed(path, photo)
+    with heard(notes.append):
+        vitkit.explain(path, photo, tmp_path / "why")
+    with heard(notes.append):
+        vitkit.export(path, "openvino", tmp_path / "w.xml")
     assert sum("only zeros in blocks.1.attn.qkv.weight" in note for note in notes) == 4
 
 

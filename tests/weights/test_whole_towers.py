@@ -387,7 +387,7 @@ def test_other_layouts_refuse_what_they_cannot_express(tmp_path: Path) -> None:
 def test_a_model_that_pools_by_attention_is_trained_reported_on_and_explained(tmp_path: Path) -> None:
     data = runs.photos(tmp_path / "data")
     fields = {"model": "vit_micro_patch4_16", "model_fields": {"pool": "map"}, "weights": "none", "epochs": 1}
-    run = vitkit.train(data, vitkit.Recipe(workers=0, **fields), out=tmp_path / "run", say=lambda line: None)
+    run = vitkit.train(data, vitkit.Recipe(workers=0, **fields), out=tmp_path / "run")
     assert run.report.is_file()
     photo = data / "red" / "img1.png"
     found = run.classifier.explain(photo, "all")

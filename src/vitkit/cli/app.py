@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -15,8 +15,6 @@ from vitkit.cli.commands import VERBS, fields_of_set
 from vitkit.cli.say import give_up_stdout, prepare_streams, say, set_quiet
 from vitkit.errors import VitkitError, first_line, is_memory_short
 from vitkit.exporting.formats import TORCHSCRIPT
-from vitkit.text.arguments import hints_of
-from vitkit.training.recipe import Recipe
 
 _BROKEN_PIPE = 128 + 13  # the exit code if the reader of the output has closed the pipe (SIGPIPE)
 _LONGEST = 2000  # characters of an error message
@@ -49,10 +47,11 @@ SCRIPT_FLAGS = {
     "--gpu": "use --device cuda; CUDA_VISIBLE_DEVICES=1 selects the second GPU",
     "--gpus": "use --devices",
 }
-# Flags of version 0.1, by command (docs/from-0.1-to-0.2.md). Those of fields of a recipe are not listed.
-FORMER_FLAGS = {
+# Flags that a command lacks, with advice; most are those of version 0.1 (docs/from-0.1-to-0.2.md).
+FLAGS_OF_COMMANDS = {
     "embed --follow-links": "leave it out, and name the folders that links lead to",
     "embed --workers": "use --cluster ray:N",
+    "export --batch-size": "use --no-dynamic-batch for single images; without it, batches of any size are accepted",
     "eval --workers": "use --cluster ray:N",
     "predict --follow-links": "leave it out, and name the folders that links lead to",
     "predict --from-list": "pass the list as a source, as in `vitkit predict MODEL @FILE`",
@@ -165,9 +164,10 @@ class _Verbs(TyperGroup):
         super().format_help(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # called by its name
-        """Write each command with its whole first sentence, because click would shorten the sentence to one line."""
+        """Write the first clause of each command's first sentence, so that the commands fit on a screen."""
+        clauses = [(verb, re.split(r"[,;:] ", command.sentence.rstrip("."))[0]) for verb, command in VERBS.items()]
         with formatter.section("Commands"):
-            formatter.write_dl([(verb, command.sentence) for verb, command in VERBS.items()])
+            formatter.write_dl(clauses)
 
 
 app = typer.Typer(
@@ -248,16 +248,22 @@ def _advice(option: str, context: Any) -> str | None:
     An advice of `SCRIPT_FLAGS` that mentions flags of vitkit applies to commands that have all of them. One without
     flags applies to commands whose first argument is the data.
     """
+    from vitkit.text.arguments import alternatives, hints_of
+    from vitkit.training.recipe import Recipe
+
     if context is None:
         return None
     parameters = context.command.params
     flags = {flag for parameter in parameters for flag in parameter.opts}
-    if former := FORMER_FLAGS.get(f"{context.info_name} {option}"):
+    if former := FLAGS_OF_COMMANDS.get(f"{context.info_name} {option}"):
         return former
     name = option.removeprefix("--").replace("-", "_")
     field = name.removeprefix("no_")
     if "--set" in flags and field in hints_of(Recipe):
-        return f"use --set {field}={'VALUE' if field == name else 'false'}"
+        (kind, *_), _ = alternatives(hints_of(Recipe)[field])
+        count = len(get_args(kind)) if get_origin(kind) is tuple else 1
+        value = str(field == name).lower() if kind is bool else ",".join(["VALUE"] * count)
+        return f"use --set {field}={value}"
     advice = SCRIPT_FLAGS.get(option, "")
     needed = set(re.findall(r"--[a-z][a-z-]*", advice))
     is_of_command = needed <= flags if needed else next((each.name for each in parameters), None) == "data"
@@ -270,11 +276,24 @@ def _shortened(text: str) -> str:
 
 
 def _with_flag(message: str, arguments: list[str]) -> str:
-    """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it."""
+    """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it.
+
+    For a command without flags for the fields of a recipe, `--weights none` becomes `--set weights=none`.
+    """
+    if arguments[:1] and arguments[0] in ("compare", "lab", "pretrain"):
+        message = re.sub(r"--([a-z][a-z-]*) ([a-z0-9./]+(?: [0-9.]+)*)", _as_set, message)
     name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
     flag = f"--{name.replace('_', '-')}"
     passed = {argument.partition("=")[0] for argument in arguments}
     return flag + message[len(name) :] if flag in passed else message
+
+
+def _as_set(flag: re.Match[str]) -> str:
+    from vitkit.text.arguments import hints_of
+    from vitkit.training.recipe import Recipe
+
+    name = flag[1].replace("-", "_")
+    return f"--set {name}={flag[2].replace(' ', ',')}" if name in hints_of(Recipe) else flag[0]
 
 
 def _describe(error: BaseException) -> str:

@@ -16,9 +16,8 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 
 import vitkit
-from vitkit.cli.say import HARMLESS, Bar, remark, say, show, tell
+from vitkit.cli.say import HARMLESS, Bar, remark, say, show
 from vitkit.errors import Interrupted, ShortageError, VitkitError
 from vitkit.system.files import to_json
 from vitkit.text.arguments import SPEAKS_OF_FLAGS, Only, Options, alternatives, help_of, hints_of
@@ -43,16 +42,10 @@ _EVERYTHING = {"as_json": "Print everything as JSON."}
 
 
 def _call(function: _Function, values: _Values, *, as_json: bool = False) -> Any:
-    """Call the function of a command, show its progress and notes, and return its result.
-
-    With `as_json`, stdout receives only JSON, and other lines are written to stderr. With --quiet, other lines are not
-    written at all.
-    """
-    accepted = inspect.signature(inspect.unwrap(function)).parameters.keys() & {"say", "note", "progress"}
-    with Bar() if "progress" in accepted else nullcontext() as bar:
-        to_stdout = partial(remark, flush=True) if bar is None else bar.say
-        listeners = {"say": partial(remark, file=sys.stderr) if as_json else to_stdout, "note": tell, "progress": bar}
-        return function(**values, **{name: listeners[name] for name in accepted})
+    """Call the function of a command, print its progress and what it logs, and return its result."""
+    with Bar(as_json=as_json) as bar:
+        has_progress = "progress" in inspect.signature(inspect.unwrap(function)).parameters
+        return function(**values, **({"progress": bar} if has_progress else {}))
 
 
 def _answer(function: _Function, values: _Values, *, as_json: bool = False) -> int | None:
@@ -155,11 +148,14 @@ def _predict(function: _Function, values: _Values, *, as_json: bool) -> int:
     The exit code is 1 if any image or folder could not be read.
     """
     out = values.get("out")
-    with _resumable(out), Bar() as bar:
-        writer = (_json_writer if as_json else _writer)(bar)
-        result: Predictions = function(
-            **values, say=tell if as_json else bar.say, note=tell, progress=bar, writer=writer
-        )
+    from vitkit.verbs.predict import WRITER
+
+    with _resumable(out), Bar(as_json=as_json) as bar:
+        before = WRITER.set((_json_writer if as_json else _writer)(bar))
+        try:
+            result: Predictions = function(**values, progress=bar)
+        finally:
+            WRITER.reset(before)
     if as_json and out is not None:
         print(to_json(result.counts()))
     else:
@@ -177,10 +173,20 @@ def _embed(function: _Function, values: _Values) -> None:
     _answer(function, values)
 
 
-def _explain(function: _Function, values: _Values) -> int:
-    result = _call(function, values)
-    show(result, as_json=False)
-    return int(getattr(result, "is_empty", False))
+def _explain(function: _Function, values: _Values, *, anatomy: bool) -> int:
+    if not anatomy:
+        result = _call(function, values)
+        show(result, as_json=False)
+        return int(result.is_empty)
+    from vitkit.verbs.anatomy import anatomy as drawn
+
+    usual = {"method": None, "style": "overlay", "target": "top", "layer": None}
+    if any(values.pop(name, default) != default for name, default in usual.items()):
+        raise VitkitError(
+            "--anatomy shows the model, not a prediction: leave out --method, --style, --target and --layer"
+        )
+    show(_call(drawn, values), as_json=False)
+    return 0
 
 
 def _models(function: _Function, values: _Values, *, as_json: bool = False) -> None:
@@ -286,6 +292,7 @@ _ROWS = {
         "verbs.explain",
         "explain",
         _explain,
+        {"anatomy": "Draw filters, positions and attention distances of the model, as in the paper, instead of maps."},
         metavars={"target": "CLASS|top|N"},
         common=("out", "method", "target", "style", "layer", "anatomy", "force"),
     ),
@@ -306,7 +313,7 @@ _ROWS = {
     ),
     "bench": Verb("verbs.bench", "bench", _bench, _EVERYTHING, ahead="out"),
 }
-_NAMED = {row.name for row in _ROWS.values()} | {"dry_run"}  # which is a flag of train
+_NAMED = {row.name for row in _ROWS.values()} | {"dry_run", "anatomy"}  # flags of train and explain
 VERBS = _ROWS | {
     name: Verb(home, name, switches=_FIGURES)
     for name, home in vitkit.HOMES.items()
@@ -476,12 +483,19 @@ def _sets() -> inspect.Parameter:
 
 
 def fields_of_set() -> list[tuple[str, str]]:
-    """Return the name and the help of each field that only --set changes."""
+    """Return each field that only --set changes, with its choices and with its help."""
     from vitkit.training.recipe import Recipe
 
-    texts = help_of(Recipe)
+    texts, usual, rows = help_of(Recipe), Recipe(), []
     written = {name: _flags_of(name)[0] for name in texts if name not in SET_ONLY}
-    return [(name, _in_flags(texts[name], written)) for name in texts if name in SET_ONLY]
+    for name in (name for name in texts if name in SET_ONLY):
+        (kind, *_), _ = alternatives(hints_of(Recipe)[name])
+        is_choice = get_origin(kind) is Literal
+        values = "|".join(map(str, get_args(kind))) if is_choice else _word(kind) or "true|false"
+        default = _show(getattr(usual, name), Recipe, name)
+        shown = f"  [default: {default}]" if default else ""
+        rows.append((f"{name}={values}", _in_flags(texts[name], written) + shown))
+    return rows
 
 
 def _panel(owner: type[Options], name: str) -> str:

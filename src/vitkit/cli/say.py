@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import logging
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from vitkit.system.files import to_json
+from vitkit.system.logger import log
 from vitkit.text.cells import visible
 
 if TYPE_CHECKING:
@@ -81,11 +83,6 @@ def remark(text: object, *, file: TextIO | None = None, flush: bool = False) -> 
         say(text, file=file, flush=flush)
 
 
-def tell(line: str) -> None:
-    """Print a note on stderr."""
-    remark(f"note: {line}", file=sys.stderr)
-
-
 def show(result: Result, *, as_json: bool) -> None:
     """Print a result on stdout, as lines or as JSON."""
     if as_json:
@@ -98,28 +95,31 @@ def show(result: Result, *, as_json: bool) -> None:
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Bar:
-    """A progress bar on stderr. `bar(what, done, total)` updates it, and `bar.say(line)` prints a line to stdout."""
+class Bar(logging.Handler):
+    """A progress bar on stderr, which also prints what is logged in its `with` block.
 
-    def __init__(self) -> None:
+    `bar(what, done, total)` updates the bar. Lines about a run are printed to stdout, notes to stderr.
+
+    Args:
+        as_json: whether lines about a run are printed to stderr, too, as stdout only receives JSON.
+    """
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        super().__init__()
+        self._as_json = as_json
+        self._is_shown = sys.stderr.isatty() and not _is_quiet
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._what = ""
         self._last_output = time.monotonic()
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty() and not _is_quiet:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._progress.start()
+        log.addHandler(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        log.removeHandler(self)
         self.stop()
 
     def stop(self) -> None:
@@ -127,18 +127,29 @@ class Bar:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+        self._is_shown = False
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        if self._progress is not None:
-            if self._task is None:
+        if self._is_shown:
+            if self._progress is None or self._task is None:
+                from rich.console import Console
+                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+                columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+                self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+                self._progress.start()
                 self._task = self._progress.add_task(what)
             self._progress.update(self._task, description=what, completed=done, total=total)
         elif time.monotonic() - self._last_output > _SECONDS_BETWEEN_LINES:
             self._last_output = time.monotonic()
             remark(f"{what}: {done}" + (f" of {total}" if total else ""), file=sys.stderr, flush=True)
 
-    def say(self, line: str) -> None:
+    def emit(self, record: logging.LogRecord) -> None:
         """Print a line that stays on the terminal."""
+        line = record.getMessage()
+        if record.levelno >= logging.WARNING or self._as_json:
+            remark(line if record.levelno < logging.WARNING else f"note: {line}", file=sys.stderr)
+            return
         self._last_output = time.monotonic()
         if self._progress is not None and sys.stdout.isatty():
             self._progress.console.file.flush()

@@ -13,7 +13,6 @@ import http.client
 import re
 import shutil
 import socket
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -30,7 +29,8 @@ from urllib.error import HTTPError, URLError
 
 from vitkit.errors import VitkitError
 from vitkit.system.environment import cache_folder, offline
-from vitkit.system.progress import Say, progress
+from vitkit.system.logger import log
+from vitkit.system.progress import progress
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -268,11 +268,7 @@ _DISK = {
 }
 
 
-def _on_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def materialise(name: str, say: Say = _on_stderr) -> Path:
+def materialise(name: str) -> Path:
     """Return the folder of a named data set. On first use, download the data set and write its files.
 
     Other processes that need the same data set wait until it is complete. A download that fails or is interrupted
@@ -280,7 +276,6 @@ def materialise(name: str, say: Say = _on_stderr) -> Path:
 
     Args:
         name: a key of `DATASETS`; capitals, hyphens and underscores do not matter.
-        say: a function that receives a line of text about the download before it starts.
 
     Raises:
         VitkitError: downloads are forbidden, the server cannot be reached or sends data that differ from the published
@@ -303,11 +298,11 @@ def materialise(name: str, say: Say = _on_stderr) -> Path:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            say(f"waiting for another process that is fetching {folder.name}")
+            log.warning(f"waiting for another process that is fetching {folder.name}")
             lock.acquire()
         try:
             if not folder.is_dir():  # otherwise another process has written it
-                _make(entry, folder, say)
+                _make(entry, folder)
         finally:
             lock.release()
     except _TROUBLE as error:
@@ -315,7 +310,7 @@ def materialise(name: str, say: Say = _on_stderr) -> Path:
     return folder
 
 
-def _make(entry: DataSet, folder: Path, say: Say) -> None:
+def _make(entry: DataSet, folder: Path) -> None:
     for stale in folder.parent.glob(f".{entry.name}-*"):  # left by a process that was killed; we hold the lock
         shutil.rmtree(stale, ignore_errors=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=folder.parent))
@@ -324,7 +319,7 @@ def _make(entry: DataSet, folder: Path, say: Say) -> None:
         raw.mkdir()
         written.mkdir()
         if entry.megabytes:
-            say(
+            log.warning(
                 f"downloading {entry.name}, about {entry.megabytes:,} MB from {entry.host}: {entry.images:,} images "
                 f"in {entry.classes} classes, licence: {entry.licence} ({entry.page})"
             )

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 from vitkit.system import lazily
 
 if TYPE_CHECKING:
-    from vitkit.experiments.compare import HEADINGS, Comparison, cells
+    from vitkit.experiments.compare import HEADINGS, cells
     from vitkit.experiments.comparison_figures import CHANGES, Judged, at_one_size, changed, findings_of, variants
     from vitkit.experiments.comparison_figures import verdict
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.comparison_request import GRID, STRESSES, stresses_of
-    from vitkit.experiments.comparison_suite import ComparisonSuite
     from vitkit.experiments.judging import JudgingImages, subject_of
-    from vitkit.experiments.lab import Ablation, LabResult, Measurement, of_model, summary_of
+    from vitkit.experiments.lab import Ablation, Measurement, of_model, summary_of
     from vitkit.experiments.lab.ablations import EXPERIMENTS, FEW_SHOT, trend_with_depth
     from vitkit.experiments.lab.cost import fastest_of, training_flops
     from vitkit.experiments.lab.data_size import Transfer, changes_in_words, halve
-    from vitkit.experiments.lab.lab import LabList, base_config, base_fields, claims_of, pairs_against, variant_fields
+    from vitkit.experiments.lab.lab import base_config, base_fields, claims_of, pairs_against, variant_fields
     from vitkit.experiments.statistics import LEVEL, Difference, Family
 else:
     __getattr__ = lazily(__name__)

@@ -1,14 +1,14 @@
 """`vitkit.compare`: train several models on the same images, and test which is better.
 
-`Comparison` is the result. It provides lines for the terminal, a CSV table and an HTML page. This module also measures
-the costs of the models: size, operations, and images per second in prediction.
+The result provides lines for the terminal, a CSV table and an HTML page. This module also measures the costs of the
+models: size, operations, and images per second in prediction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,17 +23,14 @@ from vitkit.experiments.comparison_request import (
     fields_of_request,
 )
 from vitkit.model_folder import WEIGHTS
-from vitkit.system import Progress, Say, read_json, silent, without_place, write_json, write_text
+from vitkit.system import Progress, log, read_json, silent, without_place, write_json, write_text
 from vitkit.text import Between, aligned, check_arguments, interval_text, is_number, plural
 from vitkit.training import Recipe
 from vitkit.verbs import Result, check_data, csv_table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from vitkit.classifier import Classifier
     from vitkit.experiments.comparison_plan import Plan
-    from vitkit.experiments.comparison_suite import ComparisonSuite
 
 
 COMPARISON, TABLE, PAGE = "comparison.json", "comparison.csv", "comparison.html"
@@ -53,94 +50,6 @@ _TABLE_KEYS = (  # columns of comparison.csv, one row per run
     *("epochs_to_90", "seconds_to_90", "epochs_to_best", "seconds_to_best", "peak_memory", "training_flops", "folder"),
     *("split", "images", "caveats"),
 )
-
-
-@dataclass(frozen=True, repr=False)
-class Comparison(Result):
-    """The result of comparing models that were trained in the same way and tested on the same images.
-
-        import vitkit
-
-        models = ["vit_micro_patch8_16@none", "vit_micro_r_s4_16@none"]
-        comparison = vitkit.compare("PHOTOS", models, vitkit.Recipe(epochs=1))
-        print(comparison.folder, comparison.figures)
-
-    Attributes:
-        folder: the folder of comparison.html, comparison.json, comparison.csv and the runs.
-        figures: the content of comparison.json: all measured numbers, test results and sentences.
-    """
-
-    folder: Path
-    figures: dict[str, Any]
-
-    @property
-    def models(self) -> list[dict[str, Any]]:
-        """The measured numbers of each model and of its runs, in the requested order of models."""
-        return list(self.figures["models"])
-
-    @property
-    def pairs(self) -> list[dict[str, Any]]:
-        """For each pair of models: difference in accuracy, 95 % interval, adjusted p-value, and verdict in words."""
-        return list(self.figures["pairs"])
-
-    @property
-    def report(self) -> Path:
-        """The path of the HTML page."""
-        return self.folder / PAGE
-
-    @property
-    def verdicts(self) -> list[str]:
-        """A sentence for each pair of models that says which one is better, or that they cannot be distinguished."""
-        return [pair["verdict"] for pair in self.pairs]
-
-    @property
-    def summary(self) -> list[str]:
-        """Sentences about the best model, its expected accuracy, and the effect of the seed."""
-        luck = self.figures["luck"]
-        return [self.figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row of numbers for each model; `low` and `high` are the ends of its accuracy's 95 % interval."""
-        rows = []
-        for model in self.models:
-            low, high = model["interval"]
-            plain = {key: model[key] for key in HEADINGS if key not in ("interval", "caveats")}
-            rows.append({**plain, "low": low, "high": high})
-        return rows
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of comparison.json."""
-        return self.figures
-
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return functions that plot the accuracy against epochs, data and computation; the keys are captions."""
-        from vitkit.reporting import pictures_of
-
-        return pictures_of(self.models)
-
-    def lines(self) -> list[str]:
-        """Return the lines for the terminal: table, verdicts, findings, and the best model."""
-        rows = [list(HEADINGS.values()), *map(cells, self.models)]
-        images = images_in_words(self.figures["test_images"], self.figures["split"])
-        judged = f"{images}, {plural(len(self.figures['seeds']), 'seed', 'seeds')}"
-        (best,) = (model for model in self.models if model["name"] == self.figures["best"]["model"])
-        caveats = f" ({'; '.join(best['caveats'])})" if best["caveats"] else ""
-        return [
-            f"{len(self.models)} models on {self.figures['data']}: {judged}",
-            *aligned(rows),
-            "",
-            *self.summary[1:],
-            *self.verdicts,
-            *self.figures["findings"],
-            f"{self.summary[0]}, on {images}{caveats}; page: {self.report}",
-        ]
-
-    def _repr_html_(self) -> str:
-        from vitkit.text import table
-
-        rows = [[escape(cell) for cell in cells(model)] for model in self.models]
-        said = "".join(f"<p>{escape(line)}</p>" for line in [*self.summary, *self.verdicts, *self.figures["findings"]])
-        return f"<p>{escape(self.lines()[0])}</p>{table(rows, list(HEADINGS.values()))}{said}"
 
 
 HEADINGS = {
@@ -211,9 +120,8 @@ def compare(
     out: Path | str | None = None,
     resume: bool = False,
     devices: Annotated[int, Between(1)] = 1,
-    say: Say = print,
     progress: Progress = silent,
-) -> Comparison | ComparisonSuite:
+) -> Result:
     """Train several models in the same way, and test which is significantly better on the same images.
 
         import vitkit
@@ -239,12 +147,15 @@ def compare(
         out: folder of the comparison; by default the next runs/compare-NAME-N.
         resume: continue the comparison in `out`; its arguments need not be repeated.
         devices: number of trainings at a time, each on its own GPU or its share of the cores.
-        say: called with each line of output.
         progress: called with the current task, the number of finished items and their total.
 
     Returns:
-        The comparison, whose folder contains comparison.html, comparison.json, comparison.csv and the runs. For several
-        data sets it is a `ComparisonSuite`, whose folder contains a folder with a comparison for each data set.
+        A result with the facts `folder` (of comparison.html, comparison.json, comparison.csv and the runs), `report`
+        (the page), `figures` (the content of comparison.json), `models` (the numbers of each model and of its runs),
+        `pairs` (for each pair of models the difference in accuracy, its 95 % interval, the adjusted p-value and a
+        verdict), `verdicts`, and `summary` (the best model, and the effect of the seed). For several data sets, it has
+        only `folder`, `report` and `figures`, and the folder contains a comparison for each data set. `rows()` returns
+        the table: a row for each model.
 
     Raises:
         VitkitError: a model cannot be trained on the data, or `out` is in use, not empty, or contains another
@@ -259,19 +170,19 @@ def compare(
     if len(sources) > 1 or (resume and is_suite(out)):
         rest = {"recipe": source, "seeds": seeds, "budget": budget, "fractions": fractions, "stress": stress}
         named = [str(source) for source in sources if source is not None]
-        return suite(named, models, {**rest, "devices": devices, **fields}, out, compare, say, resume=resume)
+        return suite(named, models, {**rest, "devices": devices, **fields}, out, compare, resume=resume)
     arguments = arguments_of(sources[0] if sources else None, models, source, seeds, fractions, budget, stress)
     with ExitStack() as hold:
         if resume:
             folder, plan = _planned_before(out, arguments, fields, hold)
         else:
-            folder, plan = _planned(out, arguments, fields, say, hold)
+            folder, plan = _planned(out, arguments, fields, hold)
         from vitkit.experiments.comparison_runs import make_all
 
         try:
-            diverged = make_all(plan.runs(), folder, devices, say)
+            diverged = make_all(plan.runs(), folder, devices)
         except Interrupted:
-            say(f"to continue: vitkit compare --resume --out {folder}")
+            log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
         if lost := {
             job.model: f"{job.described}: {diverged[job.folder]}" for job in plan.jobs if job.folder in diverged
@@ -280,7 +191,7 @@ def compare(
                 raise VitkitError("; ".join(lost.values()))
             notes = [f"{name} is left out of what follows: {why}" for name, why in lost.items()]
             for note in notes:
-                say(note)
+                log.info(note)
             plan = replace(
                 plan,
                 models=tuple(name for name in plan.models if name not in lost),
@@ -291,7 +202,7 @@ def compare(
 
 
 def _planned(
-    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], say: Say, hold: ExitStack
+    out: str | Path | None, arguments: dict[str, Any], fields: dict[str, Any], hold: ExitStack
 ) -> tuple[Path, Plan]:
     """Plan a comparison in a new folder, which stays locked until `hold` is closed, and write the plan into it."""
     for name in ("data", "models"):
@@ -311,8 +222,8 @@ def _planned(
     folder = Path(out) if out is not None else new_run_folder(f"compare-{table.root.name}", hold)
     write_json(folder / PLAN, {"vitkit": vitkit.__version__, "fields": fields, "plan": plan.to_dict()})
     for note in plan.notes:
-        say(note)
-    say(f"{len(plan.runs())} runs, in {folder}")
+        log.info(note)
+    log.info(f"{plural(len(plan.runs()), 'run', 'runs')}, in {folder}")
     return folder, plan
 
 
@@ -342,7 +253,7 @@ def _planned_before(
     return folder, plan
 
 
-def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
+def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Result:
     """Compare the models on the basis of their finished runs, and write the results into the folder."""
     from vitkit.experiments.comparison_figures import (
         best_of,
@@ -391,7 +302,45 @@ def _conclude(plan: Plan, folder: Path, stress: Sequence[str]) -> Comparison:
     write_text(folder / TABLE, csv_table(rows, end="\n"))
     write_comparison(folder / PAGE, figures, list(HEADINGS.values()), [cells(model) for model in models])
     write_json(folder / COMPARISON, figures)
-    return Comparison(folder, figures)
+    return _result(folder, figures)
+
+
+def _result(folder: Path, figures: dict[str, Any]) -> Result:
+    """Return the result of a comparison, as `compare` describes it."""
+    from vitkit.reporting import pictures_of
+    from vitkit.text import table
+
+    models, luck = figures["models"], figures["luck"]
+    verdicts = [pair["verdict"] for pair in figures["pairs"]]
+    summary = [figures["best"]["sentence"], *([] if luck is None else [luck["sentence"]])]
+    rows = []
+    for model in models:
+        low, high = model["interval"]
+        plain = {key: model[key] for key in HEADINGS if key not in ("interval", "caveats")}
+        rows.append({**plain, "low": low, "high": high})
+    images = images_in_words(figures["test_images"], figures["split"])
+    (best,) = (model for model in models if model["name"] == figures["best"]["model"])
+    caveats = f" ({'; '.join(best['caveats'])})" if best["caveats"] else ""
+    counted, seeds = plural(len(models), "model", "models"), plural(len(figures["seeds"]), "seed", "seeds")
+    first = f"{counted} on {figures['data']}: {images}, {seeds}"
+    shown = [list(HEADINGS.values()), *map(cells, models)]
+    last = f"{summary[0]}, on {images}{caveats}; page: {folder / PAGE}"
+    facts = {"folder": folder, "figures": figures, "models": models, "pairs": figures["pairs"]}
+
+    def html() -> str:
+        body = [[escape(cell) for cell in cells(model)] for model in models]
+        said = "".join(f"<p>{escape(line)}</p>" for line in [*summary, *verdicts, *figures["findings"]])
+        return f"<p>{escape(first)}</p>{table(body, list(HEADINGS.values()))}{said}"
+
+    return Result(
+        "compare",
+        [first, *aligned(shown), "", *summary[1:], *verdicts, *figures["findings"], last],
+        facts | {"report": folder / PAGE, "verdicts": verdicts, "summary": summary},
+        json=figures,
+        rows=rows,
+        pictures=pictures_of(models),
+        html=html,
+    )
 
 
 SPEEDS = "speeds.json"

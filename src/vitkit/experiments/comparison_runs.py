@@ -40,12 +40,12 @@ from vitkit.system import (
     RECIPE,
     REPORT,
     SPLIT,
-    Say,
     Worker,
     answer_questions,
     choose_device,
     from_json,
-    ignore,
+    log,
+    muted,
     receiver,
     reporting_within,
     write_json,
@@ -120,22 +120,23 @@ def make(job: ComparisonJob, out: Path) -> None:
 def _finish(begin: Callable[..., Path], go_on: Callable[..., Path], fields: dict[str, Any], folder: Path) -> None:
     """Resume the run in a folder if the folder contains a recipe; otherwise, start a run there."""
     if (folder / RECIPE).is_file():
-        go_on(folder, say=ignore)
+        with muted():
+            go_on(folder)
         return
     if folder.is_dir():  # the run was killed before it wrote its recipe
         clear(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    begin(Recipe.of(fields, PLANNED), folder, say=ignore)
+    with muted():
+        begin(Recipe.of(fields, PLANNED), folder)
 
 
-def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -> dict[str, str]:
+def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int) -> dict[str, str]:
     """Train all jobs that are not finished. If one diverges, the others are still trained.
 
     Args:
         jobs: one job for each folder.
         out: the folder of the comparison.
         devices: the number of jobs that are trained at a time. If there are several, each has its own process.
-        say: called with a line for each finished run.
 
     Returns:
         The error messages of the trainings that diverged, by folder.
@@ -148,7 +149,7 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -
     done = [job for job in jobs if (out / job.folder / REPORT).is_file() and _digests_file(job, out).is_file()]
     left = [job for job in jobs if job not in done]
     if done:
-        say(f"{len(done)} of {len(jobs)} runs are finished already")
+        log.info(f"{len(done)} of {len(jobs)} runs are finished already")
         for job in done:
             _check_run(job, out)
         if left:
@@ -166,7 +167,7 @@ def make_all(jobs: Sequence[ComparisonJob], out: Path, devices: int, say: Say) -
         if why is not None:
             diverged[job.folder] = why
         outcome = headline_of(read_figures(out / job.folder / EVALUATION)).words if why is None else why
-        say(f"run {number} of {len(jobs)}: {job.described}: {outcome}{rest}")
+        log.info(f"run {number} of {len(jobs)}: {job.described}: {outcome}{rest}")
         number += 1
 
     if devices > 1 and len(left) > 1:

@@ -12,7 +12,6 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,75 +19,18 @@ from typing import TYPE_CHECKING, Any
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.experiments.comparison_request import ExperimentFolder, recipe_of
-from vitkit.system import Say, write_json, write_text
+from vitkit.system import labelled, log, write_json, write_text
 from vitkit.text import aligned, plural, sentence
 from vitkit.verbs import Result, csv_table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 PLAN, SUITE, TABLE, PAGE = "suite-plan.json", "suite.json", "suite.csv", "suite.html"
 PLACE = ExperimentFolder(PLAN, "comparison")
 _COMPARISON_PLAN = "plan.json"  # in the folder of each data set's comparison
 _SHARED = "shared with another name"  # the trainings of a model with the same configuration
 _TESTED = (3, 5)  # minimum numbers of models and data sets for a test of ranks
-
-
-@dataclass(frozen=True, repr=False)
-class ComparisonSuite(Result):
-    """The result of comparing models on several data sets.
-
-    Attributes:
-        folder: the folder of suite.html, suite.json, suite.csv, and a folder for each data set's comparison.
-        figures: the content of suite.json.
-    """
-
-    folder: Path
-    figures: dict[str, Any]
-
-    @property
-    def report(self) -> Path:
-        """The path of the HTML page."""
-        return self.folder / PAGE
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of suite.json."""
-        return self.figures
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each model and data set; `low` and `high` are the ends of the accuracy's 95 % interval."""
-        rows = []
-        for model, data in itertools.product(self.figures["models"], self.figures["data"]):
-            cell = model["by_data"].get(data, {"accuracy": None, "interval": (None, None), "rank": None})
-            low, high = cell["interval"]
-            row = {"model": model["name"], "data": data, "accuracy": cell["accuracy"], "low": low, "high": high}
-            rows.append({**row, "rank": cell["rank"]})
-        return rows
-
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return a function that plots the accuracy of each model on each data set; the key is its caption."""
-        from vitkit.reporting import draw_suite
-
-        return {"Accuracy on each data set": lambda: draw_suite(self.figures)}
-
-    def lines(self) -> list[str]:
-        """Return the lines for the terminal: table, summary, and path of the page."""
-        models = plural(len(self.figures["models"]), "model", "models")
-        seeds = plural(len(self.figures["seeds"]), "seed", "seeds")
-        return [
-            f"{models} on {len(self.figures['data'])} data sets, {seeds}",
-            *aligned([headings(self.figures["data"]), *table_rows(self.figures)]),
-            "",
-            *self.figures["sentences"],
-            f"page: {self.report}",
-        ]
-
-    def _repr_html_(self) -> str:
-        from vitkit.text import table
-
-        rows = [[escape(cell) for cell in row] for row in table_rows(self.figures)]
-        said = "".join(f"<p>{escape(line)}</p>" for line in self.figures["sentences"])
-        return table(rows, list(map(escape, headings(self.figures["data"])))) + said
 
 
 def headings(data: Sequence[str]) -> list[str]:
@@ -130,10 +72,9 @@ def suite(
     options: Mapping[str, Any],
     out: str | Path | None,
     compare: Callable[..., Any],
-    say: Say,
     *,
     resume: bool,
-) -> ComparisonSuite:
+) -> Result:
     """Compare models on several data sets, all of which are checked before the first training.
 
     Args:
@@ -142,7 +83,6 @@ def suite(
         options: the other arguments of `vitkit.compare`.
         out: the folder; by default the next runs/compare-all-N.
         compare: the function that compares on one data set.
-        say: called with each line of output.
         resume: continue the comparison in `out`.
     """
     from vitkit.training import new_run_folder
@@ -154,7 +94,7 @@ def suite(
             folder = PLACE.lock(out, hold)
             begun = PLACE.read(folder)
         else:
-            begun = _planned(data, models, options, say)
+            begun = _planned(data, models, options)
             folder = new_run_folder("compare-all", hold) if out is None else PLACE.reserve(out, hold)
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / PLAN, begun)
@@ -162,23 +102,21 @@ def suite(
             labels, contents = begun["labels"], []
             folders = {label: _folder_of(place, label) for place, label in enumerate(labels)}
             for source, label in zip(begun["data"], labels, strict=True):
-                contents.append(_compare_on(source, label, folder / folders[label], begun, compare, say).figures)
+                contents.append(_compare_on(source, label, folder / folders[label], begun, compare).figures)
         except Interrupted:
-            say(f"to continue: vitkit compare --resume --out {folder}")
+            log.info(f"to continue: vitkit compare --resume --out {folder}")
             raise
         except (KeyError, TypeError) as error:
             raise PLACE.damaged(folder) from error
         figures = {"vitkit": vitkit.__version__, **figures_of(labels, contents), "folders": folders}
-        result = ComparisonSuite(folder, figures)
+        result = _result(folder, figures)
         write_text(folder / TABLE, csv_table(result.rows(), end="\n"))
         _write_page(result)
         write_json(folder / SUITE, figures)
         return result
 
 
-def _planned(
-    data: Sequence[str], models: str | Sequence[str] | None, options: Mapping[str, Any], say: Say
-) -> dict[str, Any]:
+def _planned(data: Sequence[str], models: str | Sequence[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """Check all models on all data sets, print the costs of the trainings, and return the plan in JSON types."""
     from vitkit.experiments.comparison_plan import make_plan
     from vitkit.experiments.comparison_request import arguments_of, names_of
@@ -207,7 +145,7 @@ def _planned(
             costs.setdefault(name, {})[label] = f"{len(flops)}{total}" if flops else _SHARED
     rows = [[name, *(cells.get(label, _SHARED) for label in labels)] for name, cells in costs.items()]
     for line in aligned([["trainings, FLOPs", *labels], *rows]):
-        say(line)
+        log.info(line)
     return {
         "vitkit": vitkit.__version__,
         "data": list(data),
@@ -217,24 +155,52 @@ def _planned(
     }
 
 
-def _compare_on(
-    source: str, label: str, folder: Path, begun: Mapping[str, Any], compare: Callable[..., Any], say: Say
-) -> Any:
+def _compare_on(source: str, label: str, folder: Path, begun: Mapping[str, Any], compare: Callable[..., Any]) -> Any:
     """Compare the models on one data set, or resume this comparison if it was started before."""
-
-    def tell(line: str) -> None:
-        say(f"{label}: {line}")
 
     options = {name: value for name, value in begun["options"].items() if value is not None}
     if (folder / _COMPARISON_PLAN).is_file():
-        return compare(resume=True, out=folder, say=tell, devices=options["devices"])
+        with labelled(label):
+            return compare(resume=True, out=folder, devices=options["devices"])
     own = {name: options.pop(name) for name in ("seeds", "budget", "fractions", "stress", "devices") if name in options}
     recipe = recipe_of(options.pop("recipe", None), options)
-    return compare(source, begun["models"], recipe, out=folder, say=tell, **own)
+    with labelled(label):
+        return compare(source, begun["models"], recipe, out=folder, **own)
 
 
 def _folder_of(place: int, label: str) -> str:
     return f"{place + 1}-{re.sub(r'[^A-Za-z0-9._-]+', '-', label)}"
+
+
+def _result(folder: Path, figures: dict[str, Any]) -> Result:
+    """Return the result of a comparison on several data sets, as `vitkit.compare` describes it."""
+    from vitkit.reporting import draw_suite
+    from vitkit.text import table
+
+    rows = []
+    for model, data in itertools.product(figures["models"], figures["data"]):
+        cell = model["by_data"].get(data, {"accuracy": None, "interval": (None, None), "rank": None})
+        low, high = cell["interval"]
+        row = {"model": model["name"], "data": data, "accuracy": cell["accuracy"], "low": low, "high": high}
+        rows.append({**row, "rank": cell["rank"]})
+    models = plural(len(figures["models"]), "model", "models")
+    first = f"{models} on {len(figures['data'])} data sets, {plural(len(figures['seeds']), 'seed', 'seeds')}"
+    shown = aligned([headings(figures["data"]), *table_rows(figures)])
+
+    def html() -> str:
+        body = [[escape(cell) for cell in row] for row in table_rows(figures)]
+        said = "".join(f"<p>{escape(line)}</p>" for line in figures["sentences"])
+        return table(body, list(map(escape, headings(figures["data"])))) + said
+
+    return Result(
+        "compare",
+        [first, *shown, "", *figures["sentences"], f"page: {folder / PAGE}"],
+        {"folder": folder, "figures": figures, "report": folder / PAGE},
+        json=figures,
+        rows=rows,
+        pictures={"Accuracy on each data set": lambda: draw_suite(figures)},
+        html=html,
+    )
 
 
 # --- The table --------------------------------------------------------------------------------------------
@@ -336,7 +302,7 @@ def _sentences(labels: Sequence[str], rows: Sequence[Mapping[str, Any]], seeds: 
     return said
 
 
-def _write_page(result: ComparisonSuite) -> None:
+def _write_page(result: Result) -> None:
     from vitkit.reporting import draw_suite
     from vitkit.text import figure, table, to_svg, wide, write_page
 

@@ -15,7 +15,6 @@ from vitkit.errors import VitkitError
 from vitkit.exporting.card import Card
 from vitkit.exporting.formats import FORMATS, format_of, is_exported, wrong_suffix
 from vitkit.inference.backends.graph_runner import Array, GraphRunner
-from vitkit.system.progress import Say
 from vitkit.text.cells import one_of
 
 if TYPE_CHECKING:
@@ -111,7 +110,6 @@ class Exported(Classifier):
         precision: str = "auto",
         images: int | None = None,  # noqa: ARG002
         plan: str = "auto",
-        say: Say | None = None,  # noqa: ARG002
         device: str = "auto",
         features: bool | None = None,  # noqa: ARG002
     ) -> Exported:

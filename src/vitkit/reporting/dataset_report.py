@@ -159,7 +159,7 @@ def write_drift(
     Args:
         path: the HTML file.
         verdict: the result in a sentence.
-        tests: the rows of `vitkit.verbs.drift.Drift`.
+        tests: the rows of the table that `vitkit.doctor` returns.
         shares: for each class, the fraction of the earlier images and the fraction of the photographs for which the
             class is predicted.
         unfamiliar: the paths of the photographs that differ most from the earlier images, with the lines of their

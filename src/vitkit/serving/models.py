@@ -27,9 +27,9 @@ from vitkit.inference import BATCH, BATCH_ALONE, Columns, cores, join, set_threa
 from vitkit.model import Features
 from vitkit.serving.batching import ClosedError, Work
 from vitkit.serving.questions import Upload
-from vitkit.system import Say, to_json
+from vitkit.system import to_json
 from vitkit.text import plural
-from vitkit.verbs import Compute, open_model
+from vitkit.verbs import Compute, Notes, open_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ _CORES_PER_EXPLAINER = 4
 _WHAT: tuple[Features, ...] = get_args(Features)
 
 
-def open_models(named: Sequence[str | Path | Classifier], compute: Compute, *, note: Say) -> ServedModels:
+def open_models(named: Sequence[str | Path | Classifier], compute: Compute) -> ServedModels:
     """Open models by their sources, each optionally prefixed with a name: NAME=SOURCE.
 
     Raises:
@@ -57,11 +57,11 @@ def open_models(named: Sequence[str | Path | Classifier], compute: Compute, *, n
     models = list[ServedModel]()
     for entry in named:
         name, source = split_name(entry)
-        classifier = open_model(source, note, compute.device)
+        classifier = open_model(source, Notes(), compute.device)
         classifier.preprocess.check_known()
         if not classifier.classes:
             raise VitkitError(f"{source} has no head, so there are no classes to answer with: train one")
-        classifier = classifier.use(compute.backend, compute.precision, None, say=note, device=compute.device)
+        classifier = classifier.use(compute.backend, compute.precision, None, device=compute.device)
         model = ServedModel(name, classifier, compute.batch_size)
         if any((other.name, other.version) == (name, model.version) for other in models):
             raise VitkitError(f"{name} is given twice with the same weights and classes: leave one out")

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from vitkit.errors import VitkitError
-from vitkit.system import Progress, Say, ignore, silent
+from vitkit.system import Progress, silent
 from vitkit.text import Between, Only, check_arguments
-from vitkit.verbs import Compute, Result
+from vitkit.verbs import Compute
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
@@ -48,7 +48,6 @@ def serve(
     queue: Annotated[int, Between(1)] = 256,
     explain_queue: Annotated[int, Between(1)] = 4,
     max_values: Annotated[int, Between(1)] = 2_000_000,
-    note: Say = ignore,
     progress: Progress = silent,
 ) -> Server:
     """Answer other programs over HTTP: /predict, /explain, /embed, /models, /health, /ready, /metrics, /docs.
@@ -79,7 +78,6 @@ def serve(
         explain_queue: the maximum number of pictures that wait for an explanation, which separate threads compute.
         max_values: the maximum number of values in an answer with features (pictures x patches x width); larger
             requests are refused (413).
-        note: called with a line for each assumption that was made about a model.
         progress: called with the progress of loading.
 
     Returns:
@@ -108,7 +106,7 @@ def serve(
     rules = rules_of(host, token, more=allow_host, open_paths=_OPEN)
     listener = _listen(host, port)
     try:
-        shelf = open_models(named, compute, note=note)
+        shelf = open_models(named, compute)
         service = Service(
             shelf, wait=max_wait / 1000, most=queue, most_explanations=explain_queue, most_numbers=max_values
         )
@@ -144,7 +142,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Server(Result):
+class Server:
     """Classifiers that answer over HTTP in threads of this process until they are stopped.
 
         import vitkit
@@ -227,6 +225,9 @@ class Server(Result):
         """Return lines with the address, the token and the models."""
         token = [] if self.token is None else [f"token: {self.token}"]
         return [f"serving at {self.url} (what can be asked: {self.url}/docs)", *token, *self.models]
+
+    def __repr__(self) -> str:
+        return f"<Server: {self.lines()[0]}>"
 
     def __enter__(self) -> Self:
         return self

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from vitkit.system.files import write_json, write_text
     from vitkit.system.processes import STOP_FILE, Deferral, Worker, answer_questions, birth_of, detached, is_same
     from vitkit.system.processes import python, request_stop
+    from vitkit.system.logger import labelled, log, muted
     from vitkit.system.progress import Progress, Say, ignore, receiver, reporting_to, reporting_within, silent
     from vitkit.system.run_files import EVALUATION, FILES, FOLDS, GROUPS, LABEL_ERRORS, LAST, LOG, METRICS, PICTURES
     from vitkit.system.run_files import PREDICTIONS, RECIPE, REPORT, SPLIT

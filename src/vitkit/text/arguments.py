@@ -22,10 +22,12 @@ import operator
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
@@ -43,13 +45,17 @@ from typing import (
     get_type_hints,
 )
 
-from vitkit.errors import VitkitError
+from vitkit.errors import VitkitError, WrongTypeError
 from vitkit.system.progress import NotebookBar, display_of_notebook, receiver, reporting_to, silent
 from vitkit.text.cells import one_of
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_NAMED = ("Classifier", "Preprocess")  # classes that are checked by name, because importing them takes seconds
+_NAMED = (
+    "Classifier",
+    "Datasets",
+    "Preprocess",
+)  # classes that are checked by name, because importing them takes seconds
 _LARGEST_WHOLE, _LARGEST = 2**63, 1e300  # a comparison with the second excludes NaN and infinity
 
 
@@ -77,7 +83,19 @@ class Only:
     names: tuple[str, ...]
 
 
-class Options:
+class _Speaking(type):
+    """The metaclass of options: messages to callers from Python name fields instead of flags."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except VitkitError as error:
+            if not SPEAKS_OF_FLAGS.get():
+                error.args = (_in_python(str(error), hints_of(cls)),)
+            raise
+
+
+class Options(metaclass=_Speaking):
     """The base class of frozen dataclasses whose fields are options.
 
     The docstring below each field is its help on the command line and in the reference.
@@ -86,6 +104,11 @@ class Options:
         given: the fields that were set when the object was created, each with the source of its value: a file, or an
             empty text for the caller. All other fields have their defaults.
     """
+
+    def __init_subclass__(cls) -> None:
+        wrapped = partial(textwrap.fill, width=112, initial_indent="    ", subsequent_indent="        ")
+        texts = [wrapped(f"{name}: {text}") for name, text in help_of(cls).items()]
+        cls.__doc__ = "\n".join([f"{inspect.getdoc(cls)}\n", "Attributes:", *texts])
 
     given: Mapping[str, str]
     renamed: ClassVar[Mapping[str, str]] = {}  # former names of fields, which must not get another meaning
@@ -98,8 +121,10 @@ class Options:
         return options
 
     def __post_init__(self) -> None:
-        """Convert the fields to their types, and check their ranges."""
+        """Convert the fields to their types, and check their ranges. No option is an empty text."""
         settle_types(self)
+        if (empty := next((name for name, value in self.to_dict().items() if value == ""), None)) is not None:
+            raise VitkitError(f'{empty} is empty (""): leave it out')
 
     @classmethod
     def check_names(cls, names: Iterable[str]) -> None:
@@ -114,8 +139,8 @@ class Options:
                 raise VitkitError(f"{name} is called {cls.renamed[name]} now")
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
-                suggestion = f" (did you mean {close[0]}?)" if close else ""
-                raise VitkitError(f"unknown field {name!r}{suggestion}; known: {', '.join(known)}")
+                advice = f" (did you mean {close[0]}?)" if close else f"; known: {', '.join(known)}"
+                raise VitkitError(f"unknown field {name!r}{advice}")
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with changed fields, which also count as `given`.
@@ -198,8 +223,9 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             bound = signature.bind(*args, **kwargs)
-        except TypeError:  # Python's message is better
-            return function(*args, **kwargs)
+        except TypeError:
+            _refuse_fields(signature, hints_of(function), kwargs)
+            return function(*args, **kwargs)  # which raises Python's own message
         hints = hints_of(function)
         for name, value in bound.arguments.items():
             bound.arguments[name] = as_typed(name, hints.get(name, Any), value)
@@ -218,12 +244,24 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return checked
 
 
+def _refuse_fields(signature: inspect.Signature, hints: Mapping[str, Any], given: Iterable[str]) -> None:
+    """Say to which class of options a name belongs that is not a parameter of the function."""
+    for name in given:
+        for parameter in [] if name in signature.parameters else signature.parameters:
+            for owner in alternatives(hints[parameter])[0]:
+                if isinstance(owner, type) and issubclass(owner, Options) and name in hints_of(owner):
+                    kind = owner.__name__
+                    raise WrongTypeError(
+                        f"{name} is a field of vitkit.{kind}: pass {parameter}=vitkit.{kind}({name}=...)"
+                    )
+
+
 SPEAKS_OF_FLAGS: ContextVar[bool] = ContextVar("SPEAKS_OF_FLAGS", default=False)
 """Whether messages name options as flags, such as `--out`. The command line sets it; otherwise it is `out`."""
 
 
 def _in_python(message: str, hints: Mapping[str, Any]) -> str:
-    """Write the flags in a message as arguments of a function: `--out` as `out`, and `--force` as `force=True`.
+    """Write the flags in a message as arguments: `--out` as `out`, `--out DIR` as `out=DIR`, `--force` as `force=True`.
 
     Flags of commands, such as `vitkit predict --tta`, stay as they are.
     """
@@ -238,11 +276,12 @@ def _in_python(message: str, hints: Mapping[str, Any]) -> str:
         name = name if name in kinds else f"{name}s"  # such as `templates`, whose flag may be repeated
         if name not in kinds:
             return match[0]
-        return f"{name}=True" if alternatives(kinds[name])[0] == [bool] else name
+        is_switch = alternatives(kinds[name])[0] == [bool]
+        return f"{name}=True{match[2]}" if is_switch else name + match[2].replace(" ", "=")
 
     command = re.search(r"`?vitkit [a-z]+ ", message)
     end = len(message) if command is None else command.start()
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]*[a-z])", written, message[:end]) + message[end:]
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*[a-z])((?: [A-Z]{2,}\S*)?)", written, message[:end]) + message[end:]
 
 
 # --- Single values --------------------------------------------------------------------------------------------
@@ -262,7 +301,8 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
         value: a value from TOML, JSON, a flag or a caller.
 
     Raises:
-        VitkitError: the value has another type, or is out of range.
+        WrongTypeError: the value has another type.
+        VitkitError: the value is out of range, or not one of the choices.
     """
     kinds, marks = alternatives(hint)
     if (value is None and NoneType in kinds) or any(map(_is_unknown, kinds)):
@@ -276,8 +316,10 @@ def as_typed(name: str, hint: Any, value: Any) -> Any:
     else:
         if type(value) is int and abs(value) > _LARGEST_WHOLE and {int, float} & set(kinds):
             raise VitkitError(f"{name} must be a number between -2^63 and 2^63")
-        expected = dict.fromkeys(_expected(kind) for kind in kinds if kind is not NoneType)
-        raise VitkitError(f"{name} must be {one_of(tuple(expected))}, not {type_of(value)}")
+        others = [kind for kind in kinds if kind is not NoneType]
+        message = f"{name} must be {one_of(tuple(dict.fromkeys(map(_expected, others))))}, not {type_of(value)}"
+        is_choice = isinstance(value, str) and any(get_origin(kind) is Literal for kind in others)
+        raise VitkitError(message) if is_choice else WrongTypeError(message)
     for mark in marks:
         if isinstance(mark, Between) and not mark.low <= taken <= mark.high:
             raise VitkitError(f"{name} must be {mark.in_words}, not {taken:g}")
@@ -382,7 +424,7 @@ def is_number(value: Any) -> bool:
 def path_text(path: object, what: str) -> str:
     """Return a path that is not empty as text; `what` names it in error messages."""
     if not isinstance(path, (str, os.PathLike)):
-        raise VitkitError(f"{what} must be a path, not {type_of(path)}")
+        raise WrongTypeError(f"{what} must be a path, not {type_of(path)}")
     text = os.fsdecode(path)
     if not text:
         raise VitkitError(f'{what} is empty (""): pass a path ("." is the current folder)')

@@ -457,7 +457,8 @@ def _table() -> dict[str, tuple[Condition, ...]]:
     A field has an effect if all its conditions hold. Otherwise, the first condition that does not hold is reported.
     """
     steps = Condition(
-        lambda recipe: recipe.method != "probe", "acts on training steps, but method probe fits a head without any"
+        lambda recipe: recipe.method != "probe",
+        "acts on training steps, but method probe fits a head without any (other methods, such as full, have steps)",
     )
     backbone = Condition(
         lambda recipe: recipe.method not in ("probe", "probe-sgd"),

@@ -47,6 +47,7 @@ from vitkit.system.files import from_json, write_text
 from vitkit.system.processes import Deferral
 from vitkit.system.progress import ignore, progress
 from vitkit.system.run_files import BEFORE, LAST, RECIPE, REPORT, SPLIT
+from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
 from vitkit.training.distributed import ProcessGroup, fabric_of, share_out
@@ -452,7 +453,8 @@ def _describe(recipe: Recipe, steps: int) -> str:
     batch = f"{recipe.grad_accum} x {recipe.batch_size}" if recipe.grad_accum > 1 else str(recipe.batch_size)
     spared = f"; without {recipe.patch_dropout:.0%} of the patches" if recipe.patch_dropout else ""
     precision = choose_precision(recipe.precision, recipe.device)
-    return f"{recipe.epochs} epochs of {steps} steps in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
+    epochs = f"{plural(recipe.epochs, 'epoch', 'epochs')} of {plural(steps, 'step', 'steps')}"
+    return f"{epochs} in {precision}; batch {batch}, lr {recipe.lr:g}{spared}"
 
 
 def run_training(

@@ -25,7 +25,7 @@ from vitkit.errors import VitkitError
 from vitkit.model.config import PAIRS, ViTConfig, as_pair, canonical, suggest
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import without_place
-from vitkit.text.arguments import Between, Options, alternatives, as_typed, from_text, hints_of, settle_types, type_of
+from vitkit.text.arguments import Between, Options, alternatives, as_typed, from_text, hints_of, type_of
 
 SAVE_EVERY = "10m"  # the default of `save_every`
 BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
@@ -273,11 +273,10 @@ class Machine(Options):
     """Number of processes that prepare images; 0: the main process. The result is the same."""
 
 
+# The groups are listed backwards, because the fields of the last base class come first.
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Method, Start, Labels, Data):
     """All settings of a training. Unset fields are chosen for the data and the model.
-
-    The groups are listed backwards, because the fields of the last base class come first.
 
         >>> import vitkit
         >>> recipe = vitkit.Recipe(epochs=20, lr=3e-4)
@@ -299,7 +298,7 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
     def __post_init__(self) -> None:
         if self.method in METHODS_RENAMED:
             raise VitkitError(f"method {self.method} is called {METHODS_RENAMED[self.method]} now")
-        settle_types(self, exclude=("model_fields",))
+        super().__post_init__()
         object.__setattr__(self, "model_fields", check_model_fields(self.model_fields))
         if self.weights == "auto" and str(self.model).startswith("custom:"):
             object.__setattr__(self, "weights", "none")  # none are published
@@ -344,11 +343,14 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
     def updated(self, above: Recipe) -> Self:
         """Return a copy with the fields that another recipe sets. The changed fields of both models are combined.
 
-        The weights of a bundled recipe are not kept for another model.
+        The weights of a bundled recipe are not kept for another model, and its model not for other weights.
         """
         below = self.set_fields()
-        if "model" in above.given and self.source in bundled() and self.weights != "none":
-            below["weights"] = "auto"
+        if self.source in bundled():
+            if "model" in above.given and self.weights != "none":
+                below["weights"] = "auto"
+            elif "model" not in above.given and above.weights not in ("auto", "none"):
+                below.pop("model", None)
         merged = self.of(overlay(below, above.set_fields()))
         given = {name: self.given.get(name, "") for name in merged.given} | dict(above.given)
         object.__setattr__(merged, "given", {name: given[name] for name in merged.given})
@@ -585,7 +587,8 @@ def read_sets(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Any]:
             )
         if not key.startswith(_PREFIX):
             if key not in hints or key == "model_fields":
-                raise VitkitError(f"--set {text}: unknown field {key!r}{suggest(key, list(hints))}")
+                Recipe.check_names([key])
+                raise VitkitError(f"--set {text}: set fields of the model by --set model.FIELD=VALUE")
             _refuse_twice(key, fields, f"--set {key}")
             fields[key] = from_text(key, hints[key], value)
             continue

@@ -71,8 +71,7 @@ def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
     """
-    asked = recipe if isinstance(recipe, Recipe) else Recipe() if recipe is None else Recipe.load(recipe)
-    asked = asked if data is None else asked.replace(data=str(data))
+    asked = with_data(recipe, data)
     if asked.source is None and (name := bundled_name(asked.data)) is not None:
         asked = Recipe.load(name).updated(asked)
     if asked.data is None:
@@ -80,6 +79,20 @@ def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None
             "no data: name a folder with one sub-folder of images per class, or the sample data set 'digits'"
         )
     return asked
+
+
+def with_data(recipe: Recipe | str | Path | None, data: str | Path | None) -> Recipe:
+    """Return a recipe, its file or an empty one with the data that a caller names.
+
+    Raises:
+        VitkitError: the caller has set other data in the recipe, or the file cannot be read.
+    """
+    asked = recipe if isinstance(recipe, Recipe) else Recipe() if recipe is None else Recipe.load(recipe)
+    if data is None:
+        return asked
+    if "data" in asked.named and asked.data != str(data):
+        raise VitkitError(f"data is given twice, as {data} and as {asked.data}: leave out one of them")
+    return asked.replace(data=str(data))
 
 
 def bundled_name(data: str | None) -> str | None:

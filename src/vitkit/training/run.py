@@ -56,7 +56,7 @@ from vitkit.model_folder import RECORD, WEIGHTS
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import pictures_of, write_report
 from vitkit.system.files import read_appended, read_json, write_bytes, write_json, write_text
-from vitkit.system.progress import Say, progress, reporting_to, silent
+from vitkit.system.progress import progress, reporting_to, silent
 from vitkit.system.run_files import (
     CLASS_INDICES,
     EARLIER_LABELS,
@@ -93,7 +93,6 @@ from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.training.report import draw_classes, draw_some, pictures_for_page
 from vitkit.training.request import NONE, Hooks, load_of_run
 from vitkit.training.run_folder import (
-    Observers,
     Run,
     check_overwritten,
     check_place,
@@ -127,7 +126,7 @@ Prepared = tuple[Path, Recipe, Blueprint | None]  # the run's folder, its recipe
 
 def drive(
     recipe: Recipe,
-    observers: Observers,
+    hooks: Hooks,
     prepare: Callable[[ProcessGroup, ExitStack], Prepared],
     work: Work,
     again: Callable[[Path], str],
@@ -136,7 +135,7 @@ def drive(
 
     Args:
         recipe: the recipe, which determines the processes and the device. It need not be complete.
-        observers: the observers of the run.
+        hooks: objects of the caller.
         prepare: a function that locks and fills the run folder. It is called in the main process only, with the process
             group and a stack. The contexts that it enters on the stack, such as the lock, are closed at the end of the
             run.
@@ -147,7 +146,7 @@ def drive(
     Returns:
         The run folder.
     """
-    check_hooks(recipe, observers.hooks)
+    check_hooks(recipe, hooks)
     team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
     with ExitStack() as hold:
         if not team.is_main:
@@ -160,7 +159,7 @@ def drive(
             return folder, resolved
 
         folder, resolved = team.broadcast_from_main(begin)
-        run = observers.run(folder, team)
+        run = Run(folder, team=team, hooks=hooks)
         with cleanup_on_failure(run, again(folder)):
             work(run, resolved, blueprints[0] if blueprints else None)
     return folder
@@ -169,7 +168,7 @@ def drive(
 def drive_again(
     folder: Path,
     recipe: Recipe,
-    observers: Observers,
+    hooks: Hooks,
     work: Work,
     again: Callable[[Path], str],
     data_root: Path | None = None,
@@ -179,7 +178,7 @@ def drive_again(
     Args:
         folder: the folder of the run.
         recipe: the recipe of the run.
-        observers: the observers of the run.
+        hooks: objects of the caller.
         work: see `drive`.
         again: see `drive`.
         data_root: the folder that now contains the images; None if they have not moved.
@@ -187,11 +186,11 @@ def drive_again(
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
         check_team(recipe, team)
-        observers.hooks.check_resumed(folder)
+        hooks.check_resumed(folder)
         _tidy(folder, data_root, hold)
         return folder, recipe, None
 
-    return drive(recipe, observers, prepare, work, again)
+    return drive(recipe, hooks, prepare, work, again)
 
 
 def train(
@@ -201,7 +200,6 @@ def train(
     force: bool = False,
     notes: Sequence[str] = (),
     hooks: Hooks = NONE,
-    say: Say = print,
 ) -> Path:
     """Train a classifier and report on it.
 
@@ -212,7 +210,6 @@ def train(
         force: overwrite the run in `out`.
         notes: lines about the recipe. They are printed before the reasons for the values that vitkit has chosen.
         hooks: objects of the caller that observe the training, or replace parts of it.
-        say: called with each line of output.
 
     Returns:
         The run folder, which is also the model folder of the best weights.
@@ -224,19 +221,18 @@ def train(
     """
     if asked.data is None:
         raise VitkitError("the recipe names no data: set data to a folder with one sub-folder of images per class")
-    observers = Observers(say, hooks)
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        return _prepare(asked, out, force, team, notes, observers, hold)
+        return _prepare(asked, out, force, team, notes, hooks, hold)
 
-    return drive(asked, observers, prepare, _work, resume_command)
+    return drive(asked, hooks, prepare, _work, resume_command)
 
 
 def resolve_request(
     asked: Recipe,
     out: str | Path | None,
     team: ProcessGroup,
-    observers: Observers,
+    hooks: Hooks,
     reserve_out: Callable[[Path], None],
 ) -> tuple[Start, list[str]]:
     """Resolve a requested recipe, and check that it can be trained, before anything is written.
@@ -245,7 +241,7 @@ def resolve_request(
         asked: the requested recipe.
         out: the requested run folder; None for the next free one.
         team: the processes that train together.
-        observers: the observers of the run.
+        hooks: objects of the caller.
         reserve_out: refuses the requested run folder if it is in use, or locks it. It is called before the images are
             read, which may take long.
 
@@ -259,7 +255,7 @@ def resolve_request(
         reserved.append(True)
         idle[:] = check_effects(recipe, asked, table)
         # These checks are repeated, because the method may have been chosen by the number of images.
-        check_hooks(recipe, observers.hooks)
+        check_hooks(recipe, hooks)
         check_team(recipe, team)
         check_place(out, table, recipe.teacher, weights_of(recipe))
         if out is not None and not is_reserved:
@@ -277,14 +273,14 @@ def _prepare(
     force: bool,
     team: ProcessGroup,
     notes: Sequence[str],
-    observers: Observers,
+    hooks: Hooks,
     hold: ExitStack,
 ) -> Prepared:
     """Resolve a requested recipe, lock the run folder, and write the inputs of the run into it."""
     reserve_out = partial(reserve_folder, hold=hold, force=force)
-    start, idle = resolve_request(asked, out, team, observers, reserve_out)
+    start, idle = resolve_request(asked, out, team, hooks, reserve_out)
     recipe, table = start.recipe, start.table
-    run = observers.run(Path(out) if out is not None else new_run_folder(table.root.name, hold))
+    run = Run(Path(out) if out is not None else new_run_folder(table.root.name, hold), hooks=hooks)
     labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
     try:
         clear(run.folder)
@@ -334,7 +330,6 @@ def resume(
     data_root: Path | None = None,
     *,
     hooks: Hooks = NONE,
-    say: Say = print,
 ) -> Path:
     """Continue an interrupted run from its last checkpoint. The final weights are the same as without the interruption.
 
@@ -342,7 +337,6 @@ def resume(
         folder: the folder of the run.
         data_root: the folder that now contains the images, which is recorded in the run; None if they have not moved.
         hooks: objects of the caller, with the same functions as before.
-        say: called with each line of output.
 
     Raises:
         VitkitError: the folder contains no run, another process works on it, or some of its images are missing or have
@@ -356,8 +350,7 @@ def resume(
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume=")
-    observers = Observers(say, hooks)
-    return drive_again(folder, recipe, observers, _work, resume_command, data_root)
+    return drive_again(folder, recipe, hooks, _work, resume_command, data_root)
 
 
 def _refuse_pretraining(folder: Path) -> None:
@@ -433,7 +426,6 @@ def train_on(
     *,
     force: bool = False,
     hooks: Hooks = NONE,
-    say: Say = print,
 ) -> Path:
     """Train on the user's datasets, and write a run folder with the recipe, metrics.csv, the model and the report.
 
@@ -443,12 +435,10 @@ def train_on(
         out: the run folder; by default the next free `runs/datasets-N`.
         force: overwrite the run in `out`.
         hooks: objects of the caller that observe the training, or replace parts of it.
-        say: called with each line of output.
 
     Raises:
         VitkitError: the datasets or the recipe cannot be trained on.
     """
-    observers = Observers(say, hooks)
     if of_files := [name for name in OF_FILES if name in asked.given and getattr(asked, name) not in (None, False)]:
         raise VitkitError(f"{of_files[0]} applies to files, and a data set in memory has none: leave it out")
     is_from_scratch = asked.weights == "none" or asked.method == "scratch"
@@ -470,7 +460,7 @@ def train_on(
         recipe = blueprint.recipe
         if out is not None:
             reserve_folder(out, hold, force=force)
-        run = observers.run(Path(out) if out is not None else new_run_folder("datasets", hold))
+        run = Run(Path(out) if out is not None else new_run_folder("datasets", hold), hooks=hooks)
         clear(run.folder)
         write_request(run.folder, asked.set_fields())
         run.hooks.write(run.folder)
@@ -488,10 +478,10 @@ def train_on(
         data_survey = surveys[0] if surveys else survey(datasets)
         _work_on_datasets(run, recipe, blueprint, datasets, data_survey)
 
-    return drive(asked, observers, prepare, work, _again_on_datasets)
+    return drive(asked, hooks, prepare, work, _again_on_datasets)
 
 
-def resume_on(datasets: Datasets, folder: Path, hooks: Hooks = NONE, say: Say = print) -> Path:
+def resume_on(datasets: Datasets, folder: Path, hooks: Hooks = NONE) -> Path:
     """Continue a run on the user's datasets, with the recipe in its folder.
 
     Raises:
@@ -505,7 +495,7 @@ def resume_on(datasets: Datasets, folder: Path, hooks: Hooks = NONE, say: Say = 
     def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
         _work_on_datasets(run, recipe, blueprint, datasets, survey(datasets))
 
-    return drive_again(folder, recipe, Observers(say, hooks), work, _again_on_datasets)
+    return drive_again(folder, recipe, hooks, work, _again_on_datasets)
 
 
 def _again_on_datasets(folder: Path) -> str:

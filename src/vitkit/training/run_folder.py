@@ -26,7 +26,7 @@ from vitkit.system.files import (
     write_json,
     write_text,
 )
-from vitkit.system.progress import Say
+from vitkit.system.logger import log
 from vitkit.system.run_files import (
     BAD_BATCH,
     BEFORE,
@@ -51,7 +51,6 @@ class Run:
 
     Attributes:
         folder: the run folder.
-        tell: called with each line of output.
         whole: the folder of the cross-validation to which the run belongs as a fold; None if it is not a fold.
         team: the processes that work on the run.
         hooks: objects of the caller that observe the training, or replace parts of it.
@@ -59,36 +58,18 @@ class Run:
     """
 
     folder: Path
-    tell: Say
     whole: Path | None = None
     team: ProcessGroup = ALONE
     hooks: Hooks = NONE
     until: int | None = None
 
     def say(self, line: str) -> None:
-        """Print a line and append it to the log, in the main process only."""
+        """Log a line, and append it to the file of the run, in the main process only."""
         if not self.team.is_main:
             return
-        self.tell(line)
-        with open(self.folder / LOG, "a", encoding="utf-8", errors="surrogateescape", opener=regular) as log:
-            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
-
-
-@dataclass(frozen=True)
-class Observers:
-    """What the caller passes to a run in addition to the recipe.
-
-    Attributes:
-        say: called with each line of output.
-        hooks: objects that observe the training, or replace parts of it.
-    """
-
-    say: Say = print
-    hooks: Hooks = NONE
-
-    def run(self, folder: Path, team: ProcessGroup = ALONE) -> Run:
-        """Return a `Run` in a folder, with these observers."""
-        return Run(folder, self.say, team=team, hooks=self.hooks)
+        log.info(line)
+        with open(self.folder / LOG, "a", encoding="utf-8", errors="surrogateescape", opener=regular) as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
 
 
 def check_place(out: str | Path | None, table: ImageTable, teacher: str | None, weights: str) -> None:

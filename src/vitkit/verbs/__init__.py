@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitkit.verbs.inputs import check_data, named_classes, open_model
     from vitkit.verbs.pretrain import PretrainingRun
     from vitkit.verbs.options import Compute
-    from vitkit.verbs.result import Result, csv_table
+    from vitkit.verbs.result import Notes, Result, csv_table
     from vitkit.verbs.train import TrainingRun
 else:
     __getattr__ = lazily(__name__)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +13,10 @@ from vitkit.inference.backends.registry import BACKENDS, PRECISIONS
 from vitkit.model.names import is_model_name, is_network_name
 from vitkit.system.environment import DeviceName
 from vitkit.system.files import exclusive_in
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import aligned
+from vitkit.text.pages import table
 from vitkit.verbs.inputs import open_model, path_of, split_choices
 from vitkit.verbs.result import Notes, Result
 
@@ -44,95 +45,6 @@ COLUMNS = {  # keys of a row, with the heading and the format of the column
 }
 
 
-@dataclass(frozen=True, repr=False)
-class Benchmark(Result):
-    """The speed of each backend and precision in images per second.
-
-        import vitkit
-
-        benchmark = vitkit.bench("vit_micro_patch4_16", backends=["eager"], rounds=3)
-        print(benchmark.machine, benchmark.missing, benchmark.rows())
-
-    Attributes:
-        model: the name or path of the model.
-        machine: processor, cores, gpu, threads and torch version.
-        rounds: the number of timings of each backend.
-        results: a row for each backend, precision and batch size, as in `bench.csv`.
-        missing: the reason for each backend that was left out, by backend and precision, such as `onnx bfloat16`.
-        out: the folder with the table and the picture, if they were written.
-        notes: assumptions about the model, and the backends that were left out.
-    """
-
-    model: str
-    machine: dict[str, Any]
-    rounds: int
-    results: tuple[dict[str, Any], ...]
-    missing: dict[str, str]
-    out: Path | None = None
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything in plain JSON types."""
-        return {
-            "model": self.model,
-            "machine": self.machine,
-            "rounds": self.rounds,
-            "results": list(self.results),
-            "missing": self.missing,
-        }
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each backend, precision and batch size, as in `bench.csv`."""
-        return list(self.results)
-
-    @property
-    def title(self) -> str:
-        """The model, the machine and the number of rounds."""
-        machine = self.machine
-        hardware = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
-        return f"{self.model} on {hardware}, torch {machine['torch']}, {self.rounds} rounds"
-
-    @property
-    def headings(self) -> list[str]:
-        """The headings of the table's columns."""
-        return [heading for heading, _ in COLUMNS.values()]
-
-    @property
-    def cells(self) -> list[list[str]]:
-        """The formatted results, row by row."""
-        return [_cells(row) for row in self.results]
-
-    @property
-    def legend(self) -> list[str]:
-        """Lines on the meaning of the columns, the speeds of the matrix products alone, and the written files."""
-        ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in self.results)
-        rates = [
-            f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products"
-            for precision, batch, rate in ceilings
-        ]
-        return [
-            "ratio: to eager float32; ceiling: share of the matrix products' speed; drift: of the logits from float32",
-            *rates,
-            *([f"{self.out / TABLE}, {self.out / PICTURE}"] if self.out is not None else []),
-        ]
-
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the function that draws bar charts of the speeds, with their caption as the key."""
-        return {"Images per second": lambda: chart(_panels(self.model, self.results))}
-
-    def lines(self) -> list[str]:
-        """Return the title, the table and the legend."""
-        return [self.title, *aligned([self.headings, *self.cells]), *self.legend]
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        from vitkit.text.pages import table
-
-        rows = [[escape(cell) for cell in row] for row in self.cells]
-        return f"<p>{escape(self.title)}</p>{table(rows, self.headings)}"
-
-
 @check_arguments
 def bench(
     model: str | Path | Classifier = "vit_small_patch16_224",
@@ -149,10 +61,9 @@ def bench(
     device: DeviceName = "auto",
     out: Path | str | None = None,
     force: bool = False,
-    note: Say = ignore,
     progress: Progress = silent,
-) -> Benchmark:
-    """Measure the speed of each backend and precision in images per second.
+) -> Result:
+    """Measure the images per second of each backend and precision.
 
     Each round times all backends in turn. The table shows the speed relative to eager float32, and the speed as a
     fraction of the ceiling. The ceiling is the speed of the model's matrix products alone. The table also shows the
@@ -162,7 +73,7 @@ def bench(
         import vitkit
 
         benchmark = vitkit.bench("vit_micro_patch4_16", batch_sizes=[1, 8], backends=["eager"], rounds=3)
-        print(benchmark.rows()[0])  # speeds in images per second
+        print(benchmark.machine, benchmark.missing, benchmark.rows()[0])  # speeds in images per second
 
     On the command line: `vitkit bench vit_base_patch16_224 --batch-sizes 1,8`.
 
@@ -176,8 +87,15 @@ def bench(
         device: the device to compute on: `cpu`, `cuda`, `mps`, or `auto` for a CUDA GPU if there is one, else the CPU.
         out: write a table (bench.csv) and a picture (bench.png) into this folder.
         force: overwrite files in `out`.
-        note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
+
+    Returns:
+        A result whose table has a row for each backend, precision and batch size, as in bench.csv. Its facts are
+        `model` (the name or path), `machine` (processor, cores, gpu, threads and torch version), `rounds`, `results`
+        (the rows), `missing` (the reason for each backend that was left out, by backend and precision, such as `onnx
+        bfloat16`), `out` (the folder with the table and the picture; None if they were not written), `notes`
+        (assumptions about the model, and the backends that were left out), and the parts of the printed lines: `title`,
+        `headings` and `cells` of the table, and `legend`.
 
     Raises:
         VitkitError: there is no such model, a requested backend does not work on this machine, or `out` contains the
@@ -189,16 +107,40 @@ def bench(
     requested = None if backends is None else split_choices("--backends", backends, backend_names())
     wanted = split_choices("--precisions", precisions, PRECISIONS)
     name = str(model) if isinstance(model, (str, Path)) else "classifier"
-    folder, notes = path_of(out), Notes(note)
+    folder, notes = path_of(out), Notes()
     with _exclusive_out(folder, force=force):
         built = _model(model, notes)
         opened = _open(built, requested, wanted, min(sizes), device)
         for left_out, reason in opened.missing.items():
             notes(f"{left_out} is left out: {reason}")
-        results = [row for batch in sizes for row in _measure(built, opened, batch, rounds, device)]
+        results = tuple(row for batch in sizes for row in _measure(built, opened, batch, rounds, device))
         if folder is not None:
             _write(folder, name, results)
-    return Benchmark(name, _machine(), rounds, tuple(results), dict(opened.missing), folder, tuple(notes.lines))
+    machine, headings = _machine(), [heading for heading, _ in COLUMNS.values()]
+    cells = [_cells(row) for row in results]
+    hardware = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
+    title = f"{name} on {hardware}, torch {machine['torch']}, {rounds} rounds"
+    ceilings = dict.fromkeys((row["precision"], row["batch"], row["ceiling_gflops"]) for row in results)
+    legend = [
+        "ratio: to eager float32; ceiling: share of the matrix products' speed; drift: of the logits from float32",
+        *(
+            f"ceiling of {precision} at batch {batch}: {rate:.4g} GFLOP/s in the model's matrix products"
+            for precision, batch, rate in ceilings
+        ),
+        *([f"{folder / TABLE}, {folder / PICTURE}"] if folder is not None else []),
+    ]
+    found = {"model": name, "machine": machine, "rounds": rounds, "results": results, "missing": dict(opened.missing)}
+    written = {"out": folder, "notes": tuple(notes.lines)}
+    shown = {"title": title, "headings": headings, "cells": cells, "legend": legend}
+    return Result(
+        "bench",
+        [title, *aligned([headings, *cells]), *legend],
+        {**found, **written, **shown},
+        json=found,
+        rows=results,
+        pictures={"Images per second": lambda: chart(_panels(name, results))},
+        html=lambda: f"<p>{escape(title)}</p>{table([list(map(escape, row)) for row in cells], headings)}",
+    )
 
 
 def _numbers(sizes: str | int | Sequence[int]) -> list[int]:
@@ -292,10 +234,10 @@ def _machine() -> dict[str, Any]:
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     processor = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "gpu": gpu}
-    return processor | {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    return processor | {"threads": torch.get_num_threads(), "torch": str(torch.__version__)}
 
 
-def _write(out: Path, model: str, rows: list[dict[str, Any]]) -> None:
+def _write(out: Path, model: str, rows: Sequence[dict[str, Any]]) -> None:
     import csv
 
     from vitkit.reporting.plots import save_figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -18,7 +17,6 @@ from vitkit.weights.formats import CHECKPOINT_FORMATS, VITKIT, file_suffixes, ki
 
 if TYPE_CHECKING:
     from vitkit.classifier import Classifier
-    from vitkit.model.build import LoadReport
     from vitkit.weights.preprocessing import PreprocessLike
 
     Kind: TypeAlias = str  # the choices are only known at run time
@@ -29,60 +27,6 @@ _KINDS = one_of(("folder (vitkit's)", *(f"{n} ({form.tells})" if form.tells else
 
 # Files in folders of timm and Hugging Face.
 _OF_OTHERS = ("config.json", "preprocessor_config.json", "processor_config.json", "pytorch_model.bin")
-
-
-@dataclass(frozen=True, repr=False)
-class Conversion(Result):
-    """A checkpoint that was written in another layout, read back and compared.
-
-        import vitkit
-
-        conversion = vitkit.convert("runs/digits-1", "digits.safetensors", to="timm")
-        print(conversion.destination, conversion.report)
-
-    Attributes:
-        destination: the file or folder that was written.
-        to: the layout: folder (vitkit's), npz (Google's), timm or hf.
-        report: the report on how each tensor was converted.
-        temperature: the temperature by which the head was divided because the layout cannot store it; None if the head
-            was not divided.
-        is_crop_shifted: whether pictures may be cropped one pixel further right or down than before, because timm's
-            layout cannot store that odd margins are rounded down.
-    """
-
-    destination: Path
-    to: Kind
-    report: LoadReport
-    temperature: float | None = None
-    is_crop_shifted: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything in plain JSON types."""
-        return {
-            "destination": str(self.destination),
-            "to": self.to,
-            "temperature": self.temperature,
-            "is_crop_shifted": self.is_crop_shifted,
-            "report": self.report.to_dict(),
-        }
-
-    def lines(self) -> list[str]:
-        """Return the report, and a line on what was written."""
-        temperature = self.temperature
-        divided = f"the head is divided by the temperature, {temperature or 1:.3f}, which this layout cannot store"
-        shifted = (
-            "pictures may be cropped one pixel further right or down: timm's layout cannot store that odd margins are "
-            "rounded down, as in Hugging Face's"
-        )
-        losses = [*([] if temperature is None else [divided]), *([shifted] if self.is_crop_shifted else [])]
-        return [*self.report.lines(), *losses, self._written]
-
-    @property
-    def _written(self) -> str:
-        return f"written and read back, every number the same: {self.destination}"
-
-    def __repr__(self) -> str:
-        return f"<Conversion: {self._written}>"
 
 
 @check_arguments
@@ -98,7 +42,7 @@ def convert(
     allow_partial: bool = False,
     force: bool = False,
     progress: Progress = silent,
-) -> Conversion:
+) -> Result:
     """Convert a checkpoint to another layout, report on every tensor, and check the result by reading it back.
 
         import vitkit
@@ -125,6 +69,12 @@ def convert(
         force: overwrite `destination`.
         progress: called with the current task, the number of finished items and the total number of items.
 
+    Returns:
+        A result with the facts `destination` and `to` (the layout), `report` (how each tensor was converted),
+        `temperature` (by which the head was divided because the layout cannot store it; None if it was not divided),
+        and `is_crop_shifted` (whether pictures may be cropped one pixel further right or down than before, because
+        timm's layout cannot store that odd margins are rounded down).
+
     Raises:
         VitkitError: the source cannot be loaded, the layout cannot represent the model, or the destination exists.
     """
@@ -143,7 +93,17 @@ def convert(
     is_divided = kind != VITKIT and classifier.temperature != 1
     is_shifted = kind == "timm" and classifier.preprocess.floor_crop and classifier.preprocess.fit.endswith("crop")
     temperature = classifier.temperature if is_divided else None
-    return Conversion(destination, kind, classifier.report, temperature, is_shifted)
+    written = f"written and read back, every number the same: {destination}"
+    lines = [*classifier.report.lines()]
+    if temperature is not None:
+        lines.append(f"the head is divided by the temperature, {temperature:.3f}, which this layout cannot store")
+    if is_shifted:
+        lines.append(
+            "pictures may be cropped one pixel further right or down: timm's layout cannot store that odd margins are "
+            "rounded down, as in Hugging Face's"
+        )
+    facts = {"destination": destination, "to": kind, "temperature": temperature, "is_crop_shifted": is_shifted}
+    return Result("convert", [*lines, written], {**facts, "report": classifier.report}, summary=written)
 
 
 def _check_place(destination: Path, kind: str) -> None:

@@ -1,17 +1,16 @@
 """`vitkit.doctor`: check a data set for problems before training, or review the suspected label errors of a run.
 
-The verb is `doctor`. It returns a `Checkup` of a data set, the `SuspectedLabels` in the label_errors.csv of a run, or
-the `Drift` of photographs from the images of a run.
+The verb is `doctor`. Its result is about a data set, about the label_errors.csv of a run, or about photographs that are
+compared with the images of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitkit.data.layout import LayoutName
 from vitkit.data.preprocess import Preprocess
@@ -22,13 +21,11 @@ from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import EVALUATION, LABELS, SPLIT, folds_in
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import aligned, plural
-from vitkit.verbs.drift import Drift, compare_with_run
+from vitkit.verbs.drift import compare_with_run
 from vitkit.verbs.inputs import check_out, exclusive_out, path_of
 from vitkit.verbs.result import Result
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from vitkit.classifier import Classifier
     from vitkit.data.doctor.examine import Diagnosis
     from vitkit.data.labels import Suspect
@@ -39,71 +36,6 @@ if TYPE_CHECKING:
 _BAR = 40  # characters of the longest bar
 _PIXELS = Preprocess(size=(224, 224))  # what a model reads if nothing else is stated
 _LEVEL = 0.05  # of the tests with `against`
-
-
-@dataclass(frozen=True, repr=False)
-class Checkup(Result):
-    """The contents of a data set, and its problems.
-
-        >>> import vitkit
-        >>> checkup = vitkit.doctor("digits")
-        >>> checkup.is_trustworthy, checkup.rows()[0]
-        (True, {'class': '0', 'images': 178})
-
-    Attributes:
-        diagnosis: the statistics and findings.
-        out: the page with pictures, if one was written.
-    """
-
-    diagnosis: Diagnosis
-    out: Path | None = None
-
-    @property
-    def is_trustworthy(self) -> bool:
-        """True if results on this data can be trusted: no picture is in two splits or has two labels."""
-        return not self.diagnosis.has_problems
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the number of images of each class."""
-        return [{"class": name, "images": images} for name, images in self.diagnosis.table.counts().items()]
-
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return the functions that draw the number of images per class and the image sizes, by caption."""
-        from vitkit.reporting.dataset_report import pictures_of
-
-        return pictures_of(self.diagnosis)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the statistics and findings in plain JSON types."""
-        return self.diagnosis.to_dict()
-
-    def lines(self) -> list[str]:
-        """Return the number of images per class, the formats, colours and sizes, and the findings, the worst first."""
-        table, figures = self.diagnosis.table, self.to_dict()
-        about = f"{table.name}: {len(table)} images in {len(table.classes)} classes, {table.place}"
-        sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
-        return [
-            about,
-            *([table.layout] if table.layout else []),
-            *_count_lines(table.counts()),
-            *([f"splits   {_counted(figures['splits'])}"] if figures["splits"] else []),
-            f"formats  {_counted(figures['formats'])}",
-            f"colours  {_counted(figures['modes'])}",
-            *(_range_line(name, figures[name], unit) for name, unit in sizes),
-            *(map(str, self.diagnosis.findings) if self.diagnosis.findings else ["nothing wrong was found"]),
-            *([f"with pictures: {self.out}"] if self.out is not None else []),
-        ]
-
-    def _repr_html_(self) -> str:
-        """Return the findings, and the number of images of each class as a chart and a table, for a notebook."""
-        from vitkit.text.pages import finding, image, table, to_png
-
-        content = self.diagnosis.table
-        findings = "".join(finding(str(each)) for each in self.diagnosis.findings) or "<p>Nothing wrong was found.</p>"
-        caption, draw = next(iter(self.pictures().items()))
-        counts = [[escape(row["class"]), str(row["images"])] for row in self.rows()]
-        about = f"<p>{escape(content.name)}: {len(content)} images in {len(content.classes)} classes</p>"
-        return about + findings + image(caption, to_png(draw()), "png") + table(counts, ("class", "images"))
 
 
 @check_arguments
@@ -120,7 +52,7 @@ def doctor(
     follow_links: bool = False,
     force: bool = False,
     progress: Progress = silent,
-) -> Checkup | SuspectedLabels | Drift:
+) -> Result:
     """Check a data set for problems: broken files, copies across splits, copies with different labels, tiny classes.
 
     Every file is decoded only once: later calls recognise files by their content. If a picture is in two splits or has
@@ -132,8 +64,9 @@ def doctor(
     has recorded. If a difference is significant, the command exits with 1.
 
         >>> import vitkit
-        >>> vitkit.doctor("digits").lines()[-1]
-        'nothing wrong was found'
+        >>> checkup = vitkit.doctor("digits")
+        >>> checkup.is_trustworthy, checkup.rows()[0], checkup.lines()[-1]
+        (True, {'class': '0', 'images': 178}, 'nothing wrong was found')
 
     On the command line: `vitkit doctor digits`, or `vitkit doctor photos --against runs/digits-1`.
 
@@ -154,6 +87,29 @@ def doctor(
         follow_links: also search the folders and files that links lead to outside of the folder.
         force: overwrite `out`.
         progress: called with the current task, the number of finished items and the total number of items.
+
+    Returns:
+        A result with the fact `is_trustworthy`: whether results on the data can be trusted, because no picture is in
+        two splits or has two labels. Further facts are `diagnosis`, the statistics and findings, and `out`. The table
+        has the number of images of each class.
+
+        For a label_errors.csv, `is_trustworthy` is True, because suspected labels may be right and the images only
+        difficult. The facts are `file`, `run`, `data`, `images` (the number of the run's images), `suspects` (the
+        undecided rows, the most suspicious first), `decided` (the number of the other rows, whose labels were corrected
+        in the list or decided by the label file), `held_out` (the number of suspects in the split that the run was
+        tested on), `consequence` (a sentence on what accepting a suggestion for them does to the test figure),
+        `changed` (a description of the images whose content has changed since the run; empty if there are none),
+        `notes` (about rows of the label file that match no image, and about test labels that have changed) and `out`.
+
+        With `against`, `is_trustworthy` is the opposite of `differs`: whether any test found a significant difference,
+        an adjusted p-value of at most `level`. The table has a row for each test. Further facts are `verdict` (the
+        result in a sentence), `model` (its name), `images` (the number of photographs that could be read),
+        `validation_images` and `test_images` (the numbers of recorded images), `level`, `tests`, `shares` (for each
+        class, the fractions of the recorded images and of the photographs for which it is predicted), `detectable` (the
+        smallest rise of one class's fraction that is detected with a probability of 80 %; None if there are too few
+        photographs, `level` is too low, or there is only one class), `detection` (a sentence on this rise),
+        `unfamiliar` (the photographs that differ most, the least familiar first), `errors` (the reasons why other
+        photographs could not be read, by path), `computed` (the backend and precision), `notes` and `out`.
 
     Raises:
         VitkitError: the data do not exist, fewer than two classes can be read, or `out` cannot be written.
@@ -193,7 +149,46 @@ def doctor(
         diagnosis = examine(table, pixels)
         if out is not None:
             write_checkup(out, diagnosis)
-        return Checkup(diagnosis, out)
+    return _checkup(diagnosis, out)
+
+
+def _checkup(diagnosis: Diagnosis, out: Path | None) -> Result:
+    """Return the contents of a data set, and the findings, the worst first."""
+    from vitkit.reporting.dataset_report import pictures_of
+
+    images, figures, pictures = diagnosis.table, diagnosis.to_dict(), pictures_of(diagnosis)
+    about = f"{images.name}: {len(images)} images in {len(images.classes)} classes"
+    sizes = (("width", "pixels"), ("height", "pixels"), ("aspect", "width / height"))
+    lines = [
+        f"{about}, {images.place}",
+        *([images.layout] if images.layout else []),
+        *_count_lines(figures["classes"]),
+        *([f"splits   {_counted(figures['splits'])}"] if figures["splits"] else []),
+        f"formats  {_counted(figures['formats'])}",
+        f"colours  {_counted(figures['modes'])}",
+        *(_range_line(name, figures[name], unit) for name, unit in sizes),
+        *(map(str, diagnosis.findings) if diagnosis.findings else ["nothing wrong was found"]),
+        *([f"with pictures: {out}"] if out is not None else []),
+    ]
+
+    def html() -> str:
+        from vitkit.text.pages import finding, image, table, to_png
+
+        findings = "".join(finding(str(each)) for each in diagnosis.findings) or "<p>Nothing wrong was found.</p>"
+        caption, draw = next(iter(pictures.items()))
+        counts = [[escape(name), str(count)] for name, count in figures["classes"].items()]
+        chart = image(caption, to_png(draw()), "png")
+        return f"<p>{escape(about)}</p>" + findings + chart + table(counts, ("class", "images"))
+
+    return Result(
+        "doctor",
+        lines,
+        {"diagnosis": diagnosis, "out": out, "is_trustworthy": not diagnosis.has_problems},
+        json=figures,
+        rows=[{"class": name, "images": count} for name, count in figures["classes"].items()],
+        pictures=pictures,
+        html=html,
+    )
 
 
 def _count_lines(counts: dict[str, int]) -> list[str]:
@@ -217,101 +212,6 @@ def _range_line(name: str, summary: dict[str, float], unit: str) -> str:
 _LISTED = 20  # suspects in the printed table
 
 
-@dataclass(frozen=True, repr=False)
-class SuspectedLabels(Result):
-    """The undecided suspected label errors of a run.
-
-    Attributes:
-        file: the path of the list, label_errors.csv.
-        run: the folder of the run.
-        data: the data that the run was trained on.
-        images: the number of the run's images.
-        suspects: the undecided rows of the list, the most suspicious first.
-        decided: the number of rows that are decided. A row is decided if its label was corrected in the list. It is
-            also decided if the label file has a row for its image, and this row was added since the run or confirms the
-            label.
-        held_out: the number of suspects in the split that the run was tested on.
-        notes: lines about rows of the label file that match no image, and about test labels that have changed.
-        out: the page with pictures, if one was written.
-        changed: a description of the images whose content has changed since the run; empty if there are none.
-    """
-
-    file: Path
-    run: Path
-    data: str
-    images: int
-    suspects: tuple[Suspect, ...]
-    decided: int = 0
-    held_out: int = 0
-    notes: tuple[str, ...] = ()
-    out: Path | None = None
-    changed: str = ""
-
-    @property
-    def is_trustworthy(self) -> bool:
-        """Always True, because suspected labels may be right and the images only difficult."""
-        return True
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the suspects and the counts in plain JSON types."""
-        from vitkit.data.labels import expected_by_chance
-
-        return {
-            "run": str(self.run),
-            "data": self.data,
-            "images": self.images,
-            "decided": self.decided,
-            "held_out": self.held_out,
-            "expected_by_chance": expected_by_chance(self.suspects),
-            **({"changed": self.changed} if self.changed else {}),
-            "notes": list(self.notes),
-            "suspects": [suspect._asdict() for suspect in self.suspects],
-        }
-
-    def lines(self) -> list[str]:
-        """Return the first suspects as a table, and advice on what to do with them."""
-        from vitkit.data.labels import chance_in_words
-
-        rows = [
-            (suspect.score, f"{suspect.label} -> {suspect.suggested}", suspect.path)
-            for suspect in self.suspects[:_LISTED]
-        ]
-        more = len(self.suspects) - len(rows)
-        done = f", {self.decided} more decided already" if self.decided else ""
-        looks = plural(len(self.suspects), "label looks", "labels look")
-        return [
-            f"{self.file}: {looks} wrong, of {self.images}{done}{chance_in_words(self.suspects)}",
-            *(aligned([("score", "label -> looks like", "path"), *rows]) if rows else []),
-            *([f"and {more} more"] if more > 0 else []),
-            *([f"note: {self.changed}: their labels were suspected for other pictures"] if self.changed else []),
-            *(f"note: {note}" for note in self.notes),
-            *([self.advice(self.data, str(self.run))] if rows else []),
-            *([f"with pictures: {self.out}"] if self.out is not None else []),
-        ]
-
-    def advice(self, data: str, run: str) -> str:
-        """Return instructions for correcting labels, with commands that use these names for the data and the run."""
-        if (self.run / LABELS).is_file():
-            how = f"add rows with path and correct label (empty to leave the picture out) to a copy of {run}/{LABELS}"
-        else:
-            how = "copy the list and write the correct label into its column label (empty to leave the picture out)"
-        return (
-            "Many of these labels are right and the pictures only difficult: "
-            "look at a picture before you change its label. "
-            f"To correct some, {how}, and train again: vitkit train {data} --labels COPY.csv --split-from {run}. "
-            f"{self.consequence}"
-        )
-
-    @property
-    def consequence(self) -> str:
-        """A sentence on how accepting a suggestion for a held-out image affects the test figure."""
-        images = plural(self.held_out, "of these images is", "of these images are")
-        return (
-            f"{images} held out: if one gets another label, the test figure keeps counting its previous label, and if "
-            "it is left out, it counts as the run predicted it"
-        )
-
-
 def _review_labels(
     file: Path,
     out: Path | None,
@@ -319,15 +219,22 @@ def _review_labels(
     data_root: Path | None,
     *,
     force: bool,
-) -> SuspectedLabels:
+) -> Result:
     """Return the undecided suspects of a label_errors.csv; write a page with their pictures if `out` is not None.
 
     Raises:
         VitkitError: there is no run next to the list, the run's images are missing, or `out` cannot be written.
     """
     from vitkit.data.corrections import CurrentLabels
-    from vitkit.data.labels import PathFinder, decisions_since, read_labels, read_suspects
-    from vitkit.data.split_file import split_from_file
+    from vitkit.data.labels import (
+        PathFinder,
+        chance_in_words,
+        decisions_since,
+        expected_by_chance,
+        read_labels,
+        read_suspects,
+    )
+    from vitkit.data.split_file import images_of_run, look_over, read_contents, split_from_file
     from vitkit.data.splits import held_out_split
 
     run = file.parent
@@ -345,25 +252,63 @@ def _review_labels(
         current = CurrentLabels(table)
         current.take(label_file)
         notes += current.lines(without_place(label_file.name))
-    suspects = read_suspects(file)
-    left = [suspect for suspect in suspects if not _is_decided(suspect, finder.find(suspect.path), table, decided)]
-    judged = held_out_split(table)
-    images = [i for suspect in left for i in finder.find(suspect.path)]
-    result = SuspectedLabels(
-        file=file,
-        run=run,
-        data=table.name,
-        images=len(table),
-        suspects=tuple(left),
-        decided=len(suspects) - len(left),
-        held_out=sum(table.splits[i] == judged for i in images),
-        notes=tuple(notes),
-        out=out,
-        changed=_changed(set(images), table, split, data_root),
+    rows = read_suspects(file)
+    suspects = tuple(row for row in rows if not _is_decided(row, finder.find(row.path), table, decided))
+    images, judged = [i for suspect in suspects for i in finder.find(suspect.path)], held_out_split(table)
+    done, held_out = len(rows) - len(suspects), sum(table.splits[i] == judged for i in images)
+    changed = _changed(set(images), table, split, data_root)
+    consequence = (
+        f"{plural(held_out, 'of these images is', 'of these images are')} held out: if one gets another label, the "
+        "test figure keeps counting its previous label, and if it is left out, it counts as the run predicted it"
     )
     if out is not None:
-        _write(out, result, table, split, data_root, force=force)
-    return result
+        from vitkit.reporting.dataset_report import write_suspects
+
+        now = images_of_run(split, data_root)
+        if data_root is None:
+            now, _ = look_over(now, read_contents(split), None)
+        check_out(out, (".html",), [str(now.root)])
+        place = dict(zip(table.paths, now.paths, strict=True))
+        files = [now.at(place.get(suspect.path, suspect.path)) for suspect in suspects]
+        advice = _advice(run, without_place(table.name), run.name, consequence)  # the page may travel
+        with exclusive_out(out, force=force):
+            write_suspects(out, f"Labels to look at: {run.name}", suspects, files, advice)
+    shown = [(row.score, f"{row.label} -> {row.suggested}", row.path) for row in suspects[:_LISTED]]
+    looks, more = plural(len(suspects), "label looks", "labels look"), len(suspects) - len(shown)
+    already = f", {done} more decided already" if done else ""
+    lines = [
+        f"{file}: {looks} wrong, of {len(table)}{already}{chance_in_words(suspects)}",
+        *(aligned([("score", "label -> looks like", "path"), *shown]) if shown else []),
+        *([f"and {more} more"] if more else []),
+        *([f"note: {changed}: their labels were suspected for other pictures"] if changed else []),
+        *(f"note: {note}" for note in notes),
+        *([_advice(run, table.name, str(run), consequence)] if shown else []),
+        *([f"with pictures: {out}"] if out is not None else []),
+    ]
+    found = {"run": run, "data": table.name, "images": len(table), "decided": done, "held_out": held_out}
+    facts = {**found, "file": file, "suspects": suspects, "changed": changed, "notes": tuple(notes), "out": out}
+    json = {
+        **found,
+        "expected_by_chance": expected_by_chance(suspects),
+        **({"changed": changed} if changed else {}),
+        "notes": notes,
+        "suspects": [suspect._asdict() for suspect in suspects],
+    }
+    return Result("doctor", lines, {**facts, "is_trustworthy": True, "consequence": consequence}, json=json)
+
+
+def _advice(run: Path, data: str, name: str, consequence: str) -> str:
+    """Return instructions for correcting labels, with commands that use these names for the data and the run."""
+    if (run / LABELS).is_file():
+        how = f"add rows with path and correct label (empty to leave the picture out) to a copy of {name}/{LABELS}"
+    else:
+        how = "copy the list and write the correct label into its column label (empty to leave the picture out)"
+    return (
+        "Many of these labels are right and the pictures only difficult: "
+        "look at a picture before you change its label. "
+        f"To correct some, {how}, and train again: vitkit train {data} --labels COPY.csv --split-from {name}. "
+        f"{consequence}"
+    )
 
 
 def _changed(images: Collection[int], table: ImageTable, split: Path, data_root: Path | None) -> str:
@@ -392,26 +337,3 @@ def _is_decided(suspect: Suspect, images: list[int], table: ImageTable, decided:
     label in the list differs from the label in the run.
     """
     return any(i in decided or table.name_of(i) != suspect.label for i in images)
-
-
-def _write(
-    out: Path,
-    result: SuspectedLabels,
-    before: ImageTable,
-    split: Path,
-    data_root: Path | None,
-    *,
-    force: bool,
-) -> None:
-    from vitkit.data.split_file import images_of_run, look_over, read_contents
-    from vitkit.reporting.dataset_report import write_suspects
-
-    table = images_of_run(split, data_root)
-    if data_root is None:
-        table, _ = look_over(table, read_contents(split), None)
-    check_out(out, (".html",), [str(table.root)])
-    place = dict(zip(before.paths, table.paths, strict=True))
-    files = [table.at(place.get(suspect.path, suspect.path)) for suspect in result.suspects]
-    advice = result.advice(without_place(result.data), result.run.name)  # the page may travel
-    with exclusive_out(out, force=force):
-        write_suspects(out, f"Labels to look at: {result.run.name}", result.suspects, files, advice)

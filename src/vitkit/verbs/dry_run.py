@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from vitkit.errors import VitkitError, first_line, is_memory_short
-from vitkit.system.progress import Progress, ignore, silent
+from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import plural
 from vitkit.training.recipe import Recipe, name_of
@@ -20,97 +20,11 @@ from vitkit.training.request import NONE, Hooks
 from vitkit.verbs.result import Result
 from vitkit.verbs.train import request_on_files
 
-
-@dataclass(frozen=True, repr=False)
-class DryRun(Result):
-    """What a training would take, as measured by one of its steps.
-
-        import vitkit
-
-        found = vitkit.dry_run("digits", vitkit.Recipe(epochs=2))
-        print(found.steps, found.images, found.seconds, found.peak_memory)
-
-    Attributes:
-        data: the images.
-        recipe: the complete recipe.
-        parameters, trained: the number of all parameters of the model, and of the trained ones.
-        classes, images, val_images: the number of classes, of training images and of validation images.
-        epochs: the number of passes over the training images.
-        steps: the number of optimiser steps; 0 if a head is fitted to the features of frozen images in closed form.
-        device, precision: where and how the step was computed.
-        flops_per_image: FLOPs of a training image, forward and backward; a multiply-accumulate counts as two.
-        images_in_step: the number of images of a step, on one device.
-        peak_memory: the most bytes that tensors occupy during a step.
-        seconds_per_step: the duration of a step without reading its images; for a head that is fitted to features, of
-            computing the features of a batch.
-        reading_per_image: the seconds in which one process reads and augments an image.
-        seconds: the duration of the training, with validation, without checks of the data and without the report.
-        price: the price of a device for an hour; None if unknown.
-        devices: the number of devices.
-        notes: assumptions, and what is not included.
-    """
-
-    data: str
-    recipe: Recipe
-    parameters: int
-    trained: int
-    classes: int
-    images: int
-    val_images: int
-    epochs: int
-    steps: int
-    device: str
-    precision: str
-    flops_per_image: int
-    images_in_step: int
-    peak_memory: int
-    seconds_per_step: float
-    reading_per_image: float
-    seconds: float
-    devices: int
-    notes: tuple[str, ...]
-    price: float | None = None
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of the whole training, without validation."""
-        return self.flops_per_image * self.images * self.epochs
-
-    @property
-    def cost(self) -> float | None:
-        """The price of the whole training; None if the price of an hour is unknown."""
-        return None if self.price is None else self.price * self.devices * self.seconds / 3_600
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything in plain JSON types, including the FLOPs and the cost."""
-        recipe = {name: value for name, value in asdict(self.recipe).items() if value is not None}
-        return asdict(self) | {"recipe": recipe, "flops": self.flops, "cost": self.cost, "notes": list(self.notes)}
-
-    def lines(self) -> list[str]:
-        """Return lines with what is trained, the images and steps, FLOPs, memory, time and cost."""
-        recipe, batch = self.recipe, self.recipe.batch_size * self.recipe.grad_accum
-        of_batch = f"{self.steps:,} steps of {batch:,}" if self.steps else "no steps, a head is fitted to features"
-        amount = f"{self.images:,} images in {self.classes:,} classes, {plural(self.epochs, 'epoch', 'epochs')}"
-        reading = f"{1000 * self.reading_per_image:.3g} ms to read an image"
-        rate = f"{self.seconds_per_step:.3g} s for {'a step' if self.steps else 'the features of a batch'}"
-        cost = "" if self.cost is None else f"; cost {self.cost:,.2f} at {self.price:g} an hour"
-        step = f"a step of {self.images_in_step:,} images, on {self.device} in {self.precision}"
-        return [
-            f"{name_of(recipe)}, method {recipe.method}: {self.trained:,} of {self.parameters:,} parameters trained",
-            f"  images  {amount}: {of_batch}; {self.val_images:,} to validate",
-            f"  FLOPs   {self.flops:.4g}; {self.flops_per_image / 1e9:,.3f} G for a training image",
-            f"  memory  {self.peak_memory / 2**30:,.2f} GiB of tensors in {step}",
-            f"  time    {_duration(self.seconds)}; {rate}, {reading}{cost}",
-            *(f"note: {note}" for note in self.notes),
-        ]
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 86_400:
-        return f"{seconds / 86_400:,.1f} days"
-    if seconds >= 60:
-        return f"{seconds / 3_600:,.1f} hours" if seconds >= 3_600 else f"{seconds / 60:,.1f} minutes"
-    return f"{seconds:.2g} seconds"
+_MEASURED = (  # in the order of the JSON
+    *("data", "recipe", "parameters", "trained", "classes", "images", "val_images", "epochs", "steps", "device"),
+    *("precision", "flops_per_image", "images_in_step", "peak_memory", "seconds_per_step", "reading_per_image"),
+    *("seconds", "devices", "notes"),
+)
 
 
 @check_arguments
@@ -123,7 +37,7 @@ def dry_run(
     price: Annotated[float | None, Between(0)] = None,
     hooks: Hooks = NONE,
     progress: Progress = silent,
-) -> DryRun:
+) -> Result:
     """Take one step of a training, and tell what the training would take: steps, FLOPs, memory, time and cost.
 
     The images are read, checked and split, and the model and its weights are loaded, as `vitkit.train` does. Nothing is
@@ -131,7 +45,8 @@ def dry_run(
 
         import vitkit
 
-        print(vitkit.dry_run("digits", price=2.0).cost)
+        found = vitkit.dry_run("digits", vitkit.Recipe(epochs=2), price=2.0)
+        print(found.steps, found.images, found.seconds, found.peak_memory, found.cost)
 
     On the command line: `vitkit train digits --dry-run`.
 
@@ -144,6 +59,27 @@ def dry_run(
         hooks: see `vitkit.train`.
         progress: called with the current task, the number of finished items and the total number of items.
 
+    Returns:
+        A result with these facts:
+
+        data, recipe: the images, and the complete recipe.
+        parameters, trained: the number of all parameters of the model, and of the trained ones.
+        classes, images, val_images: the number of classes, of training images and of validation images.
+        epochs: the number of passes over the training images.
+        steps: the number of optimiser steps; 0 if a head is fitted to the features of frozen images in closed form.
+        device, precision: where and how the step was computed.
+        flops_per_image: FLOPs of a training image, forward and backward; a multiply-accumulate counts as two.
+        flops: FLOPs of the whole training, without validation.
+        images_in_step: the number of images of a step, on one device.
+        peak_memory: the most bytes that tensors occupy during a step.
+        seconds_per_step: the duration of a step without reading its images; for a head that is fitted to features, of
+            computing the features of a batch.
+        reading_per_image: the seconds in which one process reads and augments an image.
+        seconds: the duration of the training, with validation, without checks of the data and without the report.
+        devices: the number of devices.
+        price, cost: the price of a device for an hour, and of the whole training; None if unknown.
+        notes: assumptions, and what is not included.
+
     Raises:
         VitkitError: the training is not possible, or it does not fit into memory.
     """
@@ -155,24 +91,24 @@ def dry_run(
     from vitkit.training.distributed import ProcessGroup, launched
     from vitkit.training.published import is_of_paper
     from vitkit.training.run import resolve_request
-    from vitkit.training.run_folder import Observers, check_free
+    from vitkit.training.run_folder import Run, check_free
 
     if launched():
         raise VitkitError("a dry run measures one device: start it without torchrun or srun; --devices divides a batch")
     if data is None and asked.data is None and is_of_paper(asked.source):
         with _explaining_shortage():
-            return DryRun(**step_cost.measure_on_noise(asked, hooks), price=price)
+            return _result(step_cost.measure_on_noise(asked, hooks), price)
     asked, notes = request_on_files(asked, data)
     devices = (asked.devices or 1) * (asked.nodes or 1)
-    observers, team = Observers(ignore, hooks), ProcessGroup(size=devices)
-    start, idle = resolve_request(asked, out, team, observers, partial(check_free, force=force))
+    team = ProcessGroup(size=devices)
+    start, idle = resolve_request(asked, out, team, hooks, partial(check_free, force=force))
     with _explaining_shortage(), TemporaryDirectory() as folder:
         if start.recipe.method == "probe":
             found = step_cost.measure_head(start, devices)
         else:
-            found = step_cost.measure_training(start, observers.run(Path(folder)), devices)
+            found = step_cost.measure_training(start, Run(Path(folder), hooks=hooks), devices)
     found["notes"] = (*notes, *dict.fromkeys(idle), *start.reasons, *found["notes"])
-    return DryRun(**found, price=price)
+    return _result(found, price)
 
 
 @contextmanager
@@ -188,3 +124,37 @@ def _explaining_shortage() -> Iterator[None]:
         if not is_memory_short(error):
             raise
         raise VitkitError(f"it does not fit: {first_line(error)}; try a smaller --batch-size") from error
+
+
+def _result(found: dict[str, Any], price: float | None) -> Result:
+    recipe: Recipe = found["recipe"]
+    steps, seconds, notes = found["steps"], found["seconds"], found["notes"]
+    flops = found["flops_per_image"] * found["images"] * found["epochs"]  # without validation
+    cost = None if price is None else price * found["devices"] * seconds / 3_600
+    batch = recipe.batch_size * recipe.grad_accum
+    of_batch = f"{steps:,} steps of {batch:,}" if steps else "no steps, a head is fitted to features"
+    amount = f"{found['images']:,} images in {found['classes']:,} classes, {plural(found['epochs'], 'epoch', 'epochs')}"
+    rate = f"{found['seconds_per_step']:.3g} s for {'a step' if steps else 'the features of a batch'}"
+    reading = f"{1000 * found['reading_per_image']:.3g} ms to read an image"
+    paid = "" if cost is None else f"; cost {cost:,.2f} at {price:g} an hour"
+    trained = f"{found['trained']:,} of {found['parameters']:,} parameters trained"
+    step = f"a step of {found['images_in_step']:,} images, on {found['device']} in {found['precision']}"
+    lines = [
+        f"{name_of(recipe)}, method {recipe.method}: {trained}",
+        f"  images  {amount}: {of_batch}; {found['val_images']:,} to validate",
+        f"  FLOPs   {flops:.4g}; {found['flops_per_image'] / 1e9:,.3f} G for a training image",
+        f"  memory  {found['peak_memory'] / 2**30:,.2f} GiB of tensors in {step}",
+        f"  time    {_duration(seconds)}; {rate}, {reading}{paid}",
+        *(f"note: {note}" for note in notes),
+    ]
+    facts = {name: found[name] for name in _MEASURED} | {"price": price, "flops": flops, "cost": cost}
+    fields = {name: value for name, value in asdict(recipe).items() if value is not None}
+    return Result("dry_run", lines, facts, json=facts | {"recipe": fields})
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 86_400:
+        return f"{seconds / 86_400:,.1f} days"
+    if seconds >= 60:
+        return f"{seconds / 3_600:,.1f} hours" if seconds >= 3_600 else f"{seconds / 60:,.1f} minutes"
+    return f"{seconds:.2g} seconds"

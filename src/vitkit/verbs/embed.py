@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vitkit.errors import VitkitError
-from vitkit.inference.prediction import tally_parquet
+from vitkit.inference.prediction import parquet_files, tally_parquet
 from vitkit.model.config import Features
 from vitkit.system.files import empty_array
-from vitkit.system.progress import Progress, Say, ignore, progress, silent
+from vitkit.system.progress import Progress, ignore, progress, silent
 from vitkit.text.arguments import Between, Only, check_arguments
 from vitkit.text.cells import harmless, plural, record
 from vitkit.verbs.cluster import (
@@ -48,9 +49,19 @@ if TYPE_CHECKING:
     from vitkit.weights.preprocessing import PreprocessLike
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """Feature vectors of images, and the images that could not be read, see `Embeddings`."""
+
+    paths: tuple[str, ...]
+    features: npt.NDArray[Any]
+    errors: dict[str, str]
+    labels: tuple[str, ...] | None
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Embeddings(Result):
-    """The feature vectors of images.
+    """The feature vectors of images. Those that a cluster has written to files are read when an attribute needs them.
 
         import vitkit
 
@@ -58,29 +69,52 @@ class Embeddings(Result):
         print(embeddings.features.shape, embeddings.errors)  # (n, D)
 
     Attributes:
-        paths: the images that could be read, in order.
-        features: the features of the images in `paths`: (n, D), or (n, h * w, D) for `patches`.
+        images: the number of images.
+        unreadable: the number of images that could not be read.
         what: the kind of features: `head`, `class`, `mean` or `patches`.
-        errors: the reason why an image could not be read, by path.
+        computed: a description of the backend and precision.
+        read: a function that returns the features and their images.
+        out: the file or folder with the features; None if none was written.
         nearest: the images most similar to `near` or `text` and their cosine similarities, the most similar first;
             empty without both.
-        out: the file with the features; None if none was written.
         notes: assumptions about the model, and folders that were left out.
-        labels: the label of each image in `paths`, empty if the label file has no row for it; None without a label
-            file.
     """
 
-    paths: tuple[str, ...]
-    features: npt.NDArray[Any]
+    images: int
+    unreadable: int
     what: Features
-    errors: dict[str, str]
-    nearest: tuple[tuple[str, float], ...] = ()
-    out: Path | None = None
-    notes: tuple[str, ...] = ()
-    labels: tuple[str, ...] | None = None
+    computed: str
+    read: Callable[[], Vectors]
+    out: Path | None
+    nearest: tuple[tuple[str, float], ...]
+    notes: tuple[str, ...]
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return self.images - self.unreadable
+
+    @cached_property
+    def _vectors(self) -> Vectors:
+        return self.read()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The images that could be read; in any order if a cluster has computed them."""
+        return self._vectors.paths
+
+    @property
+    def features(self) -> npt.NDArray[Any]:
+        """The features of the images in `paths`: (n, D), or (n, h * w, D) for `patches`."""
+        return self._vectors.features
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """The reason why an image could not be read, by path."""
+        return self._vectors.errors
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The label of each image in `paths`, empty if the label file has no row for it; None without a label file."""
+        return self._vectors.labels
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything in plain JSON types; the features become lists."""
@@ -90,7 +124,7 @@ class Embeddings(Result):
         return {**values, "errors": self.errors, "nearest": nearest, "notes": list(self.notes)}
 
     def lines(self) -> list[str]:
-        """Return a description of the file, if one was written, and the most similar images as CSV."""
+        """Return a line about the file, if one was written, and the most similar images as CSV."""
         written = [f"{self._described()} in {self.out}"] if self.out is not None else []
         if not self.nearest:
             return written
@@ -98,8 +132,7 @@ class Embeddings(Result):
         return [*written, record(("path", "similarity")), *rows]
 
     def _described(self) -> str:
-        shape, images = "x".join(map(str, self.features.shape)), len(self.paths) + len(self.errors)
-        return f"{images} images ({len(self.errors)} unreadable), eager, float32: {shape} features"
+        return f"{plural(self.images, 'image', 'images')} ({self.unreadable} unreadable), {self.computed}"
 
     def __repr__(self) -> str:
         return f"<Embeddings: {self._described()}>"
@@ -109,36 +142,6 @@ class Embeddings(Result):
 
         rows = [[escape(path), f"{similarity:.6f}"] for path, similarity in self.nearest]
         return f"<p>{escape(self._described())}</p>" + (table(rows, ("path", "similarity")) if rows else "")
-
-
-@dataclass(frozen=True, repr=False)
-class EmbeddingFiles(Result):
-    """The feature vectors that a cluster has written: a folder of Parquet files, with a row for each image.
-
-    The columns are path, label (only with a label file), error, and features, a list of numbers, or for `patches` a
-    list of lists. The rows are in any order.
-
-    Attributes:
-        out: the folder.
-        images: the number of images.
-        unreadable: the number of images that could not be read. Their rows have an error instead of features.
-        computed: how the features were computed.
-        notes: assumptions about the model, and folders that were left out.
-    """
-
-    out: Path
-    images: int
-    unreadable: int
-    computed: str
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the counts and the folder in plain JSON types."""
-        return {**vars(self), "out": str(self.out), "notes": list(self.notes)}
-
-    def lines(self) -> list[str]:
-        """Return one line with the counts, how the features were computed, and the folder."""
-        return [f"{plural(self.images, 'image', 'images')} ({self.unreadable} unreadable), {self.computed}: {self.out}"]
 
 
 _BATCH = 32  # images
@@ -159,9 +162,8 @@ def embed(
     compute: Annotated[Compute, Only(("batch_size", "device", "cluster"))] = Compute(),
     force: bool = False,
     shard: str | None = None,
-    note: Say = ignore,
     progress: Progress = silent,
-) -> Embeddings | Any:  # `EmbeddingFiles` with `cluster`; `Any` spares other callers a type check
+) -> Embeddings:
     """Compute the features of images, to save them in an .npz file or to find the images most similar to a given one.
 
     Images are decoded and preprocessed as for predictions. With CLIP or SigLIP, images can also be found by a text.
@@ -193,10 +195,9 @@ def embed(
             preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
         compute: where the model computes, by default 32 images in a batch. With `cluster`, the features are written
-            into a folder `out` of .parquet files, in any order, and the function returns `EmbeddingFiles`.
+            into a folder `out` of .parquet files, in any order.
         force: overwrite `out`.
         shard: embed only one part of the images, such as 2/8: the second of eight runs of consecutive images.
-        note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
@@ -216,7 +217,7 @@ def embed(
             "--shard and --cluster require files, and --near needs all features: pass files, and leave out --near"
         )
     _check(None if compute.cluster is not None else out, near, what, names)
-    notes = Notes(note)
+    notes = Notes()
     label_of: dict[str, str] | None = None
     if held:
         paths = [picture.name for picture in held]
@@ -235,7 +236,8 @@ def embed(
             open_model(model, notes, compute.device, preprocess).preprocess.check_known()  # before Ray is started
             computation = write_by_ray(job.on_worker, paths, job.schema(), folder, compute)
             tally = tally_parquet(folder)
-        return EmbeddingFiles(out, tally.images, tally.unreadable, computed_on_cluster(computation), tuple(notes.lines))
+        counts, how = (tally.images, tally.unreadable), computed_on_cluster(computation)
+        return Embeddings(*counts, what, how, partial(_read_folder, out), out, (), tuple(notes.lines))
     with exclusive_out(out, force=force):
         query = None
         if text is None:
@@ -252,16 +254,23 @@ def embed(
     if near is not None:
         query = _query(classifier, near, what)
     nearest = () if query is None else _nearest(query, collected, top)
-    return Embeddings(
-        paths=tuple(collected.paths),
-        features=collected.features,
-        what=what,
-        errors=dict(collected.errors),
-        nearest=nearest,
-        out=out,
-        notes=tuple(notes.lines),
-        labels=known_labels,
-    )
+    vectors = Vectors(tuple(collected.paths), collected.features, dict(collected.errors), known_labels)
+    counts, shape = (len(paths), len(collected.errors)), "x".join(map(str, vectors.features.shape))
+    how = f"eager, float32: {shape} features"
+    return Embeddings(*counts, what, how, lambda: vectors, out, nearest, tuple(notes.lines))
+
+
+def _read_folder(folder: Path) -> Vectors:
+    """Read the .parquet files that a cluster has written, see `_ClusterJob.schema`."""
+    import numpy as np
+    from pyarrow.parquet import read_table
+
+    rows = [row for file in parquet_files(folder) for row in read_table(file).to_pylist()]
+    read = [row for row in rows if row["error"] is None]
+    labels = tuple(row["label"] for row in read) if rows and "label" in rows[0] else None
+    features = np.array([row["features"] for row in read], np.float32)
+    errors = {row["path"]: row["error"] for row in rows if row["error"] is not None}
+    return Vectors(tuple(row["path"] for row in read), features, errors, labels)
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,6 @@ def evaluate(
     compute: Annotated[Compute, Only(("backend", "precision", "device", "cluster"))] = Compute(),
     force: bool = False,
     shard: str | None = None,
-    note: Say = ignore,
     progress: Progress = silent,
 ) -> EvaluationResult:
     """Evaluate a classifier on labelled images, overall and for each class.
@@ -235,7 +234,6 @@ def evaluate(
         force: overwrite files in `out`.
         shard: evaluate only one part of the images, such as 2/8: the second of eight runs of consecutive images. The
             figures are those of this part.
-        note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
@@ -264,7 +262,7 @@ def evaluate(
         raise VitkitError(
             "--tta cannot be combined with --cluster, because it measures how long the images take: leave it out"
         )
-    return request.evaluate(out, Notes(note), force=force)
+    return request.evaluate(out, Notes(), force=force)
 
 
 @dataclass(frozen=True)
@@ -370,7 +368,7 @@ class _EvaluationRequest:
             else:
                 images = table if name == "all" else table.of_split(name)
                 how = self.compute
-                classifier = classifier.use(how.backend, how.precision, len(images), say=notes, device=how.device)
+                classifier = classifier.use(how.backend, how.precision, len(images), device=how.device)
                 if tta is not None and len(images):  # which is timed, and the first prediction takes longer
                     next(classifier.stream([images.file(0)]))
             evaluate_by = partial(

@@ -1,23 +1,18 @@
-"""`vitkit.explain`: show which parts of photographs predictions are based on, and what a model has learned.
-
-The verb is `explain`, which returns `Explanations`. With `anatomy`, it draws figures of the model itself, as in the
-paper (filters, positions and attention distances), and returns an `Anatomy`.
-"""
+"""`vitkit.explain`: show which parts of photographs predictions are based on."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from vitkit.errors import UnansweredError, VitkitError
 from vitkit.explanation.methods import by_layer, method_names
-from vitkit.system.files import common_folder, path_below, without_place
-from vitkit.system.progress import Progress, Say, ignore, progress, silent
+from vitkit.system.files import common_folder, path_below, without_place, write_bytes
+from vitkit.system.progress import Progress, progress, silent
 from vitkit.text.arguments import Only, check_arguments
 from vitkit.text.cells import plural
 from vitkit.verbs.inputs import (
@@ -27,7 +22,6 @@ from vitkit.verbs.inputs import (
     exclusive_out_folder,
     find_pictures,
     open_model,
-    path_of,
     source_folders,
     source_names,
 )
@@ -35,9 +29,7 @@ from vitkit.verbs.options import Compute
 from vitkit.verbs.result import Notes, Result
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from PIL import Image
-    from torch import Tensor
 
     from vitkit.classifier import Classifier
     from vitkit.explanation.explanation import Explanation
@@ -51,7 +43,6 @@ Style = Literal["overlay", "paper"]
 _IMAGES = "images"  # the folder below `out` that has a folder for each image
 _THUMBNAIL = 320  # pixels
 _MOST_IN_SHEET, _SIDE_IN_SHEET = 30, 400  # images, and pixels of the longer side
-_MOST_IMAGES = 128  # for attention distances, as in the paper (app. D.7)
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,44 +103,6 @@ class Explanations(Result):
         return f"<Explanations: {self._outcome}>"
 
 
-@dataclass(frozen=True, repr=False)
-class Anatomy(Result):
-    """Figures of a model: its filters, positions and attention.
-
-        import vitkit
-
-        anatomy = vitkit.explain("runs/digits-1", out="anatomy", anatomy=True)
-        print(anatomy.page, {name: array.shape for name, array in anatomy.arrays.items()})
-
-    Attributes:
-        page: the page with all figures. Its folder also contains each figure as a PNG file, and the values of the
-            figures in `anatomy.npz`.
-        arrays: the values of each figure, by the figure's name.
-        remarks: lines about the images, about figures that this model lacks, and about its position embeddings.
-        notes: assumptions about the model, and folders that were left out.
-    """
-
-    page: Path
-    arrays: dict[str, Any] = field(compare=False)
-    remarks: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the page, the names of the figures and the remarks in plain JSON types, without `arrays`."""
-        return {"page": str(self.page), "figures": list(self.arrays), "told": list(self.remarks)}
-
-    def lines(self) -> list[str]:
-        """Return the remarks, the names of the figures, and the path of their page."""
-        return [*self.remarks, self._drawn]
-
-    @property
-    def _drawn(self) -> str:
-        return f"{', '.join(self.arrays)}: {self.page}"
-
-    def __repr__(self) -> str:
-        return f"<Anatomy: {self._drawn}>"
-
-
 @check_arguments
 def explain(
     model: str | Path | Classifier,
@@ -160,14 +113,12 @@ def explain(
     style: Style = "overlay",
     target: str | int = "top",
     layer: Annotated[int | None, f"For {', '.join(by_layer())}: this layer; -1 is the last."] = None,
-    anatomy: bool = False,
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     compute: Annotated[Compute, Only(("device",))] = Compute(),
     force: bool = False,
-    note: Say = ignore,
     progress: Progress = silent,
-) -> Explanations | Anatomy:
-    """Show which parts of a photograph a prediction is based on, or, with `anatomy`, what the model has learned.
+) -> Explanations:
+    """Show which parts of a photograph a prediction is based on.
 
         import vitkit
 
@@ -187,54 +138,39 @@ def explain(
             by its map.
         target: the class to explain: its name, its number, or `top` for the most probable one.
         layer: the layer to explain, for methods that explain one layer; -1 is the last.
-        anatomy: draw filters, positions and attention distances of the model, as in the paper, instead of maps.
         preprocess: the preprocessing of images, as settings such as
             `resize=256,crop=224,interpolation=bilinear,mean=0.5,std=0.5`, as the name of a publisher whose
             preprocessing is used, such as `deit` or `google`, or as a JSON file. By default, it is that of the model,
             or an assumed one if the model states none. See `vitkit.load`.
         compute: the device to compute on.
         force: write to `out` even if it is not empty.
-        note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Raises:
         VitkitError: the model cannot be loaded or explained, there is no such class or layer, or `out` cannot be
             written to.
     """
-    if anatomy and (method, style, target, layer) != (None, "overlay", "top", None):
-        raise VitkitError(
-            "--anatomy shows the model, not a prediction: leave out --method, --style, --target and --layer"
-        )
     if style == "paper" and method in ("heads", "all"):
         raise VitkitError(f"--style paper shows one map of each image: use a single method, not {method}")
     method = method or ("rollout" if style == "paper" else "gradient")
     names = source_names(sources)
-    folder = _check(path_of(out), names, anatomy=anatomy)
-    notes = Notes(note)
+    if out is None:
+        raise VitkitError("no folder to write to: add --out DIR")
+    if not names:
+        raise VitkitError("no images to explain: add SRC..., or --anatomy to explain the model itself")
+    folder, notes = Path(out), Notes()
+    for place in (folder, folder / _IMAGES):
+        check_outside("--out", place, source_folders(names))
     paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
     for place in (folder, folder / _IMAGES):
         check_apart("--out", place, paths)
-    result: Explanations | Anatomy
     with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
         classifier = open_model(model, notes, compute.device, preprocess)
         if paths:
             classifier.preprocess.check_known()
-        if anatomy:
-            result = _draw_anatomy(classifier, paths, folder)
-        else:
-            root = _common_root(paths, source_folders(names))
-            result = _explain_images(classifier, paths, root, folder, (method, target, layer), style)
+        root = _common_root(paths, source_folders(names))
+        result = _explain_images(classifier, paths, root, folder, (method, target, layer), style)
     return replace(result, notes=tuple(notes.lines))
-
-
-def _check(out: Path | None, sources: list[str], *, anatomy: bool) -> Path:
-    if out is None:
-        raise VitkitError("no folder to write to: add --out DIR")
-    if not sources and not anatomy:
-        raise VitkitError("no images to explain: add SRC..., or --anatomy to explain the model itself")
-    for folder in (out, out / _IMAGES):
-        check_outside("--out", folder, source_folders(sources))
-    return out
 
 
 def _explain_images(
@@ -310,9 +246,9 @@ def _draw_sheet(pairs: list[tuple[Image.Image, Image.Image]], out: Path) -> tupl
 
     figure = paper_sheet(pairs)
     for kind in (".svg", ".pdf"):
-        _write(out / f"attention{kind}", as_file(lambda: figure, kind))
+        write_bytes(out / f"attention{kind}", as_file(lambda: figure, kind))
     png = to_png(figure)
-    _write(out / "attention.png", png)
+    write_bytes(out / "attention.png", png)
     return out / "attention.png", image("attention", png, "png")
 
 
@@ -344,158 +280,3 @@ def _link(place: Path) -> str:
     from urllib.parse import quote_from_bytes
 
     return f"{quote_from_bytes(os.fsencode(place.as_posix()))}/index.html"  # file names may not be UTF-8
-
-
-def _draw_anatomy(classifier: Classifier, paths: list[str], out: Path) -> Anatomy:
-    """Draw the figures that the model supports into the folder `out`. Some figures require images.
-
-    Raises:
-        VitkitError: there is no figure that can be drawn, or none of the images can be read.
-    """
-    from vitkit.explanation.draw import to_png
-    from vitkit.model.build import vit_of
-    from vitkit.model.layers import evaluating
-    from vitkit.text.pages import image, write_page
-
-    vit_of(classifier.model, "--anatomy")
-    images, remarks = _read_images(classifier, paths)
-    pieces: list[str] = []
-    arrays: dict[str, Any] = {}
-    for name, part in _parts(classifier, images).items():
-        try:
-            with evaluating(classifier.model):
-                values = part.compute()
-            png = to_png(part.draw(values))
-        except VitkitError as error:  # not every model has every part
-            remarks.append(f"no {name}: {error}")
-            continue
-        arrays[name] = values
-        _write(out / f"{name}.png", png)
-        pieces += [f"<h2>{name.replace('_', ' ')}</h2><p>{part.description}</p>", image(name, png, "png")]
-    if not arrays:
-        raise VitkitError("; ".join(remarks))
-    _save_arrays(out / "anatomy.npz", arrays)
-    remarks += _contrast(arrays)
-    head = ["<h1>Anatomy</h1>", *(f"<p>{escape(line)}</p>" for line in remarks)]
-    page = out / "index.html"
-    write_page(page, "vitkit explain: anatomy", [*head, *pieces])
-    return Anatomy(page, arrays, tuple(remarks))
-
-
-def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | None, list[str]]:
-    """Return at most `_MOST_IMAGES` preprocessed images, (B, C, height, width), and remarks.
-
-    If there are no paths, None is returned instead of the images.
-    """
-    import torch
-
-    from vitkit.data.decode import UnreadableImageError
-
-    if not paths:
-        return None, ["no SRC: filters and positions only; the other figures require images"]
-    chosen = (
-        [paths[i * len(paths) // _MOST_IMAGES] for i in range(_MOST_IMAGES)] if len(paths) > _MOST_IMAGES else paths
-    )
-    images, remarks = [], []
-    for done, path in enumerate(chosen, 1):
-        try:
-            images.append(classifier.read(path))
-        except UnreadableImageError as error:
-            remarks.append(f"{without_place(path)}: {error}")
-        progress("reading", done, len(chosen))
-    if not images:
-        raise VitkitError(f"none of the {len(chosen)} images can be read; the first: {remarks[0]}")
-    which = "" if chosen is paths else f" of {len(paths)}, evenly spread"
-    return torch.stack(images), [*remarks, f"{len(images)} images{which}"]
-
-
-class _AnatomyPart(NamedTuple):
-    """A figure of the model: its description, and functions that compute and draw its values."""
-
-    description: str
-    compute: Callable[[], Any]
-    draw: Callable[[Any], Figure]
-
-
-def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _AnatomyPart]:
-    from vitkit.explanation import model_analysis as anatomy
-    from vitkit.model.build import vit_of
-
-    model = vit_of(classifier.model, "--anatomy")
-    parts = {
-        "filters": _AnatomyPart(
-            "The principal components of the patch embedding's filters: the patterns that patches are first compared "
-            "with.",
-            lambda: anatomy.filter_components(model),
-            anatomy.filters,
-        ),
-        "positions": _AnatomyPart(
-            "Each small picture shows how similar the embedding of one position is to those of all others. "
-            "The model did not know that patches lie in rows and columns.",
-            lambda: anatomy.position_similarity(model),
-            anatomy.position_grid,
-        ),
-    }
-    return parts if images is None else parts | _parts_of_images(classifier, images)
-
-
-def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _AnatomyPart]:
-    from vitkit.explanation import model_analysis as anatomy
-    from vitkit.model.build import vit_of
-
-    model = vit_of(classifier.model, "--anatomy")
-    return {
-        "attention_distance": _AnatomyPart(
-            "How far each head looks on average: heads with low dots see the neighbourhood, with high dots the whole "
-            "picture.",
-            lambda: anatomy.attention_distance(model, images),
-            lambda values: anatomy.by_head(values, "Attention distance", "pixels of the input"),
-        ),
-        "attention_entropy": _AnatomyPart(
-            f"Over how many tokens each head spreads its attention: 0 bits mean one token, "
-            f"{log2(model.config.tokens):.1f} bits all tokens equally.",
-            lambda: anatomy.attention_entropy(model, images),
-            lambda values: anatomy.by_head(values, "Attention entropy", "bits"),
-        ),
-        "token_norms": _AnatomyPart(
-            "Patches with much larger norms than the rest are artefacts: the model uses them to store global "
-            "information, so they say nothing about their place in the picture (arXiv 2309.16588).",
-            lambda: anatomy.norms_by_layer(model, images),
-            lambda values: anatomy.norms(values, model.config.prefix_tokens),
-        ),
-        "layer_similarity": _AnatomyPart(
-            "Linear CKA: 1 if two layers represent these images in the same way, 0 if they have nothing in common. "
-            "With few images, the estimate may be below 0.",
-            lambda: anatomy.layer_similarity(model, images),
-            anatomy.layer_grid,
-        ),
-    }
-
-
-def _contrast(arrays: dict[str, Any]) -> list[str]:
-    """Return a line on whether the position embeddings reflect rows and columns."""
-    from vitkit.explanation.model_analysis import row_and_column_contrast
-
-    if "positions" not in arrays:
-        return []
-    row, column, neither = row_and_column_contrast(arrays["positions"])
-    return [
-        f"position similarity: {row:.2f} in the same row, {column:.2f} in the same column, {neither:.2f} in neither"
-    ]
-
-
-def _write(path: Path, data: bytes) -> None:
-    from vitkit.system.files import replacing
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
-
-
-def _save_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    import numpy as np
-
-    from vitkit.system.files import replacing
-
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **arrays)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -12,7 +11,7 @@ from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
 from vitkit.exporting.formats import DTYPES, FORMATS, format_of, is_exported, wrong_suffix
 from vitkit.exporting.packages import PACKAGES, package_of
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, Say, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.text.cells import one_of
 from vitkit.verbs.inputs import PREPROCESS, check_outside, load_noting, open_model, path_of
@@ -33,61 +32,6 @@ _SUFFIXES = {name: form.suffix for name, form in FORMATS.items()} | {
     name: package.suffix for name, package in PACKAGES.items()
 }
 _PACKAGE_RUNTIME = FORMATS["onnx"].runtime  # the runtime inside packages
-
-
-@dataclass(frozen=True, repr=False)
-class Export(Result):
-    """An exported file or package, which was read back and compared with the model.
-
-        import vitkit
-
-        export = vitkit.export("runs/digits-1", "onnx")
-        print(export.file, export.image_size, export.outcome)
-
-    Attributes:
-        file: the file that was written.
-        to: the runtime of the file, or the kind of package.
-        compared_on: a description of the images that the comparison used.
-        outcome: the difference between the outputs of the file and the model, and the size and duration of the export.
-        precision: the precision of the stored weights.
-        image_size: height and width of the input in pixels.
-        batch: the fixed batch size, or None for any.
-        notes: assumptions about the model.
-    """
-
-    file: Path
-    to: Runtime
-    compared_on: str
-    outcome: Outcome
-    precision: Dtype
-    image_size: tuple[int, int]
-    batch: int | None
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the file and the figures of the comparison in plain JSON types."""
-        return {"file": str(self.file), "compared_on": self.compared_on, **dataclasses.asdict(self.outcome)}
-
-    def lines(self) -> list[str]:
-        """Return the figures of the comparison, and a line about the file."""
-        outcome, runtime = self.outcome, FORMATS[self.to].runtime if self.to in FORMATS else _PACKAGE_RUNTIME
-        lines = [
-            f"compared on {self.compared_on} with the model in float32:",
-            f"  {runtime}, {outcome.precision}: {_figures(outcome.comparison)}",
-        ]
-        if outcome.in_bfloat16 is not None:
-            lines.append(f"  {runtime}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
-        return [*lines, self._written, *_USES.get(self.to, ())]
-
-    @property
-    def _written(self) -> str:
-        height, width = self.image_size
-        batch = "any batch" if self.batch is None else f"batch {self.batch}"
-        weights = f"weights {self.precision}, {height}x{width} pixels, {batch}"
-        return f"{self.file}: {self.outcome.size / 1e6:.1f} MB in {self.outcome.seconds:.1f} s ({weights})"
-
-    def __repr__(self) -> str:
-        return f"<Export: {self._written}>"
 
 
 _USES = {  # a line about what to do with a package
@@ -113,10 +57,9 @@ def export(
     precision: Dtype = "float32",
     dynamic_batch: bool = True,
     force: bool = False,
-    note: Say = ignore,
     progress: Progress = silent,
-) -> Export:
-    """Export a model for ONNX Runtime, OpenVINO or torch.export, or as a page or archive for people without vitkit.
+) -> Result:
+    """Export a model for other programs: ONNX Runtime, OpenVINO, torch.export, or a page or archive for people.
 
     The file includes everything that prediction requires. The runtime reads the file back, and the outputs of the file
     are compared with those of the model. If the outputs differ, no file is left, and the command exits with 1.
@@ -127,8 +70,8 @@ def export(
 
         import vitkit
 
-        vitkit.export("runs/digits-1", "onnx")  # writes digits-1.onnx
-        print(*(row.label for row in vitkit.predict("digits-1.onnx", "photos")))
+        export = vitkit.export("runs/digits-1", "onnx")
+        print(export.file, export.outcome)  # digits-1.onnx
 
     On the command line: `vitkit export runs/digits-1 --to onnx -o digits.onnx`.
 
@@ -149,8 +92,12 @@ def export(
         precision: the precision of the stored weights.
         dynamic_batch: accept batches of any size instead of only single images.
         force: overwrite `out`.
-        note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
+
+    Returns:
+        A result with the facts `file`, `to` (the runtime, or the kind of package), `compared_on` (the images of the
+        comparison), `outcome` (the difference between the outputs of the file and the model, the size in bytes and the
+        duration), `precision`, `image_size` (height and width in pixels), `batch` (None for any) and `notes`.
 
     Raises:
         VitkitError: the model cannot be exported, or the file exists. No file is left.
@@ -166,13 +113,24 @@ def export(
     named, root = None if data is None else str(data), path_of(data_root)
     pictures = choose_pictures(place, named, layout, root)
     check_outside("--out", out, map(str, pictures.folders))
-    notes = Notes(note)
+    notes = Notes()
     classifier = _load(model, pixels, preprocess, notes)
     batch = None if dynamic_batch else 1
     outcome = _write(classifier, place, out, pictures, force=force, batch=batch, precision=precision)
-    return Export(
-        out, runtime, pictures.what, outcome, precision, classifier.preprocess.size, batch, tuple(notes.lines)
-    )
+    (height, width), sizes = classifier.preprocess.size, "any batch" if batch is None else f"batch {batch}"
+    written = f"{out}: {outcome.size / 1e6:.1f} MB in {outcome.seconds:.1f} s "
+    written += f"(weights {precision}, {height}x{width} pixels, {sizes})"
+    reader = FORMATS[runtime].runtime if runtime in FORMATS else _PACKAGE_RUNTIME
+    lines = [
+        f"compared on {pictures.what} with the model in float32:",
+        f"  {reader}, {outcome.precision}: {_figures(outcome.comparison)}",
+    ]
+    if outcome.in_bfloat16 is not None:
+        lines.append(f"  {reader}, bfloat16, as vitkit predict uses it here: {_figures(outcome.in_bfloat16)}")
+    facts = {"file": out, "compared_on": pictures.what, "outcome": outcome, "to": runtime, "precision": precision}
+    facts |= {"image_size": (height, width), "batch": batch, "notes": tuple(notes.lines)}
+    json = {"file": out, "compared_on": pictures.what, **dataclasses.asdict(outcome)}
+    return Result("export", [*lines, written, *_USES.get(runtime, ())], facts, json=json, summary=written)
 
 
 def _write(classifier: Classifier, place: Path | None, out: Path, pictures: Pictures, **options: Any) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,48 +52,6 @@ class ClassifierInfo:
         }
 
 
-@dataclass(frozen=True, repr=False)
-class Info(Result):
-    """The configuration and cost of a model.
-
-        >>> import vitkit
-        >>> info = vitkit.info("vit_base_patch16_224")
-        >>> info.cost.parameters, round(info.cost.gmacs, 1)
-        (86567656, 17.6)
-
-    Attributes:
-        name: the name or path of the model.
-        cost: the configuration, parameters, multiply-accumulates and memory of the model.
-        origin: the additional facts about a checkpoint or classifier; None for a model name.
-        shapes: whether the lines include the shapes at each stage of the model.
-    """
-
-    name: str
-    cost: ModelInfo
-    origin: ClassifierInfo | None = None
-    shapes: bool = field(default=False, compare=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything in plain JSON types."""
-        return {"name": self.name, **({} if self.origin is None else self.origin.to_dict()), **self.cost.to_dict()}
-
-    def lines(self) -> list[str]:
-        """Return the cost, weights, configuration, preprocessing, provenance, classes and, if requested, stages."""
-        origin = self.origin
-        lines = _cost_lines(self.name, self.cost)
-        if origin is not None and origin.report is not None:
-            lines += ["", "weights", *(f"  {line}" for line in origin.report.lines())]
-        lines += _field_lines("configuration", self.cost.config.to_dict())
-        if origin is not None:
-            lines += _field_lines("preprocess", origin.preprocess.to_dict())
-            lines += _field_lines("provenance", origin.provenance) if origin.provenance else []
-            lines += ["", f"classes ({len(origin.classes)})", f"  {_shorten(origin.classes)}"] if origin.classes else []
-        return lines + (_stage_lines(self.cost) if self.shapes else [])
-
-    def __repr__(self) -> str:
-        return f"<Info: {self.name}, {self.cost.parameters:,} parameters, {self.cost.gmacs:.3f} GMACs>"
-
-
 @check_arguments
 def info(
     model: str | Path | Classifier,
@@ -104,8 +62,8 @@ def info(
     preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
     allow_partial: bool = False,
     progress: Progress = silent,
-) -> Info:
-    """Show the configuration, parameter count, GMACs and memory of a model, and a report on a checkpoint's tensors.
+) -> Result:
+    """Show the size and cost of a model: configuration, parameters, GMACs, memory, and a report on a checkpoint.
 
     No weights are allocated. Only the names and shapes of a checkpoint's tensors are read.
 
@@ -129,6 +87,11 @@ def info(
         allow_partial: report on a checkpoint even if tensors are missing or left over.
         progress: called with the current task, the number of finished items and the total number of items.
 
+    Returns:
+        A result with the facts `name`, `cost` (configuration, parameters, multiply-accumulates and memory, see
+        `ModelInfo`) and `origin` (what a checkpoint or classifier contains besides, see `ClassifierInfo`; None for a
+        model name).
+
     Raises:
         VitkitError: there is no such model, or it does not support these options.
     """
@@ -141,16 +104,34 @@ def info(
             raise VitkitError(
                 "the size, heads and preprocessing of a classifier in memory are fixed: leave such options out"
             )
-        return Info("classifier", describe(model.model.config), _origin(model), shapes)
+        return _result("classifier", describe(model.model.config), _origin(model), shapes=shapes)
     name = str(model)
     if (is_model_name(name) or is_network_name(name)) and not Path(name).exists():
         from vitkit.model.build import config_of
 
         if preprocess is not None:
             raise VitkitError(f"{name} is the name of a model without weights: --preprocess requires a checkpoint")
-        return Info(name, describe(config_of(name, **options)), None, shapes)
+        return _result(name, describe(config_of(name, **options)), None, shapes=shapes)
     plan = _inspect(name, allow_partial=allow_partial, **options)
-    return Info(name, describe(plan.config), _origin(plan), shapes)
+    return _result(name, describe(plan.config), _origin(plan), shapes=shapes)
+
+
+def _result(name: str, cost: ModelInfo, origin: ClassifierInfo | None, *, shapes: bool) -> Result:
+    lines = _cost_lines(name, cost)
+    if origin is not None and origin.report is not None:
+        lines += ["", "weights", *(f"  {line}" for line in origin.report.lines())]
+    lines += _field_lines("configuration", cost.config.to_dict())
+    if origin is not None:
+        lines += _field_lines("preprocess", origin.preprocess.to_dict())
+        lines += _field_lines("provenance", origin.provenance) if origin.provenance else []
+        lines += ["", f"classes ({len(origin.classes)})", f"  {_shorten(origin.classes)}"] if origin.classes else []
+    return Result(
+        "info",
+        lines + (_stage_lines(cost) if shapes else []),
+        {"name": name, "cost": cost, "origin": origin},
+        json={"name": name, **({} if origin is None else origin.to_dict()), **cost.to_dict()},
+        summary=f"{name}, {cost.parameters:,} parameters, {cost.gmacs:.3f} GMACs",
+    )
 
 
 def _inspect(source: str, **options: Any) -> LoadPlan:

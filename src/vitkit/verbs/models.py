@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
@@ -18,110 +17,17 @@ if TYPE_CHECKING:
     from vitkit.weights.catalog import Entry
 
 
-@dataclass(frozen=True, repr=False)
-class ModelList(Result):
-    """Models that can be built by name.
-
-        >>> import vitkit
-        >>> vitkit.models("vit_base_patch16_224").names
-        ('vit_base_patch16_224', 'vit_base_patch16_224_in21k', 'vit_base_patch16_224_gap')
-
-    Attributes:
-        names: the names of the models, the smallest first.
-    """
-
-    names: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """Return a table with the sizes (the paper's Table 1), patches, classes and parameters of each model."""
-        rows = self.rows()
-        heading = ("name", "layers", "hidden", "MLP", "heads", "patches", "classes", "parameters")
-        return aligned(
-            [heading, *([f"{v:,}" if k == "parameters" else str(v) for k, v in row.items()] for row in rows)]
-        )
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the sizes of each model."""
-        return [_sizes(name) for name in self.names]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the names in plain JSON types."""
-        return {"models": list(self.names)}
-
-    def __repr__(self) -> str:
-        return f"<ModelList: {_counted(self.names, 'models')}>"
-
-
-@dataclass(frozen=True, repr=False)
-class WeightList(Result):
-    """Published weights that can be loaded by name.
-
-        >>> import vitkit
-        >>> row = vitkit.models("deit_tiny", weights=True).rows()[0]
-        >>> row["name"], row["licence"], row["top1"]  # the published accuracy on ImageNet-1k in percent
-        ('deit_tiny_patch16_224.fb_in1k', 'Apache-2.0', 72.2)
-
-    Attributes:
-        entries: the entries of the catalog for these weights, in the order of the catalog.
-    """
-
-    entries: tuple[Entry, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names by which the weights are loaded."""
-        return tuple(entry.name for entry in self.entries)
-
-    def lines(self) -> list[str]:
-        """Return a table with the training data, licence, cost and published accuracy; unknown cells are empty."""
-        rows = [_facts(entry) for entry in self.entries]
-        heading = [*("name", "family", "data", "licence", "gated", "million", "GMACs", "pixels", "timm's")]
-        heading += ["classes", "top-1", "source"]
-        others = sum(row["timm_pixels"] == "other" for row in rows)
-        note = f"{others} have the preprocessing of their authors, which differs from timm's: timm:NAME uses timm's"
-        return [*aligned([heading, *map(_weights_cells, rows)]), *([note] if others else [])]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the known facts about each entry."""
-        return [_facts(entry) for entry in self.entries]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the known facts about each entry in plain JSON types."""
-        return {"weights": [_facts(entry) for entry in self.entries]}
-
-    def __repr__(self) -> str:
-        return f"<WeightList: {_counted(self.names, 'published weights')}>"
-
-
-@dataclass(frozen=True, repr=False)
-class NetworkList(Result):
-    """Networks of another library, such as timm, that can be built by name.
-
-    Attributes:
-        names: the names by which the networks are built.
-    """
-
-    names: tuple[str, ...]
-
-    def lines(self) -> list[str]:
-        """Return the names, and a remark that vitkit may refuse some of them."""
-        return [*self.names, "networks that do not end in one linear layer are refused when they are built"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the names in plain JSON types."""
-        return {"models": list(self.names)}
-
-    def __repr__(self) -> str:
-        return f"<NetworkList: {_counted(self.names, 'networks')}>"
-
-
 @check_arguments
-def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightList | NetworkList:
+def models(pattern: str = "*", *, weights: bool = False) -> Result:
     """List the models that can be built by name; with `weights`, the published weights that can be loaded by name.
 
         >>> import vitkit
         >>> vitkit.models("vit_base_patch32_224").names
         ('vit_base_patch32_224', 'vit_base_patch32_224_in21k', 'vit_base_patch32_224_gap')
+
+        >>> row = vitkit.models("deit_tiny", weights=True).rows()[0]
+        >>> row["name"], row["licence"], row["top1"]
+        ('deit_tiny_patch16_224.fb_in1k', 'Apache-2.0', 72.2)
 
     On the command line: `vitkit models base`.
 
@@ -129,6 +35,11 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
         pattern: a part of the name, or a pattern such as '*base*'; 'torchvision:*' and 'timm:*' list the networks of
             these libraries.
         weights: list published weights instead, with family, data, licence, cost, and published accuracy with source.
+
+    Returns:
+        A result with the fact `names`. Its table has the sizes of each model (the paper's Table 1), or the known facts
+        about published weights, such as the licence and the published accuracy on ImageNet-1k in percent. Networks of
+        other libraries have no table.
 
     Raises:
         VitkitError: no name matches.
@@ -138,9 +49,19 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
             raise VitkitError(
                 f"{pattern}: the weights of {library} have the names of its networks; leave out --weights"
             )
-        return NetworkList(_find_networks(pattern))
+        found = _find_networks(pattern)
+        remark = "networks that do not end in one linear layer are refused when they are built"
+        return _result(found, "networks", [*found, remark], None)
     if weights:
-        return WeightList(_find_weights(pattern))
+        rows = [_facts(entry) for entry in _find_weights(pattern)]
+        heading = [*("name", "family", "data", "licence", "gated", "million", "GMACs", "pixels", "timm's")]
+        heading += ["classes", "top-1", "source"]
+        lines = aligned([heading, *map(_weights_cells, rows)])
+        if others := sum(row["timm_pixels"] == "other" for row in rows):
+            lines.append(
+                f"{others} have the preprocessing of their authors, which differs from timm's: timm:NAME uses timm's"
+            )
+        return _result([row["name"] for row in rows], "published weights", lines, rows, {"weights": rows})
     names = list_models(pattern)
     if not names:
         from vitkit.weights.catalog import ONLY_TIMMS, suggest
@@ -151,7 +72,22 @@ def models(pattern: str = "*", *, weights: bool = False) -> ModelList | WeightLi
             "`vitkit models PATTERN --weights` and `vitkit models 'timm:PATTERN'` search published weights and timm's "
             "networks"
         )
-    return ModelList(tuple(names))
+    rows = [_sizes(name) for name in names]
+    heading = ["name", "layers", "hidden", "MLP", "heads", "patches", "classes", "parameters"]
+    cells = [[f"{v:,}" if k == "parameters" else str(v) for k, v in row.items()] for row in rows]
+    return _result(names, "models", aligned([heading, *cells]), rows)
+
+
+def _result(
+    names: Sequence[str],
+    what: str,
+    lines: Sequence[str],
+    rows: Sequence[dict[str, Any]] | None,
+    json: Mapping[str, Any] | None = None,
+) -> Result:
+    summary = f"{len(names)} {what}, {names[0]} ... {names[-1]}"
+    json = {"models": list(names)} if json is None else json
+    return Result("models", lines, {"names": tuple(names)}, json=json, rows=rows, summary=summary)
 
 
 def _find_networks(pattern: str) -> tuple[str, ...]:
@@ -256,7 +192,3 @@ def _weights_cells(row: dict[str, Any]) -> list[str]:
     source = "" if row["source"] is None else f"{row['measured']}; {row['source']}"
     facts = [row["name"], row["family"], row["data"], row["licence"], gated, size, gmacs, str(row["pixels"])]
     return [*facts, row["timm_pixels"] or "", row["classes"], top1, source]
-
-
-def _counted(names: Sequence[str], what: str) -> str:
-    return f"{len(names)} {what}, {names[0]} ... {names[-1]}"

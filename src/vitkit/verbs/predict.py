@@ -10,6 +10,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
@@ -41,6 +42,7 @@ from vitkit.inference.prediction import (
     write_table,
 )
 from vitkit.system.files import address_of, exclusive, place_text
+from vitkit.system.logger import log
 from vitkit.system.progress import Progress, Say, ignore, progress, reporting_to, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import JOINT, plural
@@ -85,6 +87,9 @@ if TYPE_CHECKING:
 Write = Callable[["Prediction"], None]
 Source = Callable[[str], "str | Stored"]  # takes the name of an image, and returns what is read for it
 Writer = Callable[[RowFormat, int], Write]  # called once with the format of the rows and the number of images
+
+# What receives the rows instead of the result if there is no `out`: the command line prints them as they are computed.
+WRITER: ContextVar[Writer | None] = ContextVar("writer", default=None)
 
 _SHOWN = 20  # rows in a notebook
 
@@ -206,10 +211,7 @@ def predict(
     resume: bool = False,
     force: bool = False,
     shard: str | None = None,
-    say: Say = ignore,
-    note: Say = ignore,
     progress: Progress = silent,
-    writer: Writer | None = None,
 ) -> Predictions:
     """Classify images: each image gets a row with a class and its probability, or the reason why it cannot be read.
 
@@ -252,11 +254,7 @@ def predict(
         resume: continue an interrupted `out`, or add rows for images that it lacks.
         force: overwrite `out` and `pictures`.
         shard: predict only one part of the images, such as 2/8: the second of eight runs of consecutive images.
-        say: called with a line about the rows that `out` already contains.
-        note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
-        writer: a function that receives the rows instead of the result, if there is no `out`. It is called once with
-            the format of the rows and the number of images. It returns a function that is called with each prediction.
 
     Raises:
         VitkitError: a value is not allowed, the model cannot be loaded, there is no image, an output exists or is being
@@ -281,13 +279,13 @@ def predict(
         compute=compute,
     )
     request.check(resume=resume, pictures=pictures)
-    notes, folders = Notes(note), [] if listed is not None else source_folders(files)
+    notes, folders = Notes(), [] if listed is not None else source_folders(files)
     if compute.cluster is None:
         _check_out(out, folders, resume=resume, force=force)
     if listed == "-" and out is None:
         if shard is not None:
             raise VitkitError("@- is answered line by line, so --shard requires --out")
-        return _answer_lines(request, notes, writer)
+        return _answer_lines(request, notes)
     if out is not None and listed is not None and out.resolve() == Path(listed).resolve():
         raise VitkitError(f"--out {out} is the list of images: choose another file")
     paths, is_whole = request.paths(notes)  # before the model is loaded, so that a missing file is reported at once
@@ -318,10 +316,10 @@ def predict(
         form = FORMATS[".csv" if gathered is None else gathered.suffix.lower()](columns)
         stock = Stock(paths)
         if out is not None and resume:
-            stock = _take_stock(classifier, out, form, paths, request.source, say)
+            stock = _take_stock(classifier, out, form, paths, request.source)
         classifier = request.prepared(classifier, len(paths), notes, stock)
         album = None if pictures is None else _open_album(pictures, folders, paths)
-        receiver = writer if out is None else None
+        receiver = WRITER.get() if out is None else None
         rows_show_progress = receiver is not None
         reporting = reporting_to(silent) if rows_show_progress else nullcontext()
         with reporting, _writing(gathered, form, paths, stock, classifier, receiver) as write:
@@ -339,13 +337,14 @@ def predict(
     return _result(stock.tally, classifier.computed, requested, notes, form, is_whole=is_whole, kept=rows)
 
 
-def _answer_lines(request: _PredictCommand, notes: Notes, writer: Writer | None) -> Predictions:
+def _answer_lines(request: _PredictCommand, notes: Notes) -> Predictions:
     """Answer the lines of standard input as they arrive, in groups of `batch_size` lines, or one by one."""
     lines = read_list("-")
     lines = chain([next(lines)], lines)  # so that an error in the first line is reported before the model is loaded
     classifier, columns = request.open(notes)
     classifier = request.prepared(classifier, 1, notes)  # the number is not known, and the first answer should be soon
     form, tally, rows = Csv(columns), Tally(), list[Row]()
+    writer = WRITER.get()
     write = None if writer is None else writer(form, 0)
     answered = list[tuple[int, float]]() if columns.rules.sure is not None else None
     seen: set[str] = set()
@@ -458,7 +457,7 @@ class _PredictCommand:
         """
         from vitkit.classifier import computed_in_words
 
-        use = partial(classifier.use, images=images, say=note, device=self.compute.device)
+        use = partial(classifier.use, images=images, device=self.compute.device)
         if stock is None or stock.computation is None:
             return use(self.compute.backend, self.compute.precision)
         earlier = computed_in_words(stock.computation)
@@ -610,9 +609,7 @@ def _exclusive_pictures(
     return exclusive_out_folder("--pictures", pictures, folders, or_else, may_hold=may_exist)
 
 
-def _take_stock(
-    classifier: Classifier, out: Path, form: RowFormat, paths: Sequence[str], source: Source, say: Say
-) -> Stock:
+def _take_stock(classifier: Classifier, out: Path, form: RowFormat, paths: Sequence[str], source: Source) -> Stock:
     """Return the rows that this model wrote earlier; raise an error if another model wrote them."""
     stock = take_stock(out, form, paths)
     if stock.file is not None:
@@ -620,7 +617,7 @@ def _take_stock(
             raise VitkitError(
                 f"the rows in {stock.file} were written by another model: use that model, or --force to start again"
             )
-        say(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
+        log.info(f"{stock.tally.images} of {len(paths)} images are in {stock.file}")
     return stock
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.progress import Progress, Say, silent
+from vitkit.system.progress import Progress, silent
 from vitkit.system.run_files import METRICS, RECIPE, REPORT
 from vitkit.text.arguments import check_arguments
 from vitkit.training.pretraining import Pretraining
 from vitkit.training.recipe import Recipe
-from vitkit.training.request import NONE, Hooks
+from vitkit.training.request import NONE, Hooks, with_data
 from vitkit.verbs.inputs import check_data, path_of
-from vitkit.verbs.result import Result
+from vitkit.verbs.result import Result, as_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,7 +95,7 @@ class PretrainingRun(Result):
             "folder": str(self.folder),
             "report": str(self.report),
             "pretraining": self.choices.to_dict(),
-            "recipe": {name: value for name, value in self.recipe.to_dict().items() if value is not None},
+            "recipe": as_json({name: value for name, value in self.recipe.to_dict().items() if value is not None}),
             "kept": self.kept,
         }
 
@@ -117,7 +117,6 @@ def pretrain(
     resume: Path | str | None = None,
     data_root: Path | str | None = None,
     hooks: Hooks = NONE,
-    say: Say = print,
     progress: Progress = silent,
 ) -> PretrainingRun:
     """Pre-train a model on images without their labels, as a starting point for train --weights RUN.
@@ -142,7 +141,6 @@ def pretrain(
         resume: continue this interrupted run, with its settings.
         data_root: with `resume`, the folder that now contains the run's images, which may have been renamed.
         hooks: callbacks and loggers of your own.
-        say: called with each line of the run's log.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Returns:
@@ -158,13 +156,12 @@ def pretrain(
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
         from vitkit.training.pretraining import pretrain as run
 
-        return PretrainingRun(run.resume_pretraining(resume, path_of(data_root), hooks=hooks, say=say))
+        return PretrainingRun(run.resume_pretraining(resume, path_of(data_root), hooks=hooks))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
-    asked = recipe if isinstance(recipe, Recipe) else Recipe() if recipe is None else Recipe.load(recipe)
-    asked = asked if data is None else asked.replace(data=str(data))
+    asked = with_data(recipe, data)
     if asked.data is not None:
         check_data(asked.data)
     from vitkit.training.pretraining import pretrain as run
 
-    return PretrainingRun(run.pretrain(asked, out, choices=pretraining, force=force, hooks=hooks, say=say))
+    return PretrainingRun(run.pretrain(asked, out, choices=pretraining, force=force, hooks=hooks))

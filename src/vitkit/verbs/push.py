@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import vitkit
 from vitkit.errors import VitkitError, first_line
@@ -15,7 +15,7 @@ from vitkit.model_folder import version_of
 from vitkit.reporting.model_card import markdown_text, model_card_text
 from vitkit.system.environment import offline
 from vitkit.system.files import exclusive, is_empty, write_text
-from vitkit.system.progress import Progress, Say, ignore, silent
+from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import check_arguments
 from vitkit.verbs.inputs import open_model
 from vitkit.verbs.result import Notes, Result
@@ -29,41 +29,6 @@ if TYPE_CHECKING:
 CARD = "README.md"  # which the hub shows
 
 
-@dataclass(frozen=True, repr=False)
-class Push(Result):
-    """A model that was published on the hub, or written into a folder as it would be published.
-
-        import vitkit
-
-        push = vitkit.push("runs/digits-1", "hf:me/digits", dry_run="published")
-        print(push.folder, push.files)  # names and sizes in bytes
-
-    Attributes:
-        repository: the repository, as owner/name.
-        files: the name and size in bytes of each file.
-        folder: the folder that was written with `dry_run`; None if the files were uploaded.
-        url: the address of the commit; None if nothing was uploaded.
-        notes: assumptions about the model, and remarks on files and facts that are not published.
-    """
-
-    repository: str
-    files: dict[str, int]
-    folder: Path | None = None
-    url: str | None = None
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything in plain JSON types."""
-        return {**vars(self), "folder": None if self.folder is None else str(self.folder), "notes": list(self.notes)}
-
-    def lines(self) -> list[str]:
-        """Return the location of the model, and the command with which others use it."""
-        size = f"{len(self.files)} files, {sum(self.files.values()) / 1e6:.1f} MB"
-        if self.folder is not None:
-            return [f"{self.folder}: {size}, as they would be published; nothing was uploaded"]
-        return [f"{self.url}: {size}", f"others use it with: vitkit predict {HUB}{self.repository} PHOTOS"]
-
-
 @check_arguments
 def push(
     model: str | Path,
@@ -73,9 +38,8 @@ def push(
     private: bool = False,
     licence: str | None = None,
     with_record: bool = False,
-    note: Say = ignore,
     progress: Progress = silent,
-) -> Push:
+) -> Result:
     """Publish a model on the Hugging Face hub, with a model card that is made from its run.
 
     The repository contains the model folder, without local paths, and the card. The card describes the classes, the
@@ -85,8 +49,8 @@ def push(
 
         import vitkit
 
-        vitkit.push("runs/digits-1", "hf:me/digits", dry_run="published")  # without dry_run, the files are uploaded
-        print(vitkit.load("published").classes)  # once it is on the hub: vitkit.load("hf:me/digits")
+        push = vitkit.push("runs/digits-1", "hf:me/digits", dry_run="published")  # without dry_run, it is uploaded
+        print(push.files, vitkit.load("published").classes)  # once it is on the hub: vitkit.load("hf:me/digits")
 
     On the command line: `vitkit push runs/flowers-1 hf:me/flowers --dry-run published`.
 
@@ -99,8 +63,11 @@ def push(
             the training started from, if it is known.
         with_record: publish the record of the training images, too. It contains no pictures. However, anyone who has a
             photograph can find out from the record whether the model was trained on this photograph.
-        note: called with each note of the result as soon as it is added.
         progress: called with the current task, the number of finished items and the total number of items.
+
+    Returns:
+        A result with the facts `repository` (OWNER/NAME), `files` (the size of each file in bytes, by name), `folder`
+        (None if the files were uploaded), `url` (the address of the commit; None if nothing was uploaded) and `notes`.
 
     Raises:
         VitkitError: the model cannot be read, `repository` is not the name of a repository, the folder of `dry_run` is
@@ -111,7 +78,7 @@ def push(
         raise VitkitError(f"{repository!r} names no repository: write {HUB}OWNER/NAME")
     if dry_run is None and (reason := offline()) is not None:
         raise VitkitError(f"{reason} forbids uploading: unset it, or write the files with --dry-run FOLDER")
-    notes = Notes(note)
+    notes = Notes()
     classifier = open_model(model, notes)
     run = Path(model) if Path(model).is_dir() else None
     if classifier.pictures is not None and not with_record:
@@ -128,11 +95,21 @@ def push(
             if folder.is_file() or (folder.is_dir() and not is_empty(folder)):
                 raise VitkitError(f"--dry-run {folder} exists: choose a new name")
             files = _write(folder, classifier, card, with_record=with_record)
-        return Push(name, files, folder, notes=tuple(notes.lines))
+        return _result(name, files, folder, None, notes)
     with tempfile.TemporaryDirectory() as place:
         files = _write(Path(place), classifier, card, with_record=with_record)
         url = _upload(Path(place), name, progress, private=private)
-    return Push(name, files, url=url, notes=tuple(notes.lines))
+    return _result(name, files, None, url, notes)
+
+
+def _result(repository: str, files: dict[str, int], folder: Path | None, url: str | None, notes: Notes) -> Result:
+    size = f"{len(files)} files, {sum(files.values()) / 1e6:.1f} MB"
+    if folder is not None:
+        lines = [f"{folder}: {size}, as they would be published; nothing was uploaded"]
+    else:
+        lines = [f"{url}: {size}", f"others use it with: vitkit predict {HUB}{repository} PHOTOS"]
+    facts = {"repository": repository, "files": files, "folder": folder, "url": url, "notes": tuple(notes.lines)}
+    return Result("push", lines, facts)
 
 
 def _write(folder: Path, classifier: Classifier, card: str, *, with_record: bool) -> dict[str, int]:

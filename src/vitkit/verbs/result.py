@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
-from vitkit.system.files import replacing
-from vitkit.system.progress import Say
+from vitkit.model.config import suggest
+from vitkit.system.files import place_text, replacing
+from vitkit.system.logger import log
 from vitkit.text.cells import harmless
 from vitkit.text.pages import KINDS, Fonts, as_file, choose_picture, plot_picture, written_as
 
@@ -22,19 +24,72 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """The base class of the results of verbs. Subclasses are frozen dataclasses with `repr=False`.
+    """What a verb has found or done.
 
-    A command prints `lines`, or with `--json` the value of `to_dict`. The first of the `lines` is also part of the
-    `repr`.
+    The facts are attributes, which `dir` lists: `vitkit.export(...).file`. A command prints `lines`, or with `--json`
+    the value of `to_dict`. Results with behaviour of their own, such as `Predictions`, are subclasses: frozen
+    dataclasses with `repr=False`, which override the methods instead of calling the constructor.
+
+        >>> import vitkit
+        >>> found = vitkit.info("vit_base_patch16_224")
+        >>> found
+        <info: vit_base_patch16_224, 86,567,656 parameters, 17.564 GMACs>
+        >>> found.cost.parameters
+        86567656
+
+    Args:
+        verb: the name of the verb.
+        lines: the lines that the command prints.
+        facts: what the verb has found, by name.
+        json: what `to_dict` returns; by default the facts.
+        rows: the table, a dict with the same keys for each row; None if there is none.
+        pictures: the functions that draw the pictures, by caption.
+        html: the function that returns what notebooks display; by default, they display the lines.
+        summary: the line in the `repr`; by default the first of the lines.
     """
+
+    # Subclasses, which do not call the constructor, have these.
+    _verb, _headline = "", ""
+    _facts: Mapping[str, Any] = MappingProxyType({})
+    _pictures: Mapping[str, Callable[[], Figure]] = MappingProxyType({})
+    _rows: Sequence[Mapping[str, Any]] | None = None
+    _html: Callable[[], str] | None = None
+
+    def __init__(
+        self,
+        verb: str,
+        lines: Sequence[str],
+        facts: Mapping[str, Any],
+        *,
+        json: Mapping[str, Any] | None = None,
+        rows: Sequence[Mapping[str, Any]] | None = None,
+        pictures: Mapping[str, Callable[[], Figure]] | None = None,
+        html: Callable[[], str] | None = None,
+        summary: str = "",
+    ) -> None:
+        self._verb, self._lines, self._facts, self._rows = verb, list(lines), dict(facts), rows
+        self._json, self._pictures, self._html, self._headline = json or facts, pictures or {}, html, summary
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._facts:
+            return self._facts[name]
+        raise AttributeError(f"{self._kind} has no {name!r}{suggest(name, list(self._facts))}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._facts]
+
+    @property
+    def _kind(self) -> str:
+        return f"the result of {self._verb}" if self._verb else type(self).__name__
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content in plain JSON types: numbers, text, lists and dicts."""
-        raise NotImplementedError
+        plain: dict[str, Any] = as_json(self._json)
+        return plain
 
     def lines(self) -> list[str]:
         """Return the lines that the command prints."""
-        raise NotImplementedError
+        return list(self._lines)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the table of the result as a list of dicts with the same keys, one dict for each row.
@@ -42,7 +97,9 @@ class Result:
         Raises:
             VitkitError: this kind of result has no table.
         """
-        raise VitkitError(f"{type(self).__name__} has no table; to_dict() returns what it has")
+        if self._rows is None:
+            raise VitkitError(f"{self._kind} has no table; to_dict() returns what it has")
+        return [dict(row) for row in self._rows]
 
     def to_pandas(self) -> Any:
         """Return the table (`rows`) as a `pandas.DataFrame`.
@@ -71,7 +128,7 @@ class Result:
 
     def pictures(self) -> dict[str, Callable[[], Figure]]:
         """Return the functions that draw the pictures of the result, by caption. Most kinds of results have none."""
-        return {}
+        return dict(self._pictures)
 
     def plot(self, picture: str | None = None, figure: FigureBase | None = None) -> list[Axes]:
         """Draw a picture of the result with matplotlib, and return its axes, which can be changed.
@@ -85,7 +142,7 @@ class Result:
         Raises:
             VitkitError: the result has no such picture, or no pictures at all.
         """
-        return plot_picture(self.pictures(), picture, type(self).__name__, figure)
+        return plot_picture(self.pictures(), picture, self._kind, figure)
 
     def save(self, target: str | Path, picture: str | None = None, fonts: Fonts = "sans") -> Path:
         """Write a picture of the result (.png, .svg, .pdf) or its table (.tex, .csv), and return the path.
@@ -109,17 +166,30 @@ class Result:
         elif kind == ".csv":
             content = csv_table(self.rows()).encode()
         else:
-            content = as_file(choose_picture(self.pictures(), picture, type(self).__name__), kind, fonts)
+            content = as_file(choose_picture(self.pictures(), picture, self._kind), kind, fonts)
         with replacing(target) as temporary:
             temporary.write_bytes(content)
         return target
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {next(iter(self.lines()), '')}>"
+        return f"<{self._verb or type(self).__name__}: {self._headline or next(iter(self.lines()), '')}>"
 
     def _repr_html_(self) -> str:
-        """Return the lines as HTML, which notebooks display."""
-        return "<pre>" + escape("\n".join(self.lines())) + "</pre>"
+        """Return what notebooks display, as HTML."""
+        return "<pre>" + escape("\n".join(self.lines())) + "</pre>" if self._html is None else self._html()
+
+
+def as_json(value: Any) -> Any:
+    """Return a value in plain JSON types: paths become text, and objects the values of their fields."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if is_dataclass(value):
+        return as_json({each.name: getattr(value, each.name) for each in fields(value)})
+    if isinstance(value, Mapping):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(each) for each in value]
+    return place_text(value) if isinstance(value, Path) else value
 
 
 _LATEX = {
@@ -183,11 +253,10 @@ def _latex_cell(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Notes:
-    """A callable that collects notes in `lines`, and passes each note to `say`."""
+    """A callable that collects notes in `lines`, and logs each note."""
 
-    say: Say
     lines: list[str] = field(default_factory=list)
 
     def __call__(self, line: str) -> None:
         self.lines.append(line)
-        self.say(line)
+        log.warning(line)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from vitkit.data.layout import LayoutName
 from vitkit.errors import VitkitError
@@ -16,73 +15,9 @@ from vitkit.text.cells import plural
 from vitkit.verbs.inputs import check_outside, path_of
 from vitkit.verbs.result import Result
 
-if TYPE_CHECKING:
-    from vitkit.data.shards import ShardIndex
-
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(kB|KB|MB|GB)")
 _BYTES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _LEAST, _MOST = 10**4, 8 * 10**9  # bytes of a shard
-
-
-@dataclass(frozen=True, repr=False)
-class Sharding(Result):
-    """The shards that were written.
-
-        >>> import tempfile, vitkit
-        >>> sharding = vitkit.shard("digits", tempfile.mkdtemp() + "/shards", size="500kB")
-        >>> sharding.images, len(sharding.index.shards)
-        (1797, 12)
-
-    Attributes:
-        folder: the folder or address of the shards.
-        index: the content of the index: every image with its shard, position, class and split.
-        notes: how folders were read, and lines about files that were left out because they are not images of a class.
-    """
-
-    folder: Path
-    index: ShardIndex
-    notes: tuple[str, ...] = ()
-
-    @property
-    def place(self) -> str:
-        """Return the folder or the address as text."""
-        return place_text(self.folder)
-
-    @property
-    def images(self) -> int:
-        """Return the number of images in the shards."""
-        return len(self.index.keys)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the name, split, bytes, number of images and SHA-256 of each shard."""
-        counts = [0] * len(self.index.shards)
-        for number in self.index.shard_of:
-            counts[number] += 1
-        return [
-            {"name": shard.name, "split": shard.split, "bytes": shard.size, "images": images, "sha256": shard.sha256}
-            for shard, images in zip(self.index.shards, counts, strict=True)
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the shards and the images that were left out in plain JSON types."""
-        return {
-            "folder": self.place,
-            "images": self.images,
-            "classes": list(self.index.classes),
-            "shards": self.rows(),
-            "left_out": [vars(image) for image in self.index.left_out],
-            "notes": list(self.notes),
-        }
-
-    def lines(self) -> list[str]:
-        """Return the number of images and shards, and a line for each image that was left out."""
-        shards, size = self.index.shards, sum(shard.size for shard in self.index.shards)
-        images = f"{plural(self.images, 'image', 'images')} of {plural(len(self.index.classes), 'class', 'classes')}"
-        return [
-            f"{self.place}: {images} in {plural(len(shards), 'shard', 'shards')}, {size / 10**6:,.1f} MB",
-            *(f"left out: {image.key} ({image.reason})" for image in self.index.left_out),
-            *(f"note: {note}" for note in self.notes),
-        ]
 
 
 @check_arguments
@@ -95,7 +30,7 @@ def shard(
     layout: LayoutName = "auto",
     follow_links: bool = False,
     progress: Progress = silent,
-) -> Sharding:
+) -> Result:
     """Write images as shards: plain .tar files with an index, which every command accepts instead of the images.
 
     A few large files are copied and read much faster than many small ones, above all over a network. Each shard has
@@ -105,8 +40,9 @@ def shard(
 
         import vitkit
 
-        sharding = vitkit.shard("PHOTOS", "photos-shards")
-        vitkit.train(sharding.folder, vitkit.Recipe(model="vit_micro_patch4_16", weights="none", epochs=1))
+        shards = vitkit.shard("PHOTOS", "photos-shards")
+        print(shards.images, shards.rows())
+        vitkit.train(shards.folder, vitkit.Recipe(model="vit_micro_patch4_16", weights="none", epochs=1))
 
     On the command line: `vitkit shard flowers flowers-shards`.
 
@@ -119,6 +55,12 @@ def shard(
         layout: whether the folders in `data` are classes or splits; `auto` decides by their names.
         follow_links: also search the folders and files that links lead to outside of the folder.
         progress: called with the current task, the number of finished items and the total number of items.
+
+    Returns:
+        A result with the facts `folder` and `place` (the folder or address, as a path and as text), `images` (the
+        number of images in the shards), `index` (every image with its shard, position, class and split) and `notes`
+        (how folders were read, and lines about files that were left out because they are not images of a class). Its
+        table has the name, split, bytes, number of images and SHA-256 of each shard.
 
     Raises:
         VitkitError: the data cannot be understood, no image can be read, the folder contains something else, or the
@@ -139,8 +81,22 @@ def shard(
     if address_of(target) is None:
         check_outside("the folder", target, map(str, table.folders))
     index = write_shards(table, target, most)
+    place, images, left_out = place_text(target), len(index.keys), index.left_out
     notes = [*filter(None, [table.layout]), *(finding.text for finding in check_files(table, {}))]
-    return Sharding(target, index, tuple(notes))
+    counts, total = Counter(index.shard_of), sum(each.size for each in index.shards)
+    rows = [
+        {"name": each.name, "split": each.split, "bytes": each.size, "images": counts[i], "sha256": each.sha256}
+        for i, each in enumerate(index.shards)
+    ]
+    what = f"{plural(images, 'image', 'images')} of {plural(len(index.classes), 'class', 'classes')}"
+    lines = [
+        f"{place}: {what} in {plural(len(rows), 'shard', 'shards')}, {total / 10**6:,.1f} MB",
+        *(f"left out: {image.key} ({image.reason})" for image in left_out),
+        *(f"note: {note}" for note in notes),
+    ]
+    json = {"folder": target, "images": images, "classes": index.classes, "shards": rows, "left_out": left_out}
+    facts = {"folder": target, "place": place, "images": images, "index": index, "notes": tuple(notes)}
+    return Result("shard", lines, facts, json={**json, "notes": notes}, rows=rows)
 
 
 def _bytes_in(size: str) -> int:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.errors import VitkitError
 from vitkit.evaluation.headline import Headline, counted_figures, headline_of, value_of
-from vitkit.system.progress import Progress, Say, display_of_notebook, silent
+from vitkit.system.progress import Progress, display_of_notebook, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
 from vitkit.training.recipe import Recipe, bundled
 from vitkit.training.request import NONE, Hooks, departures, requested
 from vitkit.verbs.inputs import check_data, path_of
-from vitkit.verbs.result import Result
+from vitkit.verbs.result import Result, as_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -141,7 +141,7 @@ class TrainingRun(Result):
         return {
             "folder": str(self.folder),
             "report": str(self.report),
-            "recipe": {name: value for name, value in self.recipe.to_dict().items() if value is not None},
+            "recipe": as_json({name: value for name, value in self.recipe.to_dict().items() if value is not None}),
             "evaluation": {name: value for name, value in self.evaluation.items() if name != "figures"},
         }
 
@@ -175,7 +175,6 @@ def train(
     resume: Path | str | None = None,
     data_root: Path | str | None = None,
     hooks: Hooks = NONE,
-    say: Say = print,
     progress: Progress = silent,
 ) -> TrainingRun:
     """Train a classifier on a folder of photographs, and report how good it is.
@@ -198,7 +197,6 @@ def train(
         resume: continue this interrupted run, with its settings.
         data_root: with `resume`, the folder that now contains the run's images, which may have been renamed.
         hooks: callbacks, loggers, a loss, an augmentation or an optimiser of your own.
-        say: called with each line of the run's log.
         progress: called with the current task, the number of finished items and the total number of items.
 
     Returns:
@@ -218,18 +216,18 @@ def train(
         from vitkit.training import run
 
         if datasets is not None:
-            return TrainingRun(run.resume_on(datasets, Path(resume), hooks, say))
-        return TrainingRun(run.resume(resume, path_of(data_root), hooks=hooks, say=say))
+            return TrainingRun(run.resume_on(datasets, Path(resume), hooks))
+        return TrainingRun(run.resume(resume, path_of(data_root), hooks=hooks))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
     if isinstance(data, (str, Path, NoneType)):
         asked, notes = request_on_files(recipe, data)
         from vitkit.training import run
 
-        return TrainingRun(run.train(asked, out, force=force, notes=notes, hooks=hooks, say=say))
+        return TrainingRun(run.train(asked, out, force=force, notes=notes, hooks=hooks))
     from vitkit.training import run
 
-    return TrainingRun(run.train_on(data, _on_datasets(recipe), out, force=force, hooks=hooks, say=say))
+    return TrainingRun(run.train_on(data, _on_datasets(recipe), out, force=force, hooks=hooks))
 
 
 def request_on_files(recipe: str | Path | Recipe | None, data: str | Path | None) -> tuple[Recipe, list[str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vitkit.errors import VitkitError
-from vitkit.system import STUDIO_PORT, Say
+from vitkit.system import STUDIO_PORT, log
 from vitkit.text import Between, check_arguments
 
 if TYPE_CHECKING:
@@ -36,9 +36,8 @@ def studio(
     host: str = "127.0.0.1",
     port: Annotated[int | None, Between(0, 65535)] = None,
     show: bool = True,
-    say: Say = print,
 ) -> None:
-    """Label photographs, and train, inspect and export models in a browser, on this machine.
+    """Label photographs and train models in a browser, on this machine.
 
     The studio requires pip install 'vitkit[studio]'.
 
@@ -59,7 +58,6 @@ def studio(
         host: the address to listen on. With any other address than 127.0.0.1, requests need the token in the link.
         port: the port; by default 8420, or the next free one.
         show: open the page in the browser.
-        say: called with each line about the studio.
 
     Raises:
         VitkitError: the packages of the studio are not installed, the folder does not exist, the folder of runs or the
@@ -82,11 +80,11 @@ def studio(
         number = listener.getsockname()[1]
         link = f"http://{_called(host)}:{number}/{f'?token={token}' if token else ''}"
         if workspace is None:
-            say(f"studio: {link}")
-            say(f"choose a folder in the page; runs: {place}; Ctrl-C ends the studio, but not trainings")
+            log.info(f"studio: {link}")
+            log.info(f"choose a folder in the page; runs: {place}; Ctrl-C ends the studio, but not trainings")
         else:
-            say(f"studio of {workspace.photographs}: {link}")
-            say(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
+            log.info(f"studio of {workspace.photographs}: {link}")
+            log.info(f"labels: {workspace.labels}; runs: {workspace.runs}; Ctrl-C ends the studio, but not trainings")
         _serve(Studio(workspace, place, opened), listener, rules_of(host, token), link if show else None)
 
 

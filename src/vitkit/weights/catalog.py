@@ -343,7 +343,7 @@ def meaning_of(name: str, use: Use) -> Meaning | None:
         known = [] if parsed is None else [entry.name for entry in _of_body(parsed["body"])]
         if not known:
             raise VitkitError(
-                f"no weights of {name} are published under that name: it can be built, and trained from scratch"
+                f"no weights of {name} are published under that name: it can only be trained from scratch"
             )
         wanted = "classifier of ImageNet-1k" if use == "answers" else "backbone to fine-tune"
         raise VitkitError(f"no published weights of {name} are a {wanted}; use one of these: {', '.join(known)}")

@@ -1,7 +1,7 @@
 """Repeat the paper's ablations and measurements: this module defines the types of experiments and of their results.
 
 An experiment answers a question. It either compares configurations (`Ablation`, `PretrainingSizes`) or measures a
-quantity of a model (`Measurement`). Each experiment is a row of `ablations.EXPERIMENTS`. A `LabResult` contains a table
+quantity of a model (`Measurement`). Each experiment is a row of `ablations.EXPERIMENTS`. A result contains a table
 with the paper's numbers next to the measured ones, remarks, and the differences from the paper's experiment. Importing
 this module does not import torch.
 """
@@ -152,100 +152,88 @@ LAB, PAGE = "lab.json", "lab.html"
 _LEVEL = 0.05  # significance level of the tests of all pairs together
 
 
-@dataclass(frozen=True, repr=False)
-class LabResult(Result):
-    """The result of an experiment.
-
-        import vitkit
-
-        result = vitkit.lab("head", "digits", vitkit.Recipe(epochs=1, max_images=100), seeds=2)
-        print(result.headings, result.cells, result.remarks)
-
-    Attributes:
-        experiment: the experiment.
-        figures: the content of lab.json.
-        headings, cells: the headings of the table, and the text of its cells, row by row.
-        remarks: conclusions from the table, one line each.
-        folder: the folder of lab.json, the page and the runs; None if nothing was written.
-        arrays: measured arrays for the pictures.
-    """
-
-    experiment: Experiment
-    figures: dict[str, Any]
-    headings: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
-    remarks: tuple[str, ...]
-    folder: Path | None = None
-    arrays: Mapping[str, npt.NDArray[np.floating]] = field(default_factory=dict)
-
-    @property
-    def page(self) -> Path | None:
-        """The path of the HTML page; None if nothing was written."""
-        return None if self.folder is None else self.folder / PAGE
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the table, each as text by heading; an empty heading becomes `variant`."""
-        keys = [heading or "variant" for heading in self.headings]
-        return [dict(zip(keys, row, strict=True)) for row in self.cells]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the content of lab.json."""
-        return self.figures
-
-    def lines(self) -> list[str]:
-        """Return the lines for the terminal: question, table, remarks, the source's result, and paths."""
-        experiment = self.experiment
-        differs = [] if self.figures.get("preset") == "paper" else [f"what differs: {experiment.differs}"]
-        where = [] if self.folder is None else [f"everything: {self.folder / LAB}, {self.folder / PAGE}"]
-        return [
+def result_of(
+    experiment: Experiment,
+    figures: dict[str, Any],
+    headings: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    remarks: Sequence[str],
+    folder: Path | None = None,
+    arrays: Mapping[str, npt.NDArray[np.floating]] | None = None,
+) -> Result:
+    """Return the result of an experiment, as `vitkit.lab` describes it."""
+    keys = [heading or "variant" for heading in headings]
+    pictures = _pictures(experiment, figures, folder, arrays or {})
+    facts = {"experiment": experiment, "figures": figures, "headings": tuple(headings), "cells": tuple(cells)}
+    facts |= {"remarks": tuple(remarks), "folder": folder, "page": None if folder is None else folder / PAGE}
+    return Result(
+        "lab",
+        [
             f"{experiment.name}: {experiment.question}",
-            *aligned([self.headings, *self.cells]),
+            *aligned([headings, *cells]),
             "",
-            *self.remarks,
+            *remarks,
             f"the source ({experiment.source}): {experiment.says}",
-            *differs,
-            *where,
-        ]
+            *([] if figures.get("preset") == "paper" else [f"what differs: {experiment.differs}"]),
+            *([] if folder is None else [f"everything: {folder / LAB}, {folder / PAGE}"]),
+        ],
+        facts | {"arrays": dict(arrays or {})},
+        json=figures,
+        rows=[dict(zip(keys, row, strict=True)) for row in cells],
+        pictures=pictures,
+        html=lambda: _page(experiment, figures, headings, cells, remarks, pictures),
+    )
 
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """Return functions that plot the result as in the paper, by caption; empty if only the cost was computed."""
-        if self.figures.get("preset") == "paper" and self.folder is None:
-            return {}
-        if isinstance(self.experiment, Measurement) and self.experiment.picture == "attention":
-            panels: dict[str, Callable[[], Figure]]
-            panels = import_module(self.experiment.module).attention_pictures(self.figures, self.arrays)
-            return panels
-        from vitkit.reporting import draw_lines, pictures_of_experiment
 
-        pictures = pictures_of_experiment(self.experiment.picture, self.figures, self.experiment.drawn_lines)
-        if (printed := self.experiment.printed) is not None:
-            pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
-        return pictures
+def _pictures(
+    experiment: Experiment,
+    figures: dict[str, Any],
+    folder: Path | None,
+    arrays: Mapping[str, npt.NDArray[np.floating]],
+) -> dict[str, Callable[[], Figure]]:
+    """Return functions that plot a result as in the paper, by caption; empty if only the cost was computed."""
+    if figures.get("preset") == "paper" and folder is None:
+        return {}
+    if isinstance(experiment, Measurement) and experiment.picture == "attention":
+        panels: dict[str, Callable[[], Figure]]
+        panels = import_module(experiment.module).attention_pictures(figures, arrays)
+        return panels
+    from vitkit.reporting import draw_lines, pictures_of_experiment
 
-    def body(self) -> list[str]:
-        """Return the body of the page as HTML."""
-        from vitkit.text import command, figure, table, to_svg, wide
+    pictures = pictures_of_experiment(experiment.picture, figures, experiment.drawn_lines)
+    if (printed := experiment.printed) is not None:
+        pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
+    return pictures
 
-        experiment = self.experiment
-        first, *remarks = self.remarks
-        said = [*remarks, f"the source ({experiment.source}): {experiment.says}", f"what differs: {experiment.differs}"]
-        rows = [[escape(cell) for cell in row] for row in self.cells]
-        pictures = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in self.pictures().items()]
-        shown = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in pictures), "</div>"]
-        return [
+
+def _page(
+    experiment: Experiment,
+    figures: Mapping[str, Any],
+    headings: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    remarks: Sequence[str],
+    pictures: Mapping[str, Callable[[], Figure]],
+) -> str:
+    """Return the body of the page as HTML."""
+    from vitkit.text import command, figure, table, to_svg, wide
+
+    first, *others = remarks
+    said = [*others, f"the source ({experiment.source}): {experiment.says}", f"what differs: {experiment.differs}"]
+    shown = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in pictures.items()]
+    drawn = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in shown), "</div>"]
+    return "".join(
+        [
             f"<h1>{escape(experiment.name)}</h1>",
             f"<p>{escape(experiment.question)}</p>",
-            command(self.figures["command"]),
+            command(figures["command"]),
             f"<p><strong>{escape(sentence(first))}</strong></p>",
-            *(shown if pictures else []),
-            wide(table(rows, list(map(escape, self.headings)))),
+            *(drawn if shown else []),
+            wide(table([[escape(cell) for cell in row] for row in cells], list(map(escape, headings)))),
             "<ul>",
             *(f"<li>{escape(sentence(line))}</li>" for line in said),
             "</ul>",
         ]
-
-    def _repr_html_(self) -> str:
-        return "".join(self.body())
+    )
 
 
 def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from vitkit.experiments.comparison_request import names_of
-from vitkit.experiments.lab import Costs, LabResult
+from vitkit.experiments.lab import Costs, result_of
 from vitkit.model import Model, NetworkConfig, VisionTransformer, config_for, split_network
 from vitkit.profiling import UTILISATION, core_days, describe, interleave, random_model
 from vitkit.training import PaperTraining, Recipe, paper_training
+from vitkit.verbs import Result
 
 BATCH, ROUNDS = 16, 5
 _TIMES = (1, 2)  # of the images' side
@@ -27,7 +28,7 @@ TABLE_2: dict[str, tuple[str | None, float, str]] = {
 }
 
 
-def measure_costs(experiment: Costs, models: str, side: int) -> LabResult:
+def measure_costs(experiment: Costs, models: str, side: int) -> Result:
     """Time a forward pass of each model on images of `side` and of twice as many pixels a side, in turn.
 
     Args:
@@ -60,7 +61,7 @@ def measure_costs(experiment: Costs, models: str, side: int) -> LabResult:
         remarks.append(f"{small['name']}: four times the pixels take {slower:.1f} times as long ({more:.1f} x GMACs)")
     remarks.append(f"batches of {BATCH} images, {ROUNDS} rounds in turn, float32, {torch.get_num_threads()} threads")
     figures = {"experiment": experiment.name, "preset": "small", "models": entries}
-    return LabResult(experiment, figures, headings, tuple(rows), tuple(remarks))
+    return result_of(experiment, figures, headings, tuple(rows), tuple(remarks))
 
 
 def _model(name: str, side: int) -> Model:
@@ -86,7 +87,7 @@ def fastest_of(entries: Sequence[Mapping[str, Any]]) -> str:
     return f"{at}, {best['name']} is the fastest"
 
 
-def foresee_costs(experiment: Costs) -> LabResult:
+def foresee_costs(experiment: Costs) -> Result:
     """Predict the core-days of the pre-trainings of Table 2, next to those that the paper states."""
     rows, models = [], []
     for name, (recipe, paper_days, accuracy) in TABLE_2.items():
@@ -108,7 +109,7 @@ def foresee_costs(experiment: Costs) -> LabResult:
     )
     figures = {"experiment": experiment.name, "preset": "paper", "models": models}
     figures["command"] = f"vitkit lab {experiment.name} --preset paper"
-    return LabResult(experiment, figures, headings, tuple(rows), remarks)
+    return result_of(experiment, figures, headings, tuple(rows), remarks)
 
 
 def training_flops(training: PaperTraining) -> int:

@@ -25,7 +25,7 @@ from vitkit.experiments.comparison_figures import Judged, JudgedFamily, families
 from vitkit.experiments.comparison_plan import ComparisonJob, Plan
 from vitkit.experiments.comparison_request import PLANNED, names_of
 from vitkit.experiments.judging import after_training, hash_of_images
-from vitkit.experiments.lab import TUNING, AblationVariant, LabResult, PretrainingSizes
+from vitkit.experiments.lab import TUNING, AblationVariant, PretrainingSizes, result_of
 from vitkit.experiments.lab.ablations import draw, fit_on
 from vitkit.experiments.statistics import LEVEL, Family
 from vitkit.model import config_for, is_network_name
@@ -33,6 +33,7 @@ from vitkit.profiling import UTILISATION, core_days, describe
 from vitkit.system import SPLIT, receiver, without_place
 from vitkit.text import plural
 from vitkit.training import Recipe, SplitImages, Start, resolve, without_fields_of_vits
+from vitkit.verbs import Result
 
 SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
 SHOTS = 5  # images of each class, as in Figure 4
@@ -209,7 +210,7 @@ def _check_apart(upstream: SplitImages, downstream: SplitImages, transfer: Trans
 # --- The result -------------------------------------------------------------------------------------------
 
 
-def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any], out: Path) -> LabResult:
+def conclude(experiment: PretrainingSizes, plan: Plan, begun: Mapping[str, Any], out: Path) -> Result:
     """Compute the result of the experiment from its finished trainings."""
     tuning = replace(plan, jobs=tuple(job for job in plan.jobs if job.model in plan.models))
     judging = after_training(((job.model, out / job.folder) for job in tuning.jobs), plan.test_hash)
@@ -332,7 +333,7 @@ def _best(models: JudgedFamily, plan: Plan, of_recipes: bool) -> str:
     return "no model is better than all others"
 
 
-def _shown(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> LabResult:
+def _shown(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> Result:
     headings = ("", "pre-trained on", "fine-tuned", "95 %", f"{SHOTS} a class", "95 %", "parameters", "GMACs")
     rows = []
     for model in figures["models"]:
@@ -351,7 +352,7 @@ def _shown(experiment: PretrainingSizes, figures: dict[str, Any], out: Path) -> 
         *figures["findings"],
         *(f"{by_size[pair['fraction']]} images: {pair['verdict']}" for pair in figures["pairs"]),
     )
-    return LabResult(experiment, figures, headings, tuple(rows), remarks, out)
+    return result_of(experiment, figures, headings, tuple(rows), remarks, out)
 
 
 # --- The cost of the paper's trainings --------------------------------------------------------------------
@@ -360,7 +361,7 @@ _PAPER_SIZES = (9_000_000, 30_000_000, 90_000_000, 303_000_000)  # of JFT, in Fi
 _PAPER_RECIPES = ("paper-vit-b16-jft", "paper-vit-l32-jft", "paper-vit-l16-jft", "paper-vit-h14-jft")
 
 
-def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
+def foresee_sizes(experiment: PretrainingSizes) -> Result:
     """Predict the cost of the paper's pre-trainings on parts of JFT, with the same number of steps for each part."""
     from vitkit.experiments.lab.cost import training_flops
     from vitkit.training import paper_training
@@ -388,4 +389,4 @@ def foresee_sizes(experiment: PretrainingSizes) -> LabResult:
     )
     figures = {"experiment": experiment.name, "preset": "paper", "models": models}
     figures["command"] = f"vitkit lab {experiment.name} --preset paper"
-    return LabResult(experiment, figures, headings, tuple(rows), lines)
+    return result_of(experiment, figures, headings, tuple(rows), lines)

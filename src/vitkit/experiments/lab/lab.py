@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -25,18 +25,18 @@ from vitkit.experiments.lab import (
     AblationVariant,
     Costs,
     Experiment,
-    LabResult,
     Measurement,
     PretrainingSizes,
     outcome_of,
     quoted,
     remarks_of,
+    result_of,
     table_of,
 )
 from vitkit.experiments.lab.ablations import EXPERIMENTS, names
 from vitkit.model import ViTConfig, config_for, is_network_name, suggest
-from vitkit.system import Progress, Say, receiver, silent, without_place, write_json
-from vitkit.text import Between, check_arguments
+from vitkit.system import Progress, log, receiver, silent, without_place, write_json
+from vitkit.text import Between, check_arguments, plural
 from vitkit.training import Recipe, bundled_name, naming, requested, to_table, unfold
 from vitkit.verbs import Result
 
@@ -132,28 +132,6 @@ PLACE = ExperimentFolder(PLAN, "experiment")
 DATA = "digits"
 
 
-@dataclass(frozen=True, repr=False)
-class LabList(Result):
-    """The list of all experiments."""
-
-    experiments: tuple[Experiment, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the question and source of each experiment, by name."""
-        return {
-            experiment.name: {"question": experiment.question, "source": experiment.source}
-            for experiment in self.experiments
-        }
-
-    def lines(self) -> list[str]:
-        """Return one line for each experiment."""
-        width = max(len(experiment.name) for experiment in self.experiments)
-        return [
-            f"{experiment.name.ljust(width)}  {experiment.question} ({experiment.source})"
-            for experiment in self.experiments
-        ]
-
-
 @check_arguments
 def lab(
     name: Annotated[
@@ -168,9 +146,8 @@ def lab(
     seeds: Annotated[int, Between(1)] = 3,
     out: Path | str | None = None,
     resume: bool = False,
-    say: Say = print,
     progress: Progress = silent,
-) -> LabResult | LabList:
+) -> Result:
     """Repeat an experiment of the paper: train its variants in the same way and compare them, or measure a model.
 
         import vitkit
@@ -196,8 +173,12 @@ def lab(
         seeds: number of trainings of each variant, or of draws of images, with consecutive seeds from `seed` on.
         out: folder of the experiment; by default the next runs/lab-NAME-N.
         resume: continue the experiment in `out` with its original arguments.
-        say: called with each line of output.
         progress: called with the current task, the number of finished items and their total.
+
+    Returns:
+        A result with the facts `experiment`, `figures` (the content of lab.json), `headings` and `cells` (the table as
+        text), `remarks` (conclusions from the table), `folder` (of lab.json, the page and the runs; None if nothing was
+        written), `page` and `arrays` (for the pictures). Without `name`, its only fact is `experiments`.
 
     Raises:
         VitkitError: there is no such experiment, it does not support these images or this model, or `out` is in use or
@@ -208,19 +189,36 @@ def lab(
     source, fields = fields_of_request(recipe, "an experiment")
     if source is not None:
         fields = Recipe.load(source).set_fields() | fields
+    of_recipe = fields.pop("data", None)
+    data = of_recipe if data is None else data
+    if divided := next((field for field in ("folds", "devices", "nodes") if fields.get(field) is not None), None):
+        raise VitkitError(f"{divided} splits one training into several processes or runs: leave it out")
     if resume:
         if name is not None or data is not None or model is not None or upstream is not None or fields:
             raise VitkitError("--resume uses the arguments of --out: leave out all other arguments")
-        return _take_up(out, say)
+        return _take_up(out)
     if name is None:
-        return LabList(tuple(EXPERIMENTS.values()))
+        if data is not None or model is not None or upstream is not None or out is not None or fields:
+            raise VitkitError(f"no experiment is named: write one of {', '.join(names())}, or leave out all arguments")
+        width = max(map(len, EXPERIMENTS))
+        rows = [{"name": each.name, "question": each.question, "source": each.source} for each in EXPERIMENTS.values()]
+        lines = [f"{row['name'].ljust(width)}  {row['question']} ({row['source']})" for row in rows]
+        listed = {row["name"]: {"question": row["question"], "source": row["source"]} for row in rows}
+        return Result("lab", lines, {"experiments": tuple(EXPERIMENTS.values())}, json=listed, rows=rows)
     if name not in EXPERIMENTS:
         raise VitkitError(f"no experiment {name!r}{suggest(name, list(names()))}; there are: {', '.join(names())}")
     experiment = EXPERIMENTS[name]
     if upstream is not None and not isinstance(experiment, PretrainingSizes):
         raise VitkitError(f"{name} does not use --upstream, which applies only to data-size: leave it out")
+    if preset == "paper" and data is None:
+        idle: dict[str, Any] = {"out": out, "upstream": upstream}
+        idle |= {} if isinstance(experiment, Ablation) else {"model": model, **fields}
+        if without_effect := next((field for field, value in idle.items() if value is not None), None):
+            raise VitkitError(
+                f"{name} only computes a cost without data, so {without_effect} has no effect: leave it out"
+            )
     if isinstance(experiment, PretrainingSizes):
-        return _transfer(experiment, data, upstream, model, preset, seeds, fields, out, say)
+        return _transfer(experiment, data, upstream, model, preset, seeds, fields, out)
     if isinstance(experiment, Costs):
         if data is not None or fields.keys() - {"image_size"}:
             field = "--data" if data is not None else min(fields.keys() - {"image_size"})
@@ -235,7 +233,7 @@ def lab(
     shared: dict[str, Any] = {**fields} if model is None else {**fields, "model": str(model)}
     if preset == "paper" and data is None:
         return foresee(experiment, shared)
-    return _ablate(experiment, str(data or DATA), preset, seeds, shared, out, say)
+    return _ablate(experiment, str(data or DATA), preset, seeds, shared, out)
 
 
 # --- Trainings ------------------------------------------------------------------------------------------------
@@ -248,16 +246,15 @@ def _ablate(
     seeds: int,
     fields: Mapping[str, Any],
     out: str | Path | None,
-    say: Say,
-) -> LabResult:
+) -> Result:
     with ExitStack() as hold:
         folder = None if out is None else PLACE.reserve(out, hold)
         plan, variants = plan_ablation(ablation, data, preset, seeds, fields)
         for note in plan.notes:
-            say(note)
+            log.info(note)
         folder = folder or _next(ablation, hold)
         command = _command(ablation, data, {"preset": preset, "seeds": seeds, **fields})
-        return _begin(ablation, folder, plan, {"command": command, "variants": variants}, say)
+        return _begin(ablation, folder, plan, {"command": command, "variants": variants})
 
 
 def _transfer(
@@ -269,8 +266,7 @@ def _transfer(
     seeds: int,
     shared: Mapping[str, Any],
     out: str | Path | None,
-    say: Say,
-) -> LabResult:
+) -> Result:
     from vitkit.experiments.lab.data_size import RESNET, Transfer, foresee_sizes, halve, plan_sizes
 
     if preset == "paper" and data is None:
@@ -292,21 +288,21 @@ def _transfer(
                 file.unlink()
             raise
         for note in plan.notes:
-            say(note)
+            log.info(note)
         options = {"model": models, "upstream": upstream, "preset": preset, "seeds": seeds, **shared}
         command = _command(experiment, source, {name: value for name, value in options.items() if value is not None})
-        return _begin(experiment, folder, plan, {"command": command, "variants": variants, "images": images}, say)
+        return _begin(experiment, folder, plan, {"command": command, "variants": variants, "images": images})
 
 
-def _begin(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[str, Any], say: Say) -> LabResult:
+def _begin(experiment: Experiment, folder: Path, plan: Plan, described: Mapping[str, Any]) -> Result:
     """Write the plan, run its trainings, and return the result."""
     begun = {"vitkit": vitkit.__version__, "experiment": experiment.name, **described}
     write_json(folder / PLAN, {**begun, "plan": plan.to_dict()})
-    say(f"{len(plan.runs())} runs, in {folder}")
-    return _go_on(experiment, folder, plan, begun, say)
+    log.info(f"{plural(len(plan.runs()), 'run', 'runs')}, in {folder}")
+    return _go_on(experiment, folder, plan, begun)
 
 
-def _take_up(out: str | Path | None, say: Say) -> LabResult:
+def _take_up(out: str | Path | None) -> Result:
     from vitkit.experiments.comparison_plan import Plan
 
     with ExitStack() as hold:
@@ -316,16 +312,16 @@ def _take_up(out: str | Path | None, say: Say) -> LabResult:
             plan, experiment = Plan.from_dict(begun.pop("plan")), EXPERIMENTS[begun["experiment"]]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PLACE.damaged(folder) from error
-        return _go_on(experiment, folder, plan, begun, say)
+        return _go_on(experiment, folder, plan, begun)
 
 
-def _go_on(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str, Any], say: Say) -> LabResult:
+def _go_on(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str, Any]) -> Result:
     from vitkit.experiments.comparison_runs import make_all
 
     try:
-        past_help = make_all(in_folder(plan, folder).runs(), folder, 1, say)
+        past_help = make_all(in_folder(plan, folder).runs(), folder, 1)
     except Interrupted:
-        say(f"to continue: vitkit lab --resume --out {folder}")
+        log.info(f"to continue: vitkit lab --resume --out {folder}")
         raise
     if past_help:
         raise VitkitError("; ".join(f"{folder / run}: {why}" for run, why in past_help.items()))
@@ -341,7 +337,7 @@ def _go_on(experiment: Experiment, folder: Path, plan: Plan, begun: Mapping[str,
         "column": experiment.column,
     }
     headings, rows = table_of(experiment, figures)
-    return _written(LabResult(experiment, figures, headings, rows, remarks_of(figures), folder))
+    return _written(result_of(experiment, figures, headings, rows, remarks_of(figures), folder))
 
 
 # --- Measurements ---------------------------------------------------------------------------------------------
@@ -355,7 +351,7 @@ def _measure(
     seeds: int,
     seed: int,
     out: str | Path | None,
-) -> LabResult:
+) -> Result:
     from vitkit.experiments.judging import subject_of
 
     if preset == "paper":
@@ -381,7 +377,7 @@ def _measure(
             "differs": measurement.differs,
         }
         rows, lines = tuple(map(tuple, measured.rows)), (*measured.lines, *subject.findings)
-        result = LabResult(measurement, figures, tuple(measured.headings), rows, lines, folder, measured.arrays)
+        result = result_of(measurement, figures, tuple(measured.headings), rows, lines, folder, measured.arrays)
         return _written(result)
 
 
@@ -391,7 +387,7 @@ def _cost(
     preset: Preset,
     fields: Mapping[str, Any],
     out: str | Path | None,
-) -> LabResult:
+) -> Result:
     from vitkit.experiments.lab.cost import foresee_costs, measure_costs
 
     if preset == "paper":
@@ -404,7 +400,8 @@ def _cost(
         options = {} if models is None else {"model": str(models)}
         words = _command(experiment, None, {**options, **fields})
         figures = {"vitkit": vitkit.__version__, "command": words, **result.figures}
-        return _written(replace(result, figures=figures, folder=folder or _next(experiment, hold)))
+        folder = folder or _next(experiment, hold)
+        return _written(result_of(experiment, figures, result.headings, result.cells, result.remarks, folder))
 
 
 # --- Files ----------------------------------------------------------------------------------------------------
@@ -416,12 +413,11 @@ def _next(experiment: Experiment, hold: ExitStack) -> Path:
     return new_run_folder(f"lab-{experiment.name}", hold)
 
 
-def _written(result: LabResult) -> LabResult:
+def _written(result: Result) -> Result:
     from vitkit.text import write_page
 
-    assert result.folder is not None
     write_json(result.folder / LAB, result.figures)
-    write_page(result.folder / PAGE, f"vitkit lab: {result.experiment.name}", result.body())
+    write_page(result.folder / PAGE, f"vitkit lab: {result.experiment.name}", [result._repr_html_()])
     return result
 
 
@@ -595,7 +591,7 @@ def claims_of(ablation: Ablation, pairs: Sequence[Mapping[str, Any]], seeds: int
     ]
 
 
-def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
+def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> Result:
     """Predict the cost of each variant with the published hyper-parameters, except for these fields; train nothing."""
     from vitkit.experiments.comparison_plan import passes_of
     from vitkit.profiling import describe
@@ -633,4 +629,4 @@ def foresee(ablation: Ablation, fields: Mapping[str, Any]) -> LabResult:
     figures = {"experiment": ablation.name, "preset": "paper", "recipe": recipe_name, "variants": variants}
     column = f"paper: {ablation.column}" if ablation.column else "paper"
     figures["command"] = f"vitkit lab {ablation.name} --preset paper"
-    return LabResult(ablation, figures, (*headings, column), tuple(rows), tuple(lines))
+    return result_of(ablation, figures, (*headings, column), tuple(rows), tuple(lines))

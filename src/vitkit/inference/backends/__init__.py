@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from vitkit.errors import VitkitError
 from vitkit.inference.backends.registry import BACKENDS, MANY, PLANS, PRECISIONS, Backend, backend_names
 from vitkit.system.environment import best_precision, check_precision, choose_device
-from vitkit.system.progress import Say, ignore
 
 if TYPE_CHECKING:
     from vitkit.inference.backends.registry import Runner
@@ -22,7 +21,6 @@ def open_runner(
     precision: str = "auto",
     images: int | None = None,
     plan: str = "auto",
-    say: Say = ignore,
     device: str = "auto",
 ) -> Runner:
     """Return a runner, a function that computes logits, for the model in its present state (`registry.Runner`).
@@ -40,7 +38,6 @@ def open_runner(
             be the fastest on this machine. If there is no measurement, the plans are measured for many images, and
             `auto` is `plain` for few. In float32, `auto` is `plain` unless `images` is large, because the results of
             `plain` are bitwise equal to those of the model.
-        say: called with a line about the measurement.
         device: `cpu`, `cuda` or `mps`. `auto` is the model's device if this is a GPU, otherwise a GPU of this machine,
             or the CPU if there is none. With `auto`, a backend that supports only CPUs computes on the CPU.
 
@@ -69,7 +66,7 @@ def open_runner(
 
     is_unsaid = precision == "bfloat16"  # in float32, the default is the model itself
     may_measure = is_unsaid if images is None else images >= MANY
-    return eager(model, precision, here, plan, may_measure=may_measure, say=say)
+    return eager(model, precision, here, plan, may_measure=may_measure)
 
 
 def _check(backend: str, precision: str, plan: str) -> None:

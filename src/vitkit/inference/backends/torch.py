@@ -37,7 +37,7 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.model.windows import windows_of
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import from_json, write_json
-from vitkit.system.progress import Say, ignore
+from vitkit.system.logger import log
 
 GAIN = 1.05  # the minimum speed-up over `plain` that is worth another plan
 _HOPELESS = 0.8  # candidates with a lower speed-up in the first round are not timed again
@@ -54,7 +54,7 @@ def build(model: VisionTransformer, plan: str, dtype: torch.dtype = torch.bfloat
     return prepare(model, dtype, pack=layout == "packed", attend=attend)
 
 
-def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may_measure: bool, say: Say) -> str:
+def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may_measure: bool) -> str:
     """Choose one of `PLANS` for this model on this machine.
 
     The plan comes from a stored measurement, or from a new one if `may_measure` is set. Otherwise it is `plain`.
@@ -63,7 +63,6 @@ def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may
         model: the model on the CPU.
         dtype: the dtype of the computation.
         may_measure: whether there are enough images to spend a second on a measurement.
-        say: called with a line about the measurement.
     """
     facts = _facts(model, dtype)
     kept = _kept(facts)
@@ -71,7 +70,7 @@ def choose(model: VisionTransformer, dtype: torch.dtype = torch.bfloat16, *, may
         ratios = measure(model, dtype)
         kept = best(ratios)
         _keep(facts, kept, ratios)
-        say(_in_words(kept, ratios))
+        log.warning(_in_words(kept, ratios))
     return kept or "plain"
 
 
@@ -327,7 +326,6 @@ def eager(
     plan: str = "auto",
     *,
     may_measure: bool = False,
-    say: Say = ignore,
 ) -> TorchRunner:
     """Return a runner in PyTorch without compilation.
 
@@ -350,7 +348,7 @@ def eager(
     if plan.startswith("packed") and not can_pack(dtype):
         raise VitkitError(f"plan {plan!r}: torch does not support packed weights here; use plan 'auto' or 'plain'")
     if plan == "auto":
-        return _fastest(model, precision, may_measure=may_measure, say=say)
+        return _fastest(model, precision, may_measure=may_measure)
     return _planned(model, precision, plan)
 
 
@@ -361,14 +359,14 @@ def _planned(model: VisionTransformer, precision: str, plan: str) -> TorchRunner
     return TorchRunner(build(model, plan, getattr(torch, precision)), "eager", precision, "cpu", plan=plan)
 
 
-def _fastest(model: VisionTransformer, precision: str, *, may_measure: bool, say: Say) -> TorchRunner:
+def _fastest(model: VisionTransformer, precision: str, *, may_measure: bool) -> TorchRunner:
     """Return a runner of the fastest known plan, or of `plain` if the other plans do not support a layer of the model.
 
     Without a measurement, the results in float32 should be bitwise equal to those of the model, so the plan is `plain`.
     """
     if precision != "float32" or may_measure:
         try:
-            plan = choose(model, getattr(torch, precision), may_measure=may_measure, say=say)
+            plan = choose(model, getattr(torch, precision), may_measure=may_measure)
             return _planned(model, precision, plan)
         except VitkitError:  # of a layer that is not vitkit's
             pass

@@ -61,7 +61,7 @@ class Pretraining(Options):
     """
 
     objective: Literal["mae", "masked-patch"] = "mae"
-    """mae: the encoder sees a quarter of the patches, and a light decoder predicts the rest (arXiv 2111.06377);
+    """mae: the encoder sees the unmasked patches, and a light decoder predicts the others (arXiv 2111.06377);
     masked-patch: half of the patches are corrupted, and their colours are predicted (the ViT paper, B.1.2).
     """
     mask: Annotated[float | None, Between(0, 1)] = None

@@ -46,7 +46,6 @@ from vitkit.model.vit import Attention, VisionTransformer
 from vitkit.model_folder import RECORD
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
 from vitkit.system.files import from_json, without_place, write_text
-from vitkit.system.progress import Say
 from vitkit.system.run_files import FILLER, FINDINGS, METRICS, PRETRAINING, RECIPE, REPORT, SPLIT, resume_command
 from vitkit.text.pages import figure, finding, listing, new_figure, table, to_png, whole_numbers, write_page
 from vitkit.training.adapters import needs_every_patch
@@ -67,7 +66,6 @@ from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.training.request import NONE, Hooks, load_of_run
 from vitkit.training.run import Prepared, Work, drive, drive_again, tell, write_start
 from vitkit.training.run_folder import (
-    Observers,
     Run,
     check_place,
     clear,
@@ -324,7 +322,6 @@ def pretrain(
     choices: Pretraining = Pretraining(),
     force: bool = False,
     hooks: Hooks = NONE,
-    say: Say = print,
 ) -> Path:
     """Pre-train an encoder, and return its run folder.
 
@@ -334,7 +331,6 @@ def pretrain(
         choices: what is learned.
         force: overwrite the run in `out`.
         hooks: callbacks and loggers of the caller.
-        say: called with each line of the run's log.
 
     Raises:
         VitkitError: the data or the model cannot be used, `out` exists, or another process is working on the run.
@@ -343,12 +339,11 @@ def pretrain(
     """
     fields = {**choices.set_fields(), **asked.set_fields()}
     choices, recipe = resolve_pretraining(asked, choices)
-    observers = Observers(say, hooks)
 
     def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        return _prepare(choices, recipe, fields, out, force, team, observers, hold)
+        return _prepare(choices, recipe, fields, out, force, team, hooks, hold)
 
-    return drive(recipe, observers, prepare, _work_on(choices), resume_command)
+    return drive(recipe, hooks, prepare, _work_on(choices), resume_command)
 
 
 def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretraining, Recipe]:
@@ -392,7 +387,7 @@ def _prepare(
     out: str | Path | None,
     force: bool,
     team: ProcessGroup,
-    observers: Observers,
+    hooks: Hooks,
     hold: ExitStack,
 ) -> Prepared:
     """Lock the run folder, and write the recipe, the split and all other inputs of the pre-training into it."""
@@ -411,7 +406,7 @@ def _prepare(
     if recipe.max_images is not None:
         images = limit(images, recipe.max_images, recipe.seed)
     name = f"{table.root.name}-{choices.objective}"
-    run = observers.run(Path(out) if out is not None else new_run_folder(name, hold))
+    run = Run(Path(out) if out is not None else new_run_folder(name, hold), hooks=hooks)
     try:
         clear(run.folder)
         write_request(run.folder, fields)
@@ -449,7 +444,6 @@ def resume_pretraining(
     data_root: Path | None = None,
     *,
     hooks: Hooks = NONE,
-    say: Say = print,
 ) -> Path:
     """Continue an interrupted pre-training. The final weights are the same as without the interruption.
 
@@ -457,7 +451,6 @@ def resume_pretraining(
         folder: the run folder.
         data_root: the folder that now contains the images; None if they have not moved.
         hooks: callbacks and loggers of the caller.
-        say: called with each line of the run's log.
 
     Raises:
         VitkitError: the folder contains no pre-training, or another process is working on it.
@@ -465,8 +458,7 @@ def resume_pretraining(
     folder = Path(folder)
     choices = choices_of_run(folder)
     recipe = load_of_run(folder / RECIPE)
-    observers = Observers(say, hooks)
-    return drive_again(folder, recipe, observers, _work_on(choices), resume_command, data_root)
+    return drive_again(folder, recipe, hooks, _work_on(choices), resume_command, data_root)
 
 
 def choices_of_run(folder: Path) -> Pretraining:

@@ -1,0 +1,232 @@
+"""`vitkit.anatomy`: show what a model has learned, as in the paper: filters, positions and attention distances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from math import log2
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from vitkit.errors import VitkitError
+from vitkit.system.files import replacing, without_place, write_bytes
+from vitkit.system.progress import Progress, progress, silent
+from vitkit.text.arguments import Only, check_arguments
+from vitkit.verbs.inputs import (
+    PREPROCESS,
+    check_apart,
+    check_outside,
+    exclusive_out_folder,
+    find_pictures,
+    open_model,
+    source_folders,
+    source_names,
+)
+from vitkit.verbs.options import Compute
+from vitkit.verbs.result import Notes, Result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from vitkit.classifier import Classifier
+    from vitkit.weights.preprocessing import PreprocessLike
+
+_MOST_IMAGES = 128  # for attention distances, as in the paper (app. D.7)
+
+
+@check_arguments
+def anatomy(
+    model: str | Path | Classifier,
+    sources: str | Path | Sequence[str | Path] = (),
+    out: Path | str | None = None,
+    *,
+    preprocess: Annotated[str | PreprocessLike | None, PREPROCESS] = None,
+    compute: Annotated[Compute, Only(("device",))] = Compute(),
+    force: bool = False,
+    progress: Progress = silent,
+) -> Result:
+    """Draw what a model has learned: its filters, positions and attention, as in the paper's Figures 7 and 11.
+
+        import vitkit
+
+        anatomy = vitkit.anatomy("runs/digits-1", "photos", out="anatomy")
+        print(anatomy.page, {name: array.shape for name, array in anatomy.arrays.items()})
+
+    On the command line: `vitkit explain runs/digits-1 photos -o anatomy --anatomy`.
+
+    Args:
+        model: a run or model folder, a checkpoint of any published layout, or a published name. A classifier in memory
+            is accepted, too.
+        sources: images, folders (including their sub-folders), or glob patterns. Without images, only the filters and
+            positions are drawn.
+        out: the folder to write to. It is required.
+        preprocess: see `vitkit.explain`.
+        compute: the device to compute on.
+        force: write to `out` even if it is not empty.
+        progress: called with the current task, the number of finished items and the total number of items.
+
+    Returns:
+        A result with the facts `page` (with all figures; its folder has each figure as a PNG file, and their values in
+        anatomy.npz), `arrays` (the values of each figure, by its name), `remarks` (about the images, about figures that
+        this model lacks, and about its position embeddings) and `notes`.
+
+    Raises:
+        VitkitError: the model cannot be loaded, there is no figure that can be drawn, none of the images can be read,
+            or `out` cannot be written to.
+    """
+    from vitkit.model.build import vit_of
+
+    names, notes = source_names(sources), Notes()
+    if out is None:
+        raise VitkitError("no folder to write to: add --out DIR")
+    folder = Path(out)
+    check_outside("--out", folder, source_folders(names))
+    paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
+    check_apart("--out", folder, paths)
+    with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
+        classifier = open_model(model, notes, compute.device, preprocess)
+        if paths:
+            classifier.preprocess.check_known()
+        vit_of(classifier.model, "an anatomy")
+        images, remarks = _read_images(classifier, paths)
+        arrays = _draw(classifier, images, remarks, folder)
+    page = folder / "index.html"
+    drawn = f"{', '.join(arrays)}: {page}"
+    facts = {"page": page, "arrays": arrays, "remarks": tuple(remarks), "notes": tuple(notes.lines)}
+    json = {"page": page, "figures": list(arrays), "told": remarks}
+    return Result("anatomy", [*remarks, drawn], facts, json=json, summary=drawn)
+
+
+def _draw(classifier: Classifier, images: Tensor | None, remarks: list[str], out: Path) -> dict[str, Any]:
+    """Draw the figures that the model supports into the folder `out`, and return their values by name."""
+    import numpy as np
+
+    from vitkit.explanation.draw import to_png
+    from vitkit.model.layers import evaluating
+    from vitkit.text.pages import image, write_page
+
+    out.mkdir(parents=True, exist_ok=True)
+    pieces: list[str] = []
+    arrays: dict[str, Any] = {}
+    for name, part in _parts(classifier, images).items():
+        try:
+            with evaluating(classifier.model):
+                values = part.compute()
+            png = to_png(part.draw(values))
+        except VitkitError as error:  # not every model has every part
+            remarks.append(f"no {name}: {error}")
+            continue
+        arrays[name] = values
+        write_bytes(out / f"{name}.png", png)
+        pieces += [f"<h2>{name.replace('_', ' ')}</h2><p>{part.description}</p>", image(name, png, "png")]
+    if not arrays:
+        raise VitkitError("; ".join(remarks))
+    with replacing(out / "anatomy.npz") as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)
+    remarks += _contrast(arrays)
+    head = ["<h1>Anatomy</h1>", *(f"<p>{escape(line)}</p>" for line in remarks)]
+    write_page(out / "index.html", "vitkit explain: anatomy", [*head, *pieces])
+    return arrays
+
+
+def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | None, list[str]]:
+    """Return at most `_MOST_IMAGES` preprocessed images, (B, C, height, width), and remarks.
+
+    If there are no paths, None is returned instead of the images.
+    """
+    import torch
+
+    from vitkit.data.decode import UnreadableImageError
+
+    if not paths:
+        return None, ["no SRC: filters and positions only; the other figures require images"]
+    chosen = (
+        [paths[i * len(paths) // _MOST_IMAGES] for i in range(_MOST_IMAGES)] if len(paths) > _MOST_IMAGES else paths
+    )
+    images, remarks = [], []
+    for done, path in enumerate(chosen, 1):
+        try:
+            images.append(classifier.read(path))
+        except UnreadableImageError as error:
+            remarks.append(f"{without_place(path)}: {error}")
+        progress("reading", done, len(chosen))
+    if not images:
+        raise VitkitError(f"none of the {len(chosen)} images can be read; the first: {remarks[0]}")
+    which = "" if chosen is paths else f" of {len(paths)}, evenly spread"
+    return torch.stack(images), [*remarks, f"{len(images)} images{which}"]
+
+
+class _AnatomyPart(NamedTuple):
+    """A figure of the model: its description, and functions that compute and draw its values."""
+
+    description: str
+    compute: Callable[[], Any]
+    draw: Callable[[Any], Figure]
+
+
+def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _AnatomyPart]:
+    from vitkit.explanation import model_analysis as anatomy
+    from vitkit.model.build import vit_of
+
+    model = vit_of(classifier.model, "an anatomy")
+    parts = {
+        "filters": _AnatomyPart(
+            "The principal components of the patch embedding's filters: the patterns that patches are first compared "
+            "with.",
+            lambda: anatomy.filter_components(model),
+            anatomy.filters,
+        ),
+        "positions": _AnatomyPart(
+            "Each small picture shows how similar the embedding of one position is to those of all others. "
+            "The model did not know that patches lie in rows and columns.",
+            lambda: anatomy.position_similarity(model),
+            anatomy.position_grid,
+        ),
+    }
+    return parts if images is None else parts | _parts_of_images(classifier, images)
+
+
+def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _AnatomyPart]:
+    from vitkit.explanation import model_analysis as anatomy
+    from vitkit.model.build import vit_of
+
+    model = vit_of(classifier.model, "an anatomy")
+    return {
+        "attention_distance": _AnatomyPart(
+            "How far each head looks on average: heads with low dots see the neighbourhood, with high dots the whole "
+            "picture.",
+            lambda: anatomy.attention_distance(model, images),
+            lambda values: anatomy.by_head(values, "Attention distance", "pixels of the input"),
+        ),
+        "attention_entropy": _AnatomyPart(
+            f"Over how many tokens each head spreads its attention: 0 bits mean one token, "
+            f"{log2(model.config.tokens):.1f} bits all tokens equally.",
+            lambda: anatomy.attention_entropy(model, images),
+            lambda values: anatomy.by_head(values, "Attention entropy", "bits"),
+        ),
+        "token_norms": _AnatomyPart(
+            "Patches with much larger norms than the rest are artefacts: the model uses them to store global "
+            "information, so they say nothing about their place in the picture (arXiv 2309.16588).",
+            lambda: anatomy.norms_by_layer(model, images),
+            lambda values: anatomy.norms(values, model.config.prefix_tokens),
+        ),
+        "layer_similarity": _AnatomyPart(
+            "Linear CKA: 1 if two layers represent these images in the same way, 0 if they have nothing in common. "
+            "With few images, the estimate may be below 0.",
+            lambda: anatomy.layer_similarity(model, images),
+            anatomy.layer_grid,
+        ),
+    }
+
+
+def _contrast(arrays: dict[str, Any]) -> list[str]:
+    """Return a line on whether the position embeddings reflect rows and columns."""
+    from vitkit.explanation.model_analysis import row_and_column_contrast
+
+    if "positions" not in arrays:
+        return []
+    row, column, neither = row_and_column_contrast(arrays["positions"])
+    return [
+        f"position similarity: {row:.2f} in the same row, {column:.2f} in the same column, {neither:.2f} in neither"
+    ]
