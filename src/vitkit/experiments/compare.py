@@ -135,8 +135,8 @@ def compare(
     Args:
         data: folder of class folders, folder with train/ and val/, or a name such as digits. With several data sets,
             the models are compared on each, and a table summarises the results.
-        models: names of models, NAME@WEIGHTS, or RECIPE.toml for a model with its own recipe, separated by commas. A
-            list is accepted, too.
+        models: names of models, NAME@WEIGHTS (NAME@none from scratch), or RECIPE.toml for a model with its own recipe,
+            separated by commas. A list is accepted, too.
         recipe: TOML file, or the name of a bundled recipe, for all models. A `vitkit.Recipe` is accepted, too.
         seeds: number of trainings of each model, with consecutive seeds that start from `seed`.
         budget: the budget of each training: epochs=N, time=T (90s, 10m, 2h) or flops=F.
