@@ -270,3 +270,11 @@ def test_a_flag_of_the_earlier_version_is_answered_with_the_new_one(vitkit: Any,
     outcome = vitkit(*command.split())
     flag = next(word for word in reversed(command.split()) if word.startswith("--"))
     assert outcome.code == 2 and f"there is no option {flag}: {advice}\n" in outcome.err
+
+
+def test_advice_names_flags_that_the_command_has(vitkit: Any, here: Path) -> None:
+    """`lab` has a flag for the model, and sets the weights by --set."""
+    (here / "deit_tiny_patch16_224").touch()
+    outcome = vitkit("lab", "head", "--model", "deit_tiny_patch16_224", "--set", "weights=auto")
+    assert outcome.code == 2 and "--model deit_tiny_patch16_224 names published weights" in outcome.err
+    assert "--set weights=./deit_tiny_patch16_224" in outcome.err

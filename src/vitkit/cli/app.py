@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import typer
@@ -278,22 +280,23 @@ def _shortened(text: str) -> str:
 def _with_flag(message: str, arguments: list[str]) -> str:
     """Replace a parameter name at the beginning of a message with the parameter's flag, if the user passed it.
 
-    For a command without flags for the fields of a recipe, `--weights none` becomes `--set weights=none`.
+    For a command that sets a field of the recipe only with --set, `--weights none` becomes `--set weights=none`.
     """
-    if arguments[:1] and arguments[0] in ("compare", "lab", "pretrain"):
-        message = re.sub(r"--([a-z][a-z-]*) ([a-z0-9./]+(?: [0-9.]+)*)", _as_set, message)
+    flags = inspect.signature(function_of(arguments[0])).parameters if arguments and arguments[0] in VERBS else {}
+    if "sets" in flags:
+        message = re.sub(r"--([a-z][a-z-]*) ([a-z0-9./]+(?: [0-9.]+)*)", partial(_as_set, flags), message)
     name = re.split(r"[^a-z_0-9]", message, maxsplit=1)[0]
     flag = f"--{name.replace('_', '-')}"
     passed = {argument.partition("=")[0] for argument in arguments}
     return flag + message[len(name) :] if flag in passed else message
 
 
-def _as_set(flag: re.Match[str]) -> str:
+def _as_set(flags: Container[str], flag: re.Match[str]) -> str:
     from vitkit.text.arguments import hints_of
     from vitkit.training.recipe import Recipe
 
     name = flag[1].replace("-", "_")
-    return f"--set {name}={flag[2].replace(' ', ',')}" if name in hints_of(Recipe) else flag[0]
+    return f"--set {name}={flag[2].replace(' ', ',')}" if name in hints_of(Recipe) and name not in flags else flag[0]
 
 
 def _describe(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitkit.data import held_out_split, limit_training
 from vitkit.errors import VitkitError
-from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of, recipe_of
+from vitkit.experiments.comparison_request import budget_of, fractions_of, names_of, recipe_of, refuse_divided
 from vitkit.experiments.judging import before_training, hash_of_images
 from vitkit.model import ViTConfig, config_for, is_model_name
 from vitkit.system import fitting, receiver, without_place
@@ -256,9 +256,7 @@ def _requested(
     asked = requested(recipe_of(name if is_file else arguments["recipe"], fields_of_run))
     if not model and not is_file:
         asked = asked.without(["model"])
-    for refused in ("folds", "devices", "nodes"):
-        if getattr(asked, refused) is not None:
-            raise VitkitError(f"{refused} splits one training into several processes or runs: leave it out to compare")
+    refuse_divided(asked.set_fields())
     return asked.replace(split_seed=asked.seed_of_split)
 
 

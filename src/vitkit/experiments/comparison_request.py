@@ -100,6 +100,16 @@ def fields_of_request(recipe: str | Path | Recipe | None, what: str) -> tuple[st
     return recipe.source, fields
 
 
+def refuse_divided(fields: Mapping[str, Any]) -> None:
+    """Refuse fields that split one training into several.
+
+    Raises:
+        VitkitError: such a field is set.
+    """
+    if divided := next((field for field in ("folds", "devices", "nodes") if fields.get(field) is not None), None):
+        raise VitkitError(f"{divided} splits one training into several processes or runs: leave it out to compare")
+
+
 PLANNED = "the plan"  # the source of the fields of a planned training, which the user has not set for it
 
 

@@ -23,8 +23,8 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -83,19 +83,25 @@ class Only:
     names: tuple[str, ...]
 
 
-class _Speaking(type):
-    """The metaclass of options: messages to callers from Python name fields instead of flags."""
+class _Documented(type):
+    # The metaclass of options. The docstring of a class has that of each field, which `help` therefore shows; the
+    # source is parsed when it is read, as this takes longer than the import.
+
+    @property
+    def __doc__(cls) -> str | None:  # type: ignore[override]
+        text: str | None = cls.__dict__.get("__doc__")
+        if text is None or getattr(sys.modules[cls.__module__], cls.__name__, None) is not cls:  # being made
+            return text
+        wrapped = partial(textwrap.fill, width=112, initial_indent="    ", subsequent_indent="        ")
+        fields = [wrapped(f"{name}: {entry}") for name, entry in help_of(cls).items()]
+        return "\n".join([f"{inspect.cleandoc(text)}\n", "Attributes:", *fields]) if fields else text
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with _naming_arguments(cls):
             return super().__call__(*args, **kwargs)
-        except VitkitError as error:
-            if not SPEAKS_OF_FLAGS.get():
-                error.args = (_in_python(str(error), hints_of(cls)),)
-            raise
 
 
-class Options(metaclass=_Speaking):
+class Options(metaclass=_Documented):
     """The base class of frozen dataclasses whose fields are options.
 
     The docstring below each field is its help on the command line and in the reference.
@@ -105,20 +111,13 @@ class Options(metaclass=_Speaking):
             empty text for the caller. All other fields have their defaults.
     """
 
-    def __init_subclass__(cls) -> None:
-        wrapped = partial(textwrap.fill, width=112, initial_indent="    ", subsequent_indent="        ")
-        texts = [wrapped(f"{name}: {text}") for name, text in help_of(cls).items()]
-        cls.__doc__ = "\n".join([f"{inspect.getdoc(cls)}\n", "Attributes:", *texts])
-
     given: Mapping[str, str]
     renamed: ClassVar[Mapping[str, str]] = {}  # former names of fields, which must not get another meaning
 
     def __new__(cls, **given: Any) -> Self:
         """Create the object; a misspelt name is refused with a suggestion."""
         cls.check_names(given)
-        options = super().__new__(cls)
-        object.__setattr__(options, "given", dict.fromkeys(given, ""))
-        return options
+        return super().__new__(cls).with_given(dict.fromkeys(given, ""))
 
     def __post_init__(self) -> None:
         """Convert the fields to their types, and check their ranges. No option is an empty text."""
@@ -150,8 +149,12 @@ class Options(metaclass=_Speaking):
         """
         self.check_names(changes)
         changed = dataclasses.replace(self, **changes)  # type: ignore[type-var]  # subclasses are dataclasses
-        object.__setattr__(changed, "given", {**self.given, **dict.fromkeys(changes, "")})
-        return changed
+        return changed.with_given({**self.given, **dict.fromkeys(changes, "")})
+
+    def with_given(self, given: Mapping[str, str]) -> Self:
+        """Set the attribute `given` of a new object, and return the object."""
+        object.__setattr__(self, "given", given)
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Return the value of each field by name, in the order of the class."""
@@ -234,12 +237,8 @@ def check_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
                 stack.enter_context(reporting_to(bound.arguments["progress"]))
             elif "progress" in signature.parameters and receiver() is silent and (display := display_of_notebook()):
                 stack.enter_context(reporting_to(stack.enter_context(NotebookBar(display))))
-            try:
-                return function(*bound.args, **bound.kwargs)
-            except VitkitError as error:
-                if not SPEAKS_OF_FLAGS.get():
-                    error.args = (_in_python(str(error), hints),)
-                raise
+            stack.enter_context(_naming_arguments(function))
+            return function(*bound.args, **bound.kwargs)
 
     return checked
 
@@ -258,6 +257,17 @@ def _refuse_fields(signature: inspect.Signature, hints: Mapping[str, Any], given
 
 SPEAKS_OF_FLAGS: ContextVar[bool] = ContextVar("SPEAKS_OF_FLAGS", default=False)
 """Whether messages name options as flags, such as `--out`. The command line sets it; otherwise it is `out`."""
+
+
+@contextmanager
+def _naming_arguments(owner: Callable[..., Any]) -> Iterator[None]:
+    """Let messages name the parameters of a function, or the fields of a class, instead of flags."""
+    try:
+        yield
+    except VitkitError as error:
+        if not SPEAKS_OF_FLAGS.get():
+            error.args = (_in_python(str(error), hints_of(owner)),)
+        raise
 
 
 def _in_python(message: str, hints: Mapping[str, Any]) -> str:

@@ -41,11 +41,7 @@ class Data(Options):
     """Whether the folders in the data folder are classes or splits; auto: depends on their names."""
     follow_links: bool = False
     """Also search what links lead to outside of the data folder."""
-    split: tuple[float, float, float] = (
-        0.7,
-        0.1,
-        0.2,
-    )
+    split: tuple[float, float, float] = (0.7, 0.1, 0.2)
     """Fractions of train, val and test, if the data has no split folders."""
     split_from: str | None = None
     """Keep the split of this run: pictures that it knows keep their split, only new ones are assigned."""
@@ -312,8 +308,9 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         Raises:
             VitkitError: there is no such file or name, the file is not TOML, or a field is wrong.
         """
+        fields = load_fields(source)
         with naming(str(source)):
-            return cls.of(load_fields(source), str(source))
+            return cls.of(fields, str(source))
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], source: str = "") -> Self:
@@ -327,8 +324,7 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
             VitkitError: a field is unknown, of the wrong type, or out of range. The message names the field.
         """
         recipe = cls(**unfold(fields))
-        object.__setattr__(recipe, "given", dict.fromkeys(recipe.given, source))
-        return recipe
+        return recipe.with_given(dict.fromkeys(recipe.given, source))
 
     @property
     def source(self) -> str | None:
@@ -353,21 +349,16 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
                 below.pop("model", None)
         merged = self.of(overlay(below, above.set_fields()))
         given = {name: self.given.get(name, "") for name in merged.given} | dict(above.given)
-        object.__setattr__(merged, "given", {name: given[name] for name in merged.given})
-        return merged
+        return merged.with_given({name: given[name] for name in merged.given})
 
     def complete(self, chosen: Mapping[str, Any]) -> Self:
         """Return a copy with values that were chosen for fields; they do not count as `given`."""
-        changed = self.replace(**chosen)
-        object.__setattr__(changed, "given", self.given)
-        return changed
+        return self.replace(**chosen).with_given(self.given)
 
     def without(self, names: Iterable[str]) -> Self:
         """Return a copy in which these fields are not set."""
         kept = {name: value for name, value in self.set_fields().items() if name not in set(names)}
-        changed = type(self)(**kept)
-        object.__setattr__(changed, "given", {name: self.given[name] for name in kept})
-        return changed
+        return type(self)(**kept).with_given({name: self.given[name] for name in kept})
 
     def to_toml(self) -> str:
         """Return the recipe as TOML, without fields that are None. Fields of the model are in the table `[model]`."""

@@ -81,7 +81,7 @@ def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None
     return asked
 
 
-def with_data(recipe: Recipe | str | Path | None, data: str | Path | None) -> Recipe:
+def with_data(recipe: Recipe | str | Path | None, data: str | Path | None = None) -> Recipe:
     """Return a recipe, its file or an empty one with the data that a caller names.
 
     Raises:

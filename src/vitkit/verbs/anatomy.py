@@ -12,16 +12,8 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import replacing, without_place, write_bytes
 from vitkit.system.progress import Progress, progress, silent
 from vitkit.text.arguments import Only, check_arguments
-from vitkit.verbs.inputs import (
-    PREPROCESS,
-    check_apart,
-    check_outside,
-    exclusive_out_folder,
-    find_pictures,
-    open_model,
-    source_folders,
-    source_names,
-)
+from vitkit.verbs.explain import opened
+from vitkit.verbs.inputs import PREPROCESS, source_names
 from vitkit.verbs.options import Compute
 from vitkit.verbs.result import Notes, Result
 
@@ -30,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitkit.classifier import Classifier
+    from vitkit.model.vit import VisionTransformer
     from vitkit.weights.preprocessing import PreprocessLike
 
 _MOST_IMAGES = 128  # for attention distances, as in the paper (app. D.7)
@@ -81,16 +74,10 @@ def anatomy(
     if out is None:
         raise VitkitError("no folder to write to: add --out DIR")
     folder = Path(out)
-    check_outside("--out", folder, source_folders(names))
-    paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
-    check_apart("--out", folder, paths)
-    with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
-        classifier = open_model(model, notes, compute.device, preprocess)
-        if paths:
-            classifier.preprocess.check_known()
-        vit_of(classifier.model, "an anatomy")
+    with opened(model, names, (folder,), notes, preprocess, compute, force=force) as (classifier, paths):
+        network = vit_of(classifier.model, "an anatomy")
         images, remarks = _read_images(classifier, paths)
-        arrays = _draw(classifier, images, remarks, folder)
+        arrays = _draw(network, images, remarks, folder)
     page = folder / "index.html"
     drawn = f"{', '.join(arrays)}: {page}"
     facts = {"page": page, "arrays": arrays, "remarks": tuple(remarks), "notes": tuple(notes.lines)}
@@ -98,7 +85,7 @@ def anatomy(
     return Result("anatomy", [*remarks, drawn], facts, json=json, summary=drawn)
 
 
-def _draw(classifier: Classifier, images: Tensor | None, remarks: list[str], out: Path) -> dict[str, Any]:
+def _draw(model: VisionTransformer, images: Tensor | None, remarks: list[str], out: Path) -> dict[str, Any]:
     """Draw the figures that the model supports into the folder `out`, and return their values by name."""
     import numpy as np
 
@@ -109,9 +96,9 @@ def _draw(classifier: Classifier, images: Tensor | None, remarks: list[str], out
     out.mkdir(parents=True, exist_ok=True)
     pieces: list[str] = []
     arrays: dict[str, Any] = {}
-    for name, part in _parts(classifier, images).items():
+    for name, part in _parts(model, images).items():
         try:
-            with evaluating(classifier.model):
+            with evaluating(model):
                 values = part.compute()
             png = to_png(part.draw(values))
         except VitkitError as error:  # not every model has every part
@@ -165,11 +152,9 @@ class _AnatomyPart(NamedTuple):
     draw: Callable[[Any], Figure]
 
 
-def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _AnatomyPart]:
+def _parts(model: VisionTransformer, images: Tensor | None) -> dict[str, _AnatomyPart]:
     from vitkit.explanation import model_analysis as anatomy
-    from vitkit.model.build import vit_of
 
-    model = vit_of(classifier.model, "an anatomy")
     parts = {
         "filters": _AnatomyPart(
             "The principal components of the patch embedding's filters: the patterns that patches are first compared "
@@ -184,14 +169,12 @@ def _parts(classifier: Classifier, images: Tensor | None) -> dict[str, _AnatomyP
             anatomy.position_grid,
         ),
     }
-    return parts if images is None else parts | _parts_of_images(classifier, images)
+    return parts if images is None else parts | _parts_of_images(model, images)
 
 
-def _parts_of_images(classifier: Classifier, images: Tensor) -> dict[str, _AnatomyPart]:
+def _parts_of_images(model: VisionTransformer, images: Tensor) -> dict[str, _AnatomyPart]:
     from vitkit.explanation import model_analysis as anatomy
-    from vitkit.model.build import vit_of
 
-    model = vit_of(classifier.model, "an anatomy")
     return {
         "attention_distance": _AnatomyPart(
             "How far each head looks on average: heads with low dots see the neighbourhood, with high dots the whole "

@@ -16,7 +16,7 @@ from vitkit.system.progress import Progress, silent
 from vitkit.text.arguments import Between, check_arguments
 from vitkit.text.cells import plural
 from vitkit.training.recipe import Recipe, name_of
-from vitkit.training.request import NONE, Hooks
+from vitkit.training.request import NONE, Hooks, with_data
 from vitkit.verbs.result import Result
 from vitkit.verbs.train import request_on_files
 
@@ -86,7 +86,7 @@ def dry_run(
     # PyTorch's profiler, which records the memory, writes lines about itself unless these are set before its import.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    asked = recipe if isinstance(recipe, Recipe) else Recipe() if recipe is None else Recipe.load(recipe)
+    asked = with_data(recipe)
     from vitkit.training import step_cost
     from vitkit.training.distributed import ProcessGroup, launched
     from vitkit.training.published import is_of_paper

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -159,18 +160,40 @@ def explain(
     if not names:
         raise VitkitError("no images to explain: add SRC..., or --anatomy to explain the model itself")
     folder, notes = Path(out), Notes()
-    for place in (folder, folder / _IMAGES):
-        check_outside("--out", place, source_folders(names))
-    paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
-    for place in (folder, folder / _IMAGES):
-        check_apart("--out", place, paths)
-    with exclusive_out_folder("--out", folder, (), "or --force to write into it", may_hold=force):
-        classifier = open_model(model, notes, compute.device, preprocess)
-        if paths:
-            classifier.preprocess.check_known()
+    opening = opened(model, names, (folder, folder / _IMAGES), notes, preprocess, compute, force=force)
+    with opening as (classifier, paths):
         root = _common_root(paths, source_folders(names))
         result = _explain_images(classifier, paths, root, folder, (method, target, layer), style)
     return replace(result, notes=tuple(notes.lines))
+
+
+@contextmanager
+def opened(
+    model: str | Path | Classifier,
+    names: list[str],
+    places: Sequence[Path],
+    notes: Notes,
+    preprocess: PreprocessLike | None,
+    compute: Compute,
+    *,
+    force: bool,
+) -> Iterator[tuple[Classifier, list[str]]]:
+    """Find images, lock the folder that will explain them, the first of `places`, and open the model.
+
+    Raises:
+        VitkitError: an image does not exist, a place lies among the images, the folder is not empty and `force` is
+            False, or the model cannot be loaded.
+    """
+    for place in places:
+        check_outside("--out", place, source_folders(names))
+    paths = list(dict.fromkeys(find_pictures(names, notes)[0]))
+    for place in places:
+        check_apart("--out", place, paths)
+    with exclusive_out_folder("--out", places[0], (), "or --force to write into it", may_hold=force):
+        classifier = open_model(model, notes, compute.device, preprocess)
+        if paths:
+            classifier.preprocess.check_known()
+        yield classifier, paths
 
 
 def _explain_images(

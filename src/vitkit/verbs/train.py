@@ -16,7 +16,7 @@ from vitkit.system.progress import Progress, display_of_notebook, silent
 from vitkit.system.run_files import EVALUATION, FOLDS, RECIPE, REPORT, fold_folder
 from vitkit.text.arguments import check_arguments
 from vitkit.training.recipe import Recipe, bundled
-from vitkit.training.request import NONE, Hooks, departures, requested
+from vitkit.training.request import NONE, Hooks, departures, requested, with_data
 from vitkit.verbs.inputs import check_data, path_of
 from vitkit.verbs.result import Result, as_json
 
@@ -242,9 +242,8 @@ def request_on_files(recipe: str | Path | Recipe | None, data: str | Path | None
         return asked, []
     from vitkit.training.defaults import without_fields_of_vits
 
-    kept, left_out = without_fields_of_vits(
-        asked, asked.named
-    )  # a published recipe may have fields that the model does not have
+    # A published recipe may have fields that the model does not have.
+    kept, left_out = without_fields_of_vits(asked, asked.named)
     return kept, [*departures(asked), *left_out]
 
 
@@ -252,7 +251,7 @@ def _on_datasets(recipe: str | Path | Recipe | None) -> Recipe:
     """Return the recipe of a training on datasets; fields of a file that are about files are ignored."""
     from vitkit.training.run import OF_FILES
 
-    asked = recipe if isinstance(recipe, Recipe) else Recipe() if recipe is None else Recipe.load(recipe)
+    asked = with_data(recipe)
     return asked.without([name for name in OF_FILES if asked.given.get(name)])
 
 

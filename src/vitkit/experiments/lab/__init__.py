@@ -164,8 +164,31 @@ def result_of(
     """Return the result of an experiment, as `vitkit.lab` describes it."""
     keys = [heading or "variant" for heading in headings]
     pictures = _pictures(experiment, figures, folder, arrays or {})
+    source = f"the source ({experiment.source}): {experiment.says}"
     facts = {"experiment": experiment, "figures": figures, "headings": tuple(headings), "cells": tuple(cells)}
     facts |= {"remarks": tuple(remarks), "folder": folder, "page": None if folder is None else folder / PAGE}
+
+    def page() -> str:
+        """Return the body of the page."""
+        from vitkit.text import command, figure, table, to_svg, wide
+
+        first, *others = remarks
+        said = [*others, source, f"what differs: {experiment.differs}"]
+        shown = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in pictures.items()]
+        drawn = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in shown), "</div>"]
+        pieces = [
+            f"<h1>{escape(experiment.name)}</h1>",
+            f"<p>{escape(experiment.question)}</p>",
+            command(figures["command"]),
+            f"<p><strong>{escape(sentence(first))}</strong></p>",
+            *(drawn if shown else []),
+            wide(table([[escape(cell) for cell in row] for row in cells], list(map(escape, headings)))),
+            "<ul>",
+            *(f"<li>{escape(sentence(line))}</li>" for line in said),
+            "</ul>",
+        ]
+        return "".join(pieces)
+
     return Result(
         "lab",
         [
@@ -173,7 +196,7 @@ def result_of(
             *aligned([headings, *cells]),
             "",
             *remarks,
-            f"the source ({experiment.source}): {experiment.says}",
+            source,
             *([] if figures.get("preset") == "paper" else [f"what differs: {experiment.differs}"]),
             *([] if folder is None else [f"everything: {folder / LAB}, {folder / PAGE}"]),
         ],
@@ -181,7 +204,7 @@ def result_of(
         json=figures,
         rows=[dict(zip(keys, row, strict=True)) for row in cells],
         pictures=pictures,
-        html=lambda: _page(experiment, figures, headings, cells, remarks, pictures),
+        html=page,
     )
 
 
@@ -204,36 +227,6 @@ def _pictures(
     if (printed := experiment.printed) is not None:
         pictures[printed.caption] = lambda: draw_lines(printed.lines, printed.x, printed.y, printed.ticks)
     return pictures
-
-
-def _page(
-    experiment: Experiment,
-    figures: Mapping[str, Any],
-    headings: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    remarks: Sequence[str],
-    pictures: Mapping[str, Callable[[], Figure]],
-) -> str:
-    """Return the body of the page as HTML."""
-    from vitkit.text import command, figure, table, to_svg, wide
-
-    first, *others = remarks
-    said = [*others, f"the source ({experiment.source}): {experiment.says}", f"what differs: {experiment.differs}"]
-    shown = [figure(caption, to_svg(draw()), "svg+xml") for caption, draw in pictures.items()]
-    drawn = ["<div class='pictures'>", *(f"<div>{picture}</div>" for picture in shown), "</div>"]
-    return "".join(
-        [
-            f"<h1>{escape(experiment.name)}</h1>",
-            f"<p>{escape(experiment.question)}</p>",
-            command(figures["command"]),
-            f"<p><strong>{escape(sentence(first))}</strong></p>",
-            *(drawn if shown else []),
-            wide(table([[escape(cell) for cell in row] for row in cells], list(map(escape, headings)))),
-            "<ul>",
-            *(f"<li>{escape(sentence(line))}</li>" for line in said),
-            "</ul>",
-        ]
-    )
 
 
 def table_of(ablation: Ablation, figures: dict[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import vitkit
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.experiments.comparison_request import PLANNED, ExperimentFolder, fields_of_request, recipe_of
+from vitkit.experiments.comparison_request import (
+    PLANNED,
+    ExperimentFolder,
+    fields_of_request,
+    recipe_of,
+    refuse_divided,
+)
 from vitkit.experiments.lab import (
     LAB,
     PAGE,
@@ -191,8 +197,7 @@ def lab(
         fields = Recipe.load(source).set_fields() | fields
     of_recipe = fields.pop("data", None)
     data = of_recipe if data is None else data
-    if divided := next((field for field in ("folds", "devices", "nodes") if fields.get(field) is not None), None):
-        raise VitkitError(f"{divided} splits one training into several processes or runs: leave it out")
+    refuse_divided(fields)
     if resume:
         if name is not None or data is not None or model is not None or upstream is not None or fields:
             raise VitkitError("--resume uses the arguments of --out: leave out all other arguments")
