@@ -130,3 +130,9 @@ def test_a_wrong_type_is_a_type_error_and_a_wrong_value_is_not() -> None:
         with pytest.raises(VitkitError) as caught:
             vitkit.Recipe(**fields)
         assert not isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("name", ["reject", "accuracy", "coverage", "unknown"])
+def test_a_promise_is_a_fraction(name: str) -> None:
+    with pytest.raises(VitkitError, match=f"{name} must be between 0 and 1, not 2"):
+        vitkit.Promises(**{name: 2})

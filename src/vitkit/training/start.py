@@ -226,7 +226,8 @@ def _offering_scratch(recipe: Recipe) -> Iterator[None]:
     except VitkitError as error:
         if recipe.weights != "auto" or "--weights none" in str(error):
             raise
-        raise VitkitError(f"{error}; or train from scratch with --weights none") from error
+        joined = ", with" if str(error).endswith("from scratch") else "; or train from scratch with"
+        raise VitkitError(f"{error}{joined} --weights none") from error
 
 
 def check_config(config: Config, recipe: Recipe) -> None:

@@ -12,6 +12,7 @@ from vitkit.errors import VitkitError
 from vitkit.system.files import replacing, without_place, write_bytes
 from vitkit.system.progress import Progress, progress, silent
 from vitkit.text.arguments import Only, check_arguments
+from vitkit.text.cells import plural
 from vitkit.verbs.explain import opened
 from vitkit.verbs.inputs import PREPROCESS, source_names
 from vitkit.verbs.options import Compute
@@ -141,7 +142,7 @@ def _read_images(classifier: Classifier, paths: list[str]) -> tuple[Tensor | Non
     if not images:
         raise VitkitError(f"none of the {len(chosen)} images can be read; the first: {remarks[0]}")
     which = "" if chosen is paths else f" of {len(paths)}, evenly spread"
-    return torch.stack(images), [*remarks, f"{len(images)} images{which}"]
+    return torch.stack(images), [*remarks, f"{plural(len(images), 'image', 'images')}{which}"]
 
 
 class _AnatomyPart(NamedTuple):

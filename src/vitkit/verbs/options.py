@@ -78,16 +78,16 @@ class Promises(Options):
 
     reject: Annotated[float | None, Between(0, 1)] = None
     """Withhold labels whose confidence is below this value from 0 to 1."""
-    accuracy: float | None = None
+    accuracy: Annotated[float | None, Between(0, 1)] = None
     """Withhold uncertain labels, so that at least this fraction of the others is right, such as 0.99. The threshold is
     chosen on the validation images of the run. The fraction is reached with a probability of 95 %.
     """
-    coverage: float | None = None
+    coverage: Annotated[float | None, Between(0, 1)] = None
     """Add a column with a set of classes, which contains the true class for at least this fraction of the images, such
     as 0.95. It requires enough validation images in the run. Some sets are empty if the model is right more often than
     requested.
     """
-    unknown: float | None = None
+    unknown: Annotated[float | None, Between(0, 1)] = None
     """Give the label ? to unfamiliar images: those whose value in the column familiar is at most this number, such as
     0.01. They look less familiar than nearly all validation images of the run. On average, at most this fraction of the
     images of known classes also gets the label ?.
