@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,8 @@ import torch
 import runs
 from vitkit.data import images_of_run, move_run, read_contents
 from vitkit.errors import VitkitError
-from vitkit.training import MAY_CHANGE, Recipe, identity, load_fields, load_of_run, run, seal
+from vitkit.training import MAY_CHANGE, Recipe, identity, load_fields, load_of_run, run, save
+from vitkit.training.checkpoint import DamagedError, read
 
 CKPT = "checkpoints/last.ckpt"
 
@@ -129,7 +132,7 @@ def test_a_run_stays_itself_where_its_photographs_move_but_not_where_they_change
     assert [{name for name in first if first[name] != other[name]} for other in others] == [{"pictures"}] * 3
 
 
-@pytest.mark.parametrize("place", [0, 100, 0.3, 0.5, 0.9, -10])
+@pytest.mark.parametrize("place", [0, 100, 0.3, 0.5, 0.9])
 def test_a_byte_of_the_state_that_changed_is_noticed(folder: Path, place: float) -> None:
     data = bytearray((folder / CKPT).read_bytes())
     data[int(place * len(data)) if isinstance(place, float) else place] ^= 1
@@ -137,12 +140,33 @@ def test_a_byte_of_the_state_that_changed_is_noticed(folder: Path, place: float)
     assert "is damaged; delete it" in refused(folder, CKPT)
 
 
+def test_a_bit_that_flips_anywhere_in_a_checkpoint_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
+    path, state = tmp_path / "last.ckpt", {"run": {}, "step": 4, "model": {"w": torch.randn(7, 5)}}
+    save(state, path)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with suppress(DamagedError):
+            found = read(path, {})
+            assert torch.equal(found["model"].pop("w"), state["model"]["w"])
+            assert found == {"run": {}, "step": 4, "model": {}}
+        path.write_bytes(whole[:place])
+        with pytest.raises(DamagedError):
+            read(path, {})
+
+
 @pytest.mark.parametrize("state", [{}, [1], {"run": None}, {"run": {}}, "text"])
 def test_a_state_of_another_make_is_refused_though_it_is_whole(folder: Path, state: object) -> None:
     torch.save(state, folder / CKPT)
     refused(folder, CKPT)
-    seal(folder / CKPT)
-    refused(folder, CKPT)
+
+
+def test_a_state_of_an_earlier_version_has_a_checksum_as_comment_and_is_read(finished: Path, folder: Path) -> None:
+    with zipfile.ZipFile(folder / CKPT, "a") as archive:
+        archive.comment = b"0" * 64
+    (folder / "report.html").unlink()
+    run.resume(folder)
+    runs.assert_same_weights(folder, finished)
 
 
 @pytest.mark.parametrize(

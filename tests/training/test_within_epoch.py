@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import runs
+import tiny
 import warm
 from hearing import heard
+from vitkit.classifier import Classifier
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import LAST, Deferral, reporting_to
-from vitkit.training import ALONE, BackgroundSave, Interruption, Loop, Recipe, run
+from vitkit.training import ALONE, Interruption, Loop, Recipe, RunWriter, TrainingState, run
 from vitkit.training.losses import EpochSums
 
 DROPPING = {"dropout": 0.2, "attention_dropout": 0.1, "drop_path": 0.2}
@@ -221,29 +222,33 @@ def test_sums_continue_where_they_were() -> None:
     assert after.state_dict(ALONE)["images"] == [3] * 6
 
 
+def writer_of(folder: Path) -> tuple[RunWriter, TrainingState]:
+    model, recipe = tiny.build(num_classes=2), Recipe()
+    classifier = Classifier(model, ("cat", "dog"), Preprocess(size=model.config.image_size))
+    return RunWriter(folder, classifier, recipe, print), TrainingState.begin(model, recipe, 100)
+
+
 def test_a_state_is_copied_before_it_changes_and_written_meanwhile(tmp_path: Path) -> None:
-    background, weights = BackgroundSave(tmp_path / "checkpoints" / "last.ckpt"), torch.zeros(10**6)
-    background.begin({"model": {"w": weights, "nested": [weights[:2]]}}, {"step": 3})
-    background.wait_for_copy()
-    weights.fill_(1.0)
-    background.finish()
-    assert not background.is_busy
-    state = torch.load(background.path, weights_only=True)
-    assert state["step"] == 3
-    assert not state["model"]["w"].any()
-    assert state["model"]["nested"][0].tolist() == [0.0, 0.0]
+    writer, state = writer_of(tmp_path)
+    weight = state.model.get_parameter("head.weight")
+    before = weight.detach().clone()
+    state.batch = state.step = 3
+    writer.on_save(state)
+    with torch.no_grad():
+        weight.fill_(1.0)
+    writer.on_trained(state)
+    assert stored(tmp_path)["step"] == 3
+    assert torch.equal(stored(tmp_path)["model"]["head.weight"], before)
 
 
 def test_an_error_of_the_thread_is_raised_and_blocks_nobody(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    background = BackgroundSave(tmp_path / "file" / "last.ckpt")
-    background.begin({"w": torch.zeros(3)}, {})
-    background.wait_for_copy()
-    background.close()
-    with pytest.raises(OSError, match="file"):
-        background.finish()
-    background.finish()
-    assert threading.active_count() >= 1
+    (tmp_path / "checkpoints").write_text("not a folder")
+    writer, state = writer_of(tmp_path)
+    writer.on_save(state)
+    writer.close()
+    with pytest.raises(OSError, match="checkpoints"):
+        writer.on_step_end(state)
+    writer.on_step_end(state)
 
 
 def test_one_process_agrees_with_itself_after_each_step() -> None:

@@ -15,7 +15,7 @@ from vitkit.system import lazily
 if TYPE_CHECKING:
     from vitkit.training.adapters import PatchDropout, add_low_rank, check_patch_dropout, drop_patches, freeze_backbone
     from vitkit.training.adapters import merge_low_rank
-    from vitkit.training.checkpoint import MAY_CHANGE, BackgroundSave, RunWriter, TrainingState, identity, save, seal
+    from vitkit.training.checkpoint import MAY_CHANGE, RunWriter, TrainingState, identity, save
     from vitkit.training.cross_validation import FinalPlan, figures_of_folds
     from vitkit.training.defaults import ACTS, PRESETS, SPARED, check_effects, choose, complete, config_of
     from vitkit.training.defaults import spare_patches, weights_of, without_effect, without_fields_of_vits

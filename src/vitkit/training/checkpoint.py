@@ -1,21 +1,24 @@
 """The state of a training, its checkpoint file (last.ckpt), and the other files that are written after each epoch.
 
 Callbacks receive the `TrainingState`, and a run resumes from it. Its `Clock` implements time budgets. `RunWriter`
-writes the figures of each epoch, the best model and the checkpoints. A checkpoint ends with a checksum, which zip
-readers ignore, and contains the identity of its run. A file that is damaged or belongs to another run is therefore
+writes the figures of each epoch, the best model and the checkpoints. A checkpoint is a zip archive with a checksum of
+each tensor, and contains the identity of its run. A file that is damaged or belongs to another run is therefore
 recognised and refused.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import os
 import pickle
 import shutil
-import threading
+import struct
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -233,15 +236,11 @@ class TrainingState:
     def state_within_epoch(self) -> dict[str, Any]:
         """Return the state for a checkpoint within an epoch. A resumed run continues with the next step.
 
-        All processes must call this method together. The weights in `model`, and the tensors in `optimizer` and
-        `average`, are not copies unless the model is sharded, so the next step of the optimiser changes them.
+        All processes must call this method together. The tensors in `model`, `optimizer` and `average` are not copies
+        unless the model is sharded, so the next step changes them.
         """
-        state = self._state_dict()
-        learning = {name for name, _ in self.model.named_parameters()}
-        buffers = {name: value.clone() for name, value in state["model"].items() if name not in learning}
         return {
-            **state,
-            "model": state["model"] | buffers,  # the next forward pass changes the statistics of batch norms
+            **self._state_dict(),
             "epoch": self.epoch,
             "batch": self.batch,
             "is_trained": self.is_trained,
@@ -297,6 +296,7 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+_MUCH_WAITING = 0.1  # the log mentions the time spent waiting if it is at least this fraction of an epoch
 _SHOWN = 4  # maximum number of differences in a message
 _DIGITS = 12  # shown of a digest
 
@@ -347,6 +347,12 @@ def identity(
     return {**fields, "classes": len(table.classes), "images": images, "pictures": pictures, "teacher": imitated}
 
 
+_DAMAGES = (  # what reading a damaged file raises
+    *(zipfile.BadZipFile, pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError, TypeError),
+    *(OverflowError, OSError, struct.error),
+)
+
+
 class DamagedError(VitkitError):
     """A checkpoint file is incomplete, or its content was changed."""
 
@@ -370,18 +376,16 @@ def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[di
     last, before = folder / LAST, folder / BEFORE
     if not before.is_file():
         return read(last, identity), last
-    try:
-        if last.is_file():
-            return read(last, identity), last
-        problem = f"{last} is missing"
-    except DamagedError as error:
-        problem = f"{last} is damaged"
+    problem, damage = f"{last} is missing", None
+    if last.is_file():
         try:
-            state = read(before, identity)
-        except VitkitError:
-            raise error from None
-    else:
+            return read(last, identity), last
+        except DamagedError as error:
+            problem, damage = f"{last} is damaged", error
+    try:
         state = read(before, identity)
+    except VitkitError as error:
+        raise damage or error from None
     say(f"{problem}: continuing from the checkpoint before it, {before}")
     return state, before
 
@@ -389,21 +393,21 @@ def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[di
 def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     """Read a training state from a checkpoint file.
 
-    Args:
-        path: the file.
-        identity: the `identity` of the run that will be continued.
-
     Raises:
         DamagedError: the file is damaged.
-        VitkitError: the file belongs to another run.
+        VitkitError: the file belongs to another run than `identity`.
     """
     try:
-        _check_seal(path)
+        with zipfile.ZipFile(path) as archive:
+            if (name := archive.testzip()) is not None:  # torch.load does not compare checksums
+                raise ValueError(f"the checksum of {name} differs")
         state = torch.load(path, map_location="cpu", weights_only=True)
         then = state["run"]
         if not isinstance(then, dict):
             raise ValueError("it has no identity of a run")
-    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+    except _DAMAGES as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a position that is not in the file
+            raise
         raise DamagedError(f"{path} is damaged; delete it to restart the training of this run") from error
     changed = [f"{name} {then.get(name)}, not {now}" for name, now in identity.items() if then.get(name) != now]
     if changed:
@@ -414,6 +418,41 @@ def read(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
             " undo the change, or delete the file to restart the training"
         )
     return dict(state)
+
+
+def save(state: Mapping[str, Any], path: Path) -> None:
+    """Write the state of a training atomically. The previous file is kept as `before.ckpt`.
+
+    Raises:
+        OSError: the file cannot be written; the error names `path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing(path) as temporary:
+            with temporary.open("wb") as file:  # with a path, torch does not report the cause of an error
+                torch.save(dict(state), file)
+            if path.is_file():
+                try:
+                    with replacing(path.with_name(BEFORE.name)) as before:
+                        os.link(path, before)
+                except OSError:  # the file system has no hard links
+                    path.replace(path.with_name(BEFORE.name))
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # torch raises another error in its place
+        if not isinstance(cause, OSError):
+            raise
+        raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from error
+
+
+def _in_main_memory(value: Any) -> Any:
+    """Return a copy of nested dictionaries and lists, whose tensors are copied to main memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _in_main_memory(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_in_main_memory(item) for item in value)
+    return value
 
 
 class RunWriter:
@@ -452,7 +491,7 @@ class RunWriter:
         self.keeps_start = False  # the best model so far is the zero-shot model
         self.finished = False
         self.limits = [recipe.time, recipe.patience]
-        self._background = BackgroundSave(folder / LAST)
+        self._writing: Future[None] | None = None  # the checkpoint that a thread writes
         self._every, self._saved = parse_duration(recipe.save_every or SAVE_EVERY), time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
@@ -468,42 +507,40 @@ class RunWriter:
         self.limits = limits
 
     def on_fit_start(self, state: TrainingState) -> None:
-        """Prepare the files and the optimiser for the training.
-
-        The rows of metrics.csv whose epochs will be repeated are removed. From now on, each step of the optimiser first
-        waits until the tensors for the current checkpoint have been copied (`BackgroundSave`).
-        """
+        """Remove the rows of metrics.csv whose epochs will be repeated."""
         self._saved = time.monotonic()
         if self.team.is_main:
             truncate_metrics(self.folder / METRICS, state.epoch)
-            state.optimizer.register_step_pre_hook(self._background.wait_for_copy)
 
     def on_step_end(self, state: TrainingState) -> None:
         """Request a checkpoint if the last one is older than `save_every`."""
-        if self.team.is_main and not self._background.is_busy:
-            self._background.finish()  # raises the error of the previous checkpoint
+        if self.team.is_main and (self._writing is None or self._writing.done()):
+            self._finish_writing()
             state.should_save |= time.monotonic() - self._saved >= self._every
 
     def on_save(self, state: TrainingState) -> None:
-        """Start writing a checkpoint within the epoch. The training continues meanwhile."""
+        """Copy the state within the epoch, and write it in a thread while the training continues.
+
+        The thread communicates with no other process (docs/decisions/0040-a-place-in-the-epoch.md).
+        """
         self._saved, content = time.monotonic(), self._content(state.state_within_epoch())
         if self.team.is_main:
-            changing = () if is_sharded(state.model) else ("model", "optimizer")  # else they are copies already
-            self._background.begin({name: content.pop(name) for name in (*changing, "average")}, content)
+            self._finish_writing()
+            content |= {name: _in_main_memory(content[name]) for name in ("model", "optimizer", "average")}
+            executor = ThreadPoolExecutor(1, "checkpoint")
+            self._writing = executor.submit(save, content, self.folder / LAST)
+            executor.shutdown(wait=False)  # the thread ends with its work
 
-    def on_trained(self, state: TrainingState) -> None:  # a hook
-        """Wait until a checkpoint that is being written is complete.
-
-        This is required before the validation, which may start processes or replace the weights.
-        """
-        self._background.finish()
+    def on_trained(self, state: TrainingState) -> None:
+        """Wait for the thread, because the validation may start processes or replace the weights."""
+        self._finish_writing()
 
     def on_interrupt(self, state: TrainingState) -> None:
         """Write a checkpoint before a signal ends the training.
 
         Without a step in the current epoch, nothing is written, because the checkpoint of the previous epoch suffices.
         """
-        self._background.finish()
+        self._finish_writing()
         if not state.batch:
             return
         content = self._content(state.state_within_epoch())
@@ -511,9 +548,16 @@ class RunWriter:
             save(content, self.folder / LAST)
         self.say(f"saved after step {state.step}, batch {state.batch} of epoch {state.epoch + 1}")
 
+    def _finish_writing(self) -> None:
+        """Wait until the checkpoint that is being written, if any, is complete. Raise the error if there was one."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
     def close(self) -> None:
-        """Wait until the thread that writes checkpoints has ended."""
-        self._background.close()
+        """Wait until the thread that writes a checkpoint has ended. Its error is not raised."""
+        if self._writing is not None:
+            wait([self._writing])
 
     def _content(self, state: dict[str, Any]) -> dict[str, Any]:
         return {"run": self.identity, "writer": self.state_dict(), **state}
@@ -538,28 +582,46 @@ class RunWriter:
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Write the files of the epoch, and stop the training if `patience` or the time budget is used up."""
-        epoch, metrics = state.epoch, self._figures(state)
+        epoch, metrics, recipe = state.epoch, self._figures(state), self.recipe
+        waiting = state.metrics.get("waiting")  # None if the run was resumed after the last step
         if self.team.is_main:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
-            if (waiting := state.metrics.get("waiting")) is not None:  # None if the run was resumed after the last step
-                row["waiting"] = round(waiting, 3)
-            append_metrics(self.folder / METRICS, row)
-        if epoch == swa_start(self.recipe):  # from now on the average is the model, even if it is worse
+            append_metrics(self.folder / METRICS, row if waiting is None else row | {"waiting": round(waiting, 3)})
+        if epoch == swa_start(recipe):  # from now on the average is the model, even if it is worse
             self.best = None
         is_best = not state.went_back and self._note_best(epoch, metrics)
         if not state.went_back:
-            self._keep_model(epoch, state.kept, metrics, is_best)
-        state.should_stop |= state.clock.is_up  # the validation may have used up the time
-        is_stale = self.recipe.patience is not None and epoch - self.last_rise >= self.recipe.patience
-        state.should_stop |= is_stale
+            self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
+            if recipe.keep == "every":
+                self._keep_epoch(epoch, state.kept, metrics)
+            if is_best or recipe.keep == "last":
+                self.save(self.folder, state.kept)
+                self.has_kept, self.keeps_start = True, False
+        is_stale = recipe.patience is not None and epoch - self.last_rise >= recipe.patience
+        state.should_stop |= state.clock.is_up or is_stale  # the validation may have used up the time
         self.finished = state.should_stop
         content = self._content(state.state_dict())
         if self.team.is_main:
             save(content, self.folder / LAST)
         self._saved = time.monotonic()
-        self.say(_line(epoch, self.recipe.epochs, state.metrics | metrics, state.clock.elapsed, is_best))
+        names = ("train_loss", "val_loss", "val_acc", "val_map")
+        shown = [f"{name} {state.metrics[name]:.4f}" for name in names if name in state.metrics]
+        line = [f"epoch {epoch + 1:>3}/{recipe.epochs}", *shown, f"lr {state.metrics['lr']:.2e}"]
+        line.append(f"{state.clock.elapsed:.0f} s")
+        if waiting is not None and waiting >= _MUCH_WAITING:
+            line.append(f"{waiting:.0%} waiting for images")
+        self.say("  ".join(line) + ("  *" if is_best else ""))
         if is_stale:
-            self.say(f"no better {self.recipe.monitor} in {self.recipe.patience} epochs: stopping")
+            self.say(f"no better {recipe.monitor} in {recipe.patience} epochs: stopping")
+
+    def _keep_epoch(self, epoch: int, model: Trained, metrics: dict[str, float]) -> None:
+        """Save the model in a folder such as `checkpoints/epoch-0001-val_loss=0.5312-val_acc=0.9100`."""
+        folder, name = self.folder / "checkpoints", f"epoch-{epoch:04d}"
+        if self.team.is_main:
+            for other in folder.glob(f"{name}*"):  # of an interrupted run
+                shutil.rmtree(other)
+        figures = [f"{figure}={metrics[figure]:.4f}" for figure in ("val_loss", "val_acc") if figure in metrics]
+        self.save(folder / "-".join([name, *figures]), model)
 
     def _figures(self, state: TrainingState) -> dict[str, float]:
         """Return the figures that the loop has computed, without the figures that callbacks have added."""
@@ -585,17 +647,6 @@ class RunWriter:
             return True
         return value == self.best
 
-    def _keep_model(self, epoch: int, model: Trained, metrics: dict[str, float], is_best: bool) -> None:
-        self.classifier.provenance["metrics"] = {"epoch": epoch, **metrics}
-        if self.recipe.keep == "every":
-            if self.team.is_main:
-                for other in (self.folder / "checkpoints").glob(f"epoch-{epoch:04d}*"):  # of an interrupted run
-                    shutil.rmtree(other)
-            self.save(self.folder / "checkpoints" / epoch_name(epoch, metrics), model)
-        if is_best or self.recipe.keep == "last":
-            self.save(self.folder, model)
-            self.has_kept, self.keeps_start = True, False
-
     def save(self, folder: Path, trained: Trained) -> None:
         """Write a model folder with the weights of `trained`. All processes must call this method together.
 
@@ -614,177 +665,3 @@ class RunWriter:
         standing = correction_of(classifier)
         with nullcontext() if standing is None else with_correction(model, standing):
             classifier.save(folder)
-
-
-def epoch_name(epoch: int, metrics: dict[str, float]) -> str:
-    """Return the name of an epoch's model folder: `epoch-0001-val_loss=0.5312-val_acc=0.9100`."""
-    figures = [f"{name}={metrics[name]:.4f}" for name in ("val_loss", "val_acc") if name in metrics]
-    return "-".join([f"epoch-{epoch:04d}", *figures])
-
-
-_MUCH_WAITING = 0.1  # the log mentions the time spent waiting if it is at least this fraction of an epoch
-
-
-def _line(epoch: int, epochs: int, metrics: dict[str, float], seconds: float, is_best: bool) -> str:
-    parts = [f"epoch {epoch + 1:>3}/{epochs}"]
-    shown = ("train_loss", "val_loss", "val_acc", "val_map")
-    parts += [f"{name} {metrics[name]:.4f}" for name in shown if name in metrics]
-    parts += [f"lr {metrics['lr']:.2e}", f"{seconds:.0f} s"]
-    if metrics.get("waiting", 0.0) >= _MUCH_WAITING:
-        parts.append(f"{metrics['waiting']:.0%} waiting for images")
-    return "  ".join(parts) + ("  *" if is_best else "")
-
-
-# --- Writing while the training goes on -----------------------------------------------------------------------
-
-# `BackgroundSave` copies a state and writes it in a thread of the main process. The thread copies weights and moments
-# during the forward and backward pass of the next step. Only the optimiser's step changes weights and moments, and it
-# waits for the copy, which is usually complete by then. The file is written under a temporary name, and renamed when
-# the file is complete. The thread never waits for another process, because it communicates with none
-# (docs/decisions/0040-a-place-in-the-epoch.md).
-
-_CHECKSUM = 64  # length of the checksum, which is the comment of the zip archive
-
-
-def save(state: Mapping[str, Any], path: Path) -> None:
-    """Write the state of a training atomically. The previous file is kept as `before.ckpt`.
-
-    Raises:
-        OSError: the file cannot be written; the error names `path`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with replacing(path) as temporary:
-            with temporary.open("wb") as file:  # with a path, torch does not report the cause of an error
-                torch.save(dict(state), file)
-            seal(temporary)
-            _keep_before(path)
-    except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__  # torch raises another error in its place
-        if not isinstance(cause, OSError):
-            raise
-        raise OSError(cause.errno, cause.strerror or str(cause), str(path)) from error
-
-
-def _keep_before(last: Path) -> None:
-    """Keep the current `last.ckpt` as `before.ckpt`, because `last.ckpt` will be replaced."""
-    if not last.is_file():
-        return
-    before = last.with_name(BEFORE.name)
-    try:
-        with replacing(before) as temporary:
-            os.link(last, temporary)
-    except OSError:  # the file system has no hard links
-        last.replace(before)
-
-
-def seal(path: Path) -> None:
-    """Append a checksum to a file that `torch.save` wrote.
-
-    Raises:
-        ValueError: the zip archive has a comment already, such as a checksum.
-    """
-    with path.open("rb+") as file:
-        file.seek(-2, os.SEEK_END)
-        if file.read() != b"\0\0":  # the length of the comment
-            raise ValueError(f"{path} has a comment already")
-        file.seek(-2, os.SEEK_END)
-        file.write(_CHECKSUM.to_bytes(2, "little"))
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        file.write(digest.encode())
-
-
-def _check_seal(path: Path) -> None:
-    """Check a file against the checksum that `seal` has appended to it.
-
-    Raises:
-        ValueError: the content of the file does not match the checksum.
-        OSError: the file cannot be read.
-    """
-    digest, left = hashlib.sha256(), path.stat().st_size - _CHECKSUM
-    with path.open("rb") as file:
-        while left > 0 and (part := file.read(min(left, 2**20))):
-            digest.update(part)
-            left -= len(part)
-        if file.read() != digest.hexdigest().encode():
-            raise ValueError("its content does not match its checksum")
-
-
-class BackgroundSave:
-    """Write checkpoints in a thread, one at a time.
-
-    Args:
-        path: the checkpoint file, which each new checkpoint replaces.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._thread: threading.Thread | None = None
-        self._copied = threading.Event()
-        self._copied.set()
-        self._error: BaseException | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Return whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def begin(self, changing: Mapping[str, Any], constant: Mapping[str, Any]) -> None:
-        """Start writing a state in a thread, after waiting for the previous checkpoint.
-
-        Args:
-            changing: the part of the state whose tensors are copied in the thread, because training will change them.
-                The tensors must not change before `wait_for_copy` has returned.
-            constant: the part of the state whose tensors never change, so that no copy is needed.
-
-        Raises:
-            OSError: the previous checkpoint could not be written.
-        """
-        self.finish()
-        self._copied.clear()
-        self._thread = threading.Thread(target=self._write, args=(changing, constant), name="checkpoint")
-        self._thread.start()
-
-    def wait_for_copy(self, *_: object) -> None:
-        """Wait until the changing tensors of the state have been copied. The arguments are ignored."""
-        self._copied.wait()
-
-    def finish(self) -> None:
-        """Wait until the checkpoint that is being written, if any, is complete.
-
-        Raises:
-            OSError: the checkpoint could not be written.
-        """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def close(self) -> None:
-        """Wait until the thread has ended. An error in the thread is not raised."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _write(self, changing: Mapping[str, Any], constant: Mapping[str, Any]) -> None:
-        try:
-            try:
-                copied = _copy_tensors(changing)
-            finally:
-                self._copied.set()
-            save({**copied, **constant}, self.path)
-        except BaseException as error:  # it is raised in the main thread
-            self._error = error
-
-
-def _copy_tensors(value: Any) -> Any:
-    """Return a copy of nested dictionaries and lists, whose tensors are copied to main memory."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: _copy_tensors(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copy_tensors(item) for item in value)
-    return value
