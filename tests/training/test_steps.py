@@ -13,10 +13,9 @@ from hearing import heard
 from runs import assert_same_weights, metrics, photos, quick, weights
 from vitkit.errors import VitkitError
 from vitkit.training import (
-    DeferredFiniteCheck,
+    FiniteCheck,
     Loop,
     Recipe,
-    StepIndex,
     add_gradients,
     build_optimizer,
     checkpoint_every,
@@ -39,25 +38,21 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Noted:
-    """Whether each step went well, in the place of a guard; of those that did not, which they were."""
+    """Whether each step went well, in the place of a guard; of those that did not, what was not finite, and when."""
 
     def __init__(self) -> None:
-        self.steps: list[StepIndex | None] = []
+        self.steps: list[tuple[str, int, int] | None] = []
 
     def pass_step(self) -> None:
         self.steps.append(None)
 
-    def skip_step(self, what: str, batch: Any) -> None:
-        self.steps.append(batch["index"])
+    def skip_step(self, what: str, epoch: int, step: int) -> None:
+        self.steps.append((what, epoch, step))
 
 
-def deferred() -> tuple[Any, DeferredFiniteCheck]:
+def checked() -> tuple[Any, FiniteCheck]:
     guard: Any = Noted()
-    return guard, DeferredFiniteCheck(guard, lambda index: {"index": index})
-
-
-def note(check: DeferredFiniteCheck, loss: float, index: StepIndex) -> None:
-    check.note_loss(torch.tensor(loss), (torch.zeros(1), torch.zeros(1)), index)
+    return guard, FiniteCheck(guard)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])
@@ -65,50 +60,46 @@ def note(check: DeferredFiniteCheck, loss: float, index: StepIndex) -> None:
 def test_a_bad_step_moves_nothing_and_is_told_of(kind: type[torch.optim.Optimizer], bad: str) -> None:
     weight = nn.Parameter(torch.ones(3))
     optimizer = kind([weight], lr=0.1, fused=True)  # type: ignore[call-arg]
-    (guard, check), moved = deferred(), []
+    (guard, check), moved = checked(), []
     for step in range(4):
         weight.grad = torch.full((3,), float("nan") if step == 1 else 1.0)
         before = weight.detach().clone()
-        note(check, float("inf") if step == 1 and bad == "loss" else 1.0, StepIndex(0, step, step))
+        check.note_loss(torch.tensor(float("inf") if step == 1 and bad == "loss" else 1.0), 0, step)
         norm = torch.tensor(float("nan") if step == 1 and bad == "norm" else 1.0)
         assert check.allows(optimizer, norm)
         optimizer.step()
         moved.append(not torch.equal(weight, before))
     assert moved == [True, False, True, True]
     check.settle()
-    assert guard.steps == [None, StepIndex(0, 1, 1), None, None]
+    assert guard.steps == [None, ("loss" if bad == "loss" else "gradient", 0, 1), None, None]
     check.settle()
     assert len(guard.steps) == 4
 
 
 def test_one_bad_batch_spoils_the_step_that_it_is_part_of_and_no_other() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, fused=True)
-    guard, check = deferred()
+    guard, check = checked()
     for losses in ([1.0, float("nan")], [1.0, 1.0], [float("inf"), 1.0]):
         for loss in losses:
-            note(check, loss, StepIndex(0, 0, 0))
+            check.note_loss(torch.tensor(loss), 0, 0)
         check.allows(optimizer, torch.tensor(1.0))
     check.settle()
-    assert [index is None for index in guard.steps] == [False, True, False]
+    assert [step is None for step in guard.steps] == [False, True, False]
 
 
 def test_outcomes_are_asked_for_now_and_then() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, fused=True)
-    guard, check = deferred()
+    guard, check = checked()
     for step in range(50):
         assert guard.steps == []
-        note(check, 1.0, StepIndex(0, step, step))
+        check.note_loss(torch.tensor(1.0), 0, step)
         check.allows(optimizer, torch.tensor(1.0))
     assert guard.steps == [None] * 50
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused optimisers and outcomes that are asked for later, on the CPU."""
-    begin, build = Loop.__init__, state.build_optimizer
-
-    def init(loop: Loop, *args: Any, **options: Any) -> None:
-        begin(loop, *args, **options)
-        loop.check = DeferredFiniteCheck(loop.state.guard, loop._describe_again)
+    build = state.build_optimizer
 
     def fused(model: nn.Module, recipe: Recipe, make: Any = None) -> torch.optim.Optimizer:
         optimizer = build(model, recipe)
@@ -117,7 +108,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         return optimizer
 
-    monkeypatch.setattr(Loop, "__init__", init)
     monkeypatch.setattr(state, "build_optimizer", fused)
 
 
@@ -139,10 +129,7 @@ def test_who_asks_later_leaves_out_the_same_steps(data: Path, tmp_path: Path, mo
         train(small(data), tmp_path / "run")
     told = [line for line in said if "not finite" in line]
     assert len(told) == 1
-    assert "the loss or its gradient is not finite in epoch 1, after 1 steps: step skipped" in told[0]
-    saved = torch.load(tmp_path / "run" / "bad_batch-1.pt", weights_only=True)
-    assert saved["images"].shape == (8, 3, 16, 16)
-    assert len(saved["paths"]) == 8
+    assert "the loss is not finite in epoch 1, after 1 steps: step skipped" in told[0]
     assert all(torch.isfinite(tensor).all() for tensor in weights(tmp_path / "run").values())
 
 

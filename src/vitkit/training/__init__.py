@@ -51,9 +51,8 @@ if TYPE_CHECKING:
     from vitkit.training.run_folder import Run, append_metrics, check_place, clear, new_run_folder, next_free
     from vitkit.training.run_folder import read_metrics, truncate_metrics
     from vitkit.training.selection import probe_accuracy, resolve_method
-    from vitkit.training.stability import DeferredFiniteCheck, DivergedError, FiniteCheck, Pieces, RunningStatistics
-    from vitkit.training.stability import SafePoint, StabilityGuard, StepIndex, ValidationOutcome, all_finite
-    from vitkit.training.stability import has_collapsed
+    from vitkit.training.stability import DivergedError, FiniteCheck, Pieces, RunningStatistics, SafePoint
+    from vitkit.training.stability import StabilityGuard, ValidationOutcome, all_finite, has_collapsed
     from vitkit.training.start import Start, augment_of, blueprint_of, choose_precision, new_classifier, resolve
     from vitkit.training.teacher import load_teacher
     from vitkit.training.unknown import LEFT_OUT, LabelledFeatures, LabelledImages, fit_to_images, fit_unknown

@@ -34,14 +34,7 @@ from vitkit.training.checkpoint import Clock, TrainingState, in_evaluation
 from vitkit.training.distributed import ALONE, GradientSums, ProcessGroup
 from vitkit.training.losses import EpochSums, Learning
 from vitkit.training.optim import set_learning_rate, swa_start
-from vitkit.training.stability import (
-    DeferredFiniteCheck,
-    FiniteCheck,
-    RunningStatistics,
-    StepIndex,
-    ValidationOutcome,
-    optimizer_in_memory,
-)
+from vitkit.training.stability import FiniteCheck, RunningStatistics, ValidationOutcome, optimizer_in_memory
 from vitkit.training.start import free_shared_memory
 
 if TYPE_CHECKING:
@@ -140,7 +133,6 @@ class MicroBatch:
         training_images: the number of training images. It is 0 if the share is empty, in which case `images` contains
             placeholders.
         batch: the images and labels from the data loader, before mixing.
-        index: the position of the batch in the training.
         is_last: whether this is the last batch of the step.
         draws: a function that takes a range of rows, and returns a context in which dropout uses the random numbers of
             these rows.
@@ -152,7 +144,6 @@ class MicroBatch:
     targets: Tensor
     training_images: int
     batch: Batch
-    index: StepIndex
     is_last: bool
     draws: Callable[[slice], AbstractContextManager[None]]
     losses: list[Tensor] = field(default_factory=list)
@@ -235,9 +226,7 @@ class Loop:
         self.state, self.data, self.fabric, self.team, self.callbacks = state, data, fabric, team, list(callbacks)
         self.objective = objective.to(fabric.device)
         self.interruption = interruption or Interruption(Deferral(), team)
-        self.check: FiniteCheck | DeferredFiniteCheck = FiniteCheck(state.guard, self._describe, team, state.scaler)
-        if getattr(state.optimizer, "_step_supports_amp_scaling", False):  # fused optimisers, the default on GPUs
-            self.check = DeferredFiniteCheck(state.guard, self._describe_again, team, state.scaler)
+        self.check = FiniteCheck(state.guard, state.scaler)
         self._forward: Callable[..., tuple[Tensor, ...]] = state.model.forward_heads
         self._mixing = Mixing(mixup=state.recipe.mixup, cutmix=state.recipe.cutmix)
         self._draws = Draws(state.model)
@@ -421,17 +410,16 @@ class Loop:
         mixed, targets = self.mix(images, labels, number - first, whole)
         seed = mix_seeds(state.recipe.seed, state.step, number - first, 1)
         keys = self._draws.of(seed, self.data.places(len(images)), images.device)
-        index = StepIndex(state.epoch, number, state.step)
         is_last = number == min(first + state.recipe.grad_accum, self.data.batches) - 1
         return MicroBatch(
-            mixed, targets, training_images, batch, index, is_last, lambda rows: self._draws.using(keys[:, rows])
+            mixed, targets, training_images, batch, is_last, lambda rows: self._draws.using(keys[:, rows])
         )
 
     def _note(self, micro: MicroBatch) -> None:
         """Add a batch to the sums of the epoch, and pass its loss to the check for values that are not finite."""
         loss = torch.stack(micro.losses).sum()
         self.state.sums.add(loss, micro.training_images, micro.hits)
-        self.check.note_loss(loss, micro.batch, micro.index)
+        self.check.note_loss(loss, self.state.epoch, self.state.step)
 
     def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
         """Return the images and their labels (B,) or targets (B, K), mixed if the recipe requests it.
@@ -503,14 +491,6 @@ class Loop:
         accumulated = self.state.recipe.grad_accum
         what = f"epoch {self.state.epoch + 1}/{self.state.recipe.epochs}"
         progress(what, first // accumulated + 1, math.ceil(self.data.batches / accumulated))
-
-    def _describe(self, batch: Batch, index: StepIndex) -> dict[str, Any]:
-        images, labels = (part.cpu() for part in batch)
-        paths = self.data.paths_of_batch(index.epoch, index.batch)
-        return {"images": images, "labels": labels, "paths": paths, "epoch": index.epoch, "step": index.step}
-
-    def _describe_again(self, index: StepIndex) -> dict[str, Any]:
-        return self._describe(self.data.batch_again(index.epoch, index.batch), index)
 
 
 # --- Random numbers of dropout -----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 `StabilityGuard` counts and reports incidents, and ends a training that does not recover. There are three kinds of
 incidents:
 
-- The loss or the gradient of a step is not finite. `FiniteCheck` (on a GPU `DeferredFiniteCheck`) skips the step.
+- The loss or the gradient of a step is not finite. `FiniteCheck` skips the step.
 - The model predicts one class for all images, or its weights are not finite. `SafePoint` restores the weights of the
   last good epoch, and the training continues with a lower learning rate.
 - A batch does not fit into memory. `Pieces` divides the batch into parts, whose gradients have the same sum.
@@ -26,24 +26,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitkit.data.loading import Batch
 from vitkit.errors import VitkitError, is_memory_short
-from vitkit.system.files import replacing
 from vitkit.system.progress import Say
-from vitkit.system.run_files import BAD_BATCH
 from vitkit.training.distributed import ALONE, ProcessGroup, full_weights, is_sharded, set_full_weights
 
 _IN_A_ROW = 3  # skipped steps in a row after which the training stops
 _LOWERED = 2  # how many times the learning rate is lowered before the training stops
 _FACTOR = 0.1
-_SAVED = 10  # maximum number of bad batches that are saved
+_DEFERRED = 50  # steps after which a GPU is asked which of them it skipped
 _ADVICE = "try a lower --lr or a longer --warmup"
 
 
@@ -177,19 +173,15 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 
 
 class StabilityGuard:
-    """Count incidents, report them, and end a training that does not recover.
-
-    Args:
-        say: called with a line about each incident.
-        folder: the folder in which bad batches are saved; None to save none.
+    """Count incidents, report each by `say`, and end a training that does not recover.
 
     Attributes:
         lowered: how many times the learning rate was lowered.
         best_accuracy: the best validation accuracy so far.
     """
 
-    def __init__(self, say: Say, folder: Path | None = None) -> None:
-        self.say, self._folder = say, folder
+    def __init__(self, say: Say, _folder: object = None) -> None:
+        self.say = say
         self.lowered = 0
         self.best_accuracy = 0.0
         self._bad_in_a_row = 0
@@ -210,34 +202,23 @@ class StabilityGuard:
         """Record that a step had no incident."""
         self._bad_in_a_row = 0
 
-    def skip_step(self, what: str, batch: Mapping[str, Any]) -> None:
-        """Report a skipped step, and save its batch for inspection.
+    def skip_step(self, what: str, epoch: int, step: int) -> None:
+        """Report a skipped step.
 
         Args:
             what: the quantity that is not finite.
-            batch: the data to save, including `epoch`, from 0, and `step`.
+            epoch: the epoch, from 0.
+            step: the number of steps taken before.
 
         Raises:
             DivergedError: this is the third skipped step in a row.
         """
         self._bad_in_a_row += 1
-        saved = self._save(batch)
-        self.say(
-            f"the {what} is not finite in epoch {batch['epoch'] + 1}, after {batch['step']} steps: step skipped"
-            + (f"; its images are in {saved}" if saved else "")
-        )
+        self.say(f"the {what} is not finite in epoch {epoch + 1}, after {step} steps: step skipped")
         if self._bad_in_a_row >= _IN_A_ROW:
             raise DivergedError(
                 f"the {what} was not finite in {_IN_A_ROW} steps in a row: {_ADVICE}, or --precision float32"
             )
-
-    def _save(self, batch: Mapping[str, Any]) -> Path | None:
-        if self._folder is None or (number := len(list(self._folder.glob(BAD_BATCH))) + 1) > _SAVED:
-            return None
-        path = self._folder / BAD_BATCH.replace("*", str(number))
-        with replacing(path) as temporary:
-            torch.save(dict(batch), temporary)
-        return path
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
         """Return False if the model has collapsed (`has_collapsed`), else True. Without an outcome, return True."""
@@ -274,129 +255,31 @@ def all_finite(weights: Mapping[str, Tensor]) -> bool:
     return all(bool(weight.isfinite().all()) for weight in weights.values())
 
 
-@dataclass(frozen=True)
-class StepIndex:
-    """The position of a batch: its epoch, its number in the epoch, and the number of steps taken before it."""
-
-    epoch: int
-    batch: int
-    step: int
-
-
-Describe = Callable[[Batch, StepIndex], dict[str, Any]]  # returns the data of a bad batch that are saved
-
-
 class FiniteCheck:
-    """Skip a step whose loss or gradient is not finite.
+    """Skip the steps whose loss or gradient is not finite, and report them to the guard.
+
+    A fused optimiser, the default on GPUs, skips such a step by itself, as it does for gradient scalers. Which steps it
+    skipped is read only every 50 steps, because waiting for the GPU after every step would delay the training.
 
     Args:
         guard: counts the skipped steps.
-        describe: a function that returns the data to save about a bad batch.
-        team: the processes that train together; they skip the same steps.
         scaler: the gradient scaler. A gradient that overflows does not count as an incident as long as the scale can
             still be lowered.
     """
 
-    def __init__(
-        self,
-        guard: StabilityGuard,
-        describe: Describe,
-        team: ProcessGroup = ALONE,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        self._guard, self._describe, self._team, self._scaler = guard, describe, team, scaler
-        self._bad: dict[str, Any] | None = None  # the first batch of this step whose loss is not finite
-        self._is_bad = False
-        self._last: tuple[Batch, StepIndex]
-
-    def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:
-        """Record the loss of a batch of this step, (). If it is not finite, keep the batch for a report."""
-        self._last = batch, index
-        if self._bad is None and not loss.isfinite():
-            self._bad, self._is_bad = self._describe(batch, index), True
-
-    def note_team(self, bad_losses: Tensor) -> None:
-        """Record whether any loss of this step is not finite in any process.
-
-        `bad_losses`, (), is the number of such losses in all processes together.
-        """
-        self._is_bad = bool(bad_losses)
-
-    def is_finite(self, norm: Tensor) -> Tensor:
-        """Return whether the losses of this step and the norm of the gradient are all finite, as a tensor, ()."""
-        return norm.isfinite() & torch.tensor(not self._is_bad, device=norm.device)
-
-    def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:  # the optimizer is unused
-        """Return whether the optimiser may take the step: its losses and the norm of the gradient must be finite.
-
-        If not, the step is reported to the guard, except for an overflow that is not an incident.
-
-        Raises:
-            DivergedError: this is the third skipped step in a row.
-        """
-        if self._is_bad:
-            shares = self._team.gather(self._bad)
-            what, bad = "loss", next(share for share in shares if share is not None)  # this process may have none
-        elif not norm.isfinite():
-            if may_overflow(self._scaler):
-                return False
-            what, bad = "gradient", self._describe(*self._last)
-        else:
-            self._guard.pass_step()
-            return True
-        self._bad, self._is_bad = None, False
-        self._guard.skip_step(what, bad)
-        return False
-
-    def settle(self) -> None:
-        """Do nothing at the end of an epoch, because no check is deferred."""
-
-
-def may_overflow(scaler: torch.amp.GradScaler | None) -> bool:
-    """Return whether gradients may occasionally overflow: in float16, as long as the loss scale exceeds 1."""
-    return scaler is not None and scaler.is_enabled() and scaler.get_scale() > 1
-
-
-_DEFERRED = 50  # steps after which the device reports which of them it skipped
-
-
-class DeferredFiniteCheck:
-    """Let a fused optimiser skip steps whose loss or gradient is not finite, and find out later which steps it skipped.
-
-    Asking the GPU after every step would delay the training, so the GPU is asked only occasionally. A fused optimiser
-    can skip steps by itself because it supports gradient scalers.
-
-    Args:
-        guard: counts the skipped steps.
-        describe_again: a function that loads an earlier batch by its index, and returns the data to save about it.
-        team: the processes that train together; they skip the same steps.
-        scaler: the gradient scaler. A gradient that overflows does not count as an incident as long as the scale can
-            still be lowered.
-    """
-
-    def __init__(
-        self,
-        guard: StabilityGuard,
-        describe_again: Callable[[StepIndex], dict[str, Any]],
-        team: ProcessGroup = ALONE,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        self._guard, self._describe_again, self._team, self._scaler = guard, describe_again, team, scaler
+    def __init__(self, guard: StabilityGuard, scaler: torch.amp.GradScaler | None = None) -> None:
+        self._guard, self._scaler = guard, scaler
         self._losses: Tensor | None = None  # whether the losses of this step are finite so far, ()
-        self._local: Tensor | None = None  # the same of this process alone
-        self._last: StepIndex
-        self._open: list[tuple[Tensor, StepIndex]] = []
+        self._at = 0, 0
+        self._unread: list[tuple[Tensor, tuple[int, int]]] = []
 
-    def note_loss(self, loss: Tensor, batch: Batch, index: StepIndex) -> None:  # the batch is unused
+    def note_loss(self, loss: Tensor, epoch: int, step: int) -> None:
         """Record the loss, (), of a batch of this step."""
-        self._last, finite = index, loss.isfinite()
-        self._losses = self._local = finite if self._losses is None else self._losses & finite
+        finite = loss.isfinite()
+        self._at, self._losses = (epoch, step), finite if self._losses is None else self._losses & finite
 
     def note_team(self, bad_losses: Tensor) -> None:
-        """Record whether any loss of this step is not finite in any process.
-
-        `bad_losses`, (), is the number of such losses in all processes together.
-        """
+        """Record how many losses of this step are not finite in all processes together, ()."""
         self._losses = bad_losses == 0
 
     def is_finite(self, norm: Tensor) -> Tensor:
@@ -407,46 +290,36 @@ class DeferredFiniteCheck:
         return norm.isfinite() if self._losses is None else norm.isfinite() & self._losses
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
-        """Make the optimiser skip the step if one of its losses or the norm of the gradient is not finite.
-
-        Always return True, because the optimiser itself skips the step.
+        """Return whether the optimiser may take the step. A fused optimiser may, because it skips bad steps itself.
 
         Raises:
             DivergedError: three steps in a row were skipped.
         """
         finite = self.is_finite(norm)
-        losses, local = (finite if part is None else part for part in (self._losses, self._local))
-        self._losses = self._local = None
-        optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
-        self._open.append((torch.stack([finite, losses, local]), self._last))
-        if len(self._open) >= _DEFERRED:
-            self.settle()
-        return True
+        self._unread.append((torch.stack([finite, finite if self._losses is None else self._losses]), self._at))
+        self._losses = None
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
+            if len(self._unread) >= _DEFERRED:
+                self.settle()
+            return True
+        self.settle()
+        return bool(finite)
 
     def settle(self) -> None:
-        """Find out which steps were skipped since the last call, and report them. The loop calls this after each epoch.
+        """Report the steps that were skipped since the last call. The loop calls this after each epoch.
 
         Raises:
             DivergedError: three steps in a row were skipped.
         """
-        steps, self._open = self._open, []
+        steps, self._unread = self._unread, []
         finite = torch.stack([each for each, _ in steps]).tolist() if steps else []
-        is_scaling = may_overflow(self._scaler)
-        for (is_finite, are_losses_finite, is_own_finite), (_, index) in zip(finite, steps, strict=True):
+        may_overflow = self._scaler is not None and self._scaler.is_enabled() and self._scaler.get_scale() > 1
+        for (is_finite, are_losses_finite), (_, (epoch, step)) in zip(finite, steps, strict=True):
             if is_finite:
                 self._guard.pass_step()
-            elif not (is_scaling and are_losses_finite):
-                self._guard.skip_step("loss or its gradient", self._describe_first(index, is_bad=not is_own_finite))
-
-    def _describe_first(self, index: StepIndex, *, is_bad: bool) -> dict[str, Any]:
-        """Return the data that is saved about the bad batch of the first process that has one.
-
-        If no process has a bad batch, return the data about the batch of this process.
-        """
-        if self._team.size == 1:
-            return self._describe_again(index)
-        shares = self._team.gather(self._describe_again(index) if is_bad else None)
-        return next((share for share in shares if share is not None), None) or self._describe_again(index)
+            elif not (may_overflow and are_losses_finite):
+                self._guard.skip_step("gradient" if are_losses_finite else "loss", epoch, step)
 
 
 Weights = dict[str, Tensor]
@@ -578,19 +451,14 @@ class Pieces:
         done = 0
         while done < images:
             size = min(self.size or images, images - done)
-            if self._fits(compute, slice(done, done + size)):
+            try:
+                compute(slice(done, done + size))
                 done += size
-            else:
-                self._halve(size, images)
-
-    def _fits(self, compute: Callable[[slice], None], piece: slice) -> bool:
-        try:
-            compute(piece)
-        except (RuntimeError, MemoryError) as error:
-            if not is_memory_short(error):
-                raise
-            return False  # outside of the handler, because the error keeps tensors alive
-        return True
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_memory_short(error):
+                    raise
+            self._halve(size, images)  # outside of the handler, because the error keeps tensors alive
 
     def _halve(self, size: int, images: int) -> None:
         if self._is_sharded:
