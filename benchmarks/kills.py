@@ -61,13 +61,15 @@ FLAGS = (
 
 def worker(journal: Path, arguments: list[str]) -> None:
     """Train with notes of what is learned from, and with the kills that the environment asks for."""
-    from vitkit.training import checkpoint, loop
+    import torch
+
+    from vitkit.training import loop
 
     place = {"rank": int(os.environ.get("RANK", "0")), "ranks": int(os.environ.get("WORLD_SIZE", "1"))}
     attempt = f"{os.environ['KILLS_ATTEMPT']}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     (journal / f"{attempt}-{place['rank']}.pid").write_text(str(os.getpid()))
     seconds = float(os.environ.get("KILLS_STEP", "0.1"))
-    prepare, step, seal = loop.Loop._prepare, loop.Loop.take_step, checkpoint.seal
+    prepare, step, save = loop.Loop._prepare, loop.Loop.take_step, torch.save
     seen: list[dict[str, Any]] = []
 
     def noting(self: Any, batch: Any, number: int, first: int) -> Any:
@@ -85,18 +87,17 @@ def worker(journal: Path, arguments: list[str]) -> None:
         seen.clear()
         _kill_at(journal, self.state.step, place["rank"])
 
-    def stopping(path: Path) -> None:
-        if "KILLS_IN_SAVE" in os.environ:
-            with path.open("rb+") as file:
-                file.truncate(path.stat().st_size // 2)
+    def stopping(state: Any, file: Any, **options: Any) -> None:
+        save(state, file, **options)
+        if "KILLS_IN_SAVE" in os.environ and isinstance(state, dict) and "run" in state:
+            file.truncate(file.tell() // 2)
             os.kill(os.getpid(), signal.SIGKILL)
-        seal(path)
 
     def note(self: Any, loss: Any, hits: Any) -> None:
         plain_note(self, loss, hits)
         seen[-1]["loss"] = seen[-1].get("loss", 0.0) + loss.item()  # the sum over the images of this process
 
-    loop.Loop._prepare, loop.Loop.take_step, checkpoint.seal = noting, slow, stopping  # type: ignore[method-assign]
+    loop.Loop._prepare, loop.Loop.take_step, torch.save = noting, slow, stopping  # type: ignore[method-assign]
     plain_note, loop.MicroBatch.note = loop.MicroBatch.note, note  # type: ignore[method-assign]
     from vitkit.__main__ import main
 
@@ -167,6 +168,7 @@ class Story:
         torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(ranks)]
         started = [PYTHON, *(torchrun if ranks > 1 else []), *launcher, *program, *command]
         env = {"KILLS_ATTEMPT": f"{self.attempts:03d}", "OMP_NUM_THREADS": "1", "PYTHON_EXEC": PYTHON, **environment}
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else restarted processes may wait for those that ended
         return subprocess.Popen(
             started, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,

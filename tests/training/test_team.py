@@ -24,7 +24,6 @@ from vitkit.classifier import Classifier
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import VitkitError
 from vitkit.training import ALONE, ProcessGroup, Recipe, assemble, check_team, describe_team, load_fields, read_metrics
-from vitkit.training.distributed import _connect_again
 
 BIN = Path(sys.executable).parent
 PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "2")
@@ -331,25 +330,3 @@ def test_the_user_is_told_of_the_team_and_that_a_head_needs_none() -> None:
     assert describe_team(Recipe(), ALONE) == []
     assert "of all processes together" in describe_team(Recipe(), ProcessGroup(size=2))[0]
     assert "one of the 2 processes fits the head" in describe_team(Recipe(method="probe"), ProcessGroup(size=2))[0]
-
-
-def test_processes_that_are_started_again_meet_under_a_prefix_of_their_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is that of torchrun, in which the addresses of killed processes remain."""
-    kept = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    calls = list[tuple[str, dict[str, Any]]]()
-    monkeypatch.setattr(dist, "init_process_group", lambda backend, **fields: calls.append((backend, fields)))
-    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": kept.port, "RANK": 1, "WORLD_SIZE": 2}
-    settings |= {"GROUP_WORLD_SIZE": 1, "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-    for name, value in settings.items():
-        monkeypatch.setenv(name, str(value))
-    _connect_again("gloo")
-    assert not calls, "the first attempt finds an empty store"
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    _connect_again("gloo")
-    ((backend, fields),) = calls
-    assert (backend, fields["rank"], fields["world_size"]) == ("gloo", 1, 2)
-    fields["store"].set("address", "new")
-    assert kept.get("attempt 2/address") == b"new"
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
-    _connect_again("gloo")
-    assert len(calls) == 1, "machines may count differently"

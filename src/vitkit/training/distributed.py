@@ -13,13 +13,10 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -251,8 +248,7 @@ class ProcessGroup:
             return
         together = torch.cat([tensor.flatten() for tensor in tensors])
         dist.all_reduce(together)
-        sizes = [tensor.numel() for tensor in tensors]
-        for tensor, summed in zip(tensors, torch.split(together, sizes), strict=True):
+        for tensor, summed in zip(tensors, torch.split(together, [each.numel() for each in tensors]), strict=True):
             tensor.copy_(summed.view_as(tensor))
 
     def agree_on(self, model: nn.Module) -> None:
@@ -309,31 +305,10 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     if not dist.is_initialized():
         from lightning_fabric import Fabric
 
-        with _quiet_fabric():
-            _connect_again("nccl" if torch.cuda.is_available() and accelerator != "cpu" else "gloo")
-            Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
+        Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
         atexit.register(_part)
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return ProcessGroup(dist.get_rank(), dist.get_world_size(), nodes, group)
-
-
-def _connect_again(backend: str) -> None:
-    """Connect processes that torchrun has restarted on one machine.
-
-    Processes publish their addresses in a store, which torchrun keeps after a restart. A process may therefore find the
-    address of a process that has ended, and wait for it (https://github.com/pytorch/pytorch/issues/135712). To avoid
-    this, each attempt stores its addresses under a prefix of its own. With several machines, this function does
-    nothing, because each machine may number the attempts differently. torchrun must then create a new store for each
-    attempt (docs/guide/scale.md).
-    """
-    attempt, machines = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "GROUP_WORLD_SIZE"))
-    if attempt == "0" or machines != "1" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, size, is_master=False)  # type: ignore[attr-defined]  # it is exported
-    of_attempt = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=of_attempt, rank=rank, world_size=size)
 
 
 def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = ALONE) -> Fabric:
@@ -355,44 +330,28 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
         options["plugins"].append(MixedPrecision("16-mixed", kind, torch.amp.GradScaler(kind, enabled=False)))
     else:
         options["precision"] = {"float32": "32-true", "bfloat16": "bf16-mixed"}[precision]
-    with _quiet_fabric():
-        if team.size == 1:
-            options["plugins"].append(LightningEnvironment())
-            return Fabric(devices=1, **options)
-        fabric = Fabric(devices=team.size // team.machines, num_nodes=team.machines, strategy="ddp", **options)
-        fabric.launch()  # connects the processes if they exist already
+    if team.size == 1:
+        options["plugins"].append(LightningEnvironment())
+        return Fabric(devices=1, **options)
+    fabric = Fabric(devices=team.size // team.machines, num_nodes=team.machines, strategy="ddp", **options)
+    fabric.launch()  # connects the processes if they exist already
     return fabric
 
 
 def _import_fabric() -> None:
-    """Import lightning_fabric without torchmetrics, which takes three seconds if transformers is installed.
+    """Import lightning_fabric without its banners, and without torchmetrics.
 
-    lightning_fabric imports torchmetrics only to compare its version. During the import of lightning_fabric,
-    torchmetrics is therefore replaced by a module that contains only the version.
+    Fabric imports torchmetrics only to compare its version, and can do without. If transformers is installed, the
+    import takes three seconds.
     """
-    name = "torchmetrics"
-    if "lightning_fabric" in sys.modules or name in sys.modules:
-        return
-    stand_in = ModuleType(name)
-    try:
-        stand_in.__version__ = version(name)  # type: ignore[attr-defined]
-    except PackageNotFoundError:
-        return
-    sys.modules[name] = stand_in
-    try:
-        import lightning_fabric  # noqa: F401
-    finally:
-        del sys.modules[name]
-
-
-@contextmanager
-def _quiet_fabric() -> Iterator[None]:
-    """Suppress Fabric's banners."""
-    logging.disable(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
+    if "lightning_fabric" not in sys.modules:
+        hides = sys.modules.setdefault("torchmetrics", None) is None  # type: ignore[arg-type]  # the import fails
+        try:
+            import lightning_fabric  # noqa: F401
+        finally:
+            if hides:
+                del sys.modules["torchmetrics"]
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
 
 
 def _part() -> None:
@@ -463,17 +422,7 @@ def describe_team(recipe: Recipe, team: ProcessGroup) -> list[str]:
 
 # --- The gradient of a step -----------------------------------------------------------------------------------
 
-# The gradient is summed over the pieces of the step's batches, and over the processes. The gradient of a piece is added
-# when it is complete, so that a piece that runs out of memory has no effect (`add_gradients`). With several processes,
-# the parameters are divided into buckets, as in torch's DistributedDataParallel. In the last backward pass of a step, a
-# bucket is sent as soon as its gradients are complete, while the pass computes the gradients of earlier layers. The
-# result is a sum weighted by images, not a mean over processes.
-#
-# If the last pass of a step runs out of memory, some buckets may have been sent already. Their gradients were complete,
-# so nothing is added to them when the batch is computed again in smaller pieces. All processes send the buckets in the
-# same order, even if a pass fails.
-
-_BUCKET = 25 * 2**20  # bytes, as in DistributedDataParallel
+_BUCKET = 25 * 2**20  # bytes, as in torch's DistributedDataParallel
 
 
 def add_gradients(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:
@@ -494,18 +443,21 @@ def _gradients_of(loss: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor 
 
 
 def _laid_as(parameter: nn.Parameter, gradient: Tensor) -> Tensor:
-    """Return the gradient with the same strides as its parameter.
+    """Return the gradient with the strides of its parameter, which optimisers need and `autograd.grad` does not keep.
 
-    The optimiser needs the same strides. `Tensor.backward` would produce them, but `torch.autograd.grad` need not. For
-    example, it returns the gradient of a convolution in channels-last order if the images have this order.
+    For example, the gradient of a convolution is in channels-last order if the images have this order.
     """
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
 
 
 class GradientSums:
     """Sum the gradients of a step over the pieces of its batches (`stability.Pieces`) and over all processes.
+
+    The result is a sum weighted by images, not a mean over processes as in torch's DistributedDataParallel. As there,
+    the parameters are divided into buckets. In the last backward pass of a step, a bucket is sent as soon as its
+    gradients are complete, while the pass computes the gradients of earlier layers. All processes send the buckets in
+    the same order. If the pass runs out of memory, the buckets that were sent stay as they are, because their gradients
+    were complete, and the others are sent when the batch is computed again in smaller pieces.
 
     Args:
         model: the model in training.
@@ -519,16 +471,25 @@ class GradientSums:
     def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._team, self._is_sharded = team, is_sharded(model)
-        has_buckets = team.size > 1 and not self._is_sharded
-        self._buckets = _in_buckets(self._parameters[::-1]) if has_buckets else []
-        self._sent = 0
+        self._buckets: list[list[nn.Parameter]] = []  # each of one type, from the last layer to the first
+        if team.size > 1 and not self._is_sharded:
+            size = _BUCKET
+            for parameter in reversed(self._parameters):
+                if size >= _BUCKET or parameter.dtype != self._buckets[-1][0].dtype:
+                    self._buckets.append([])
+                    size = 0
+                self._buckets[-1].append(parameter)
+                size += parameter.nbytes
+        self._ready: dict[nn.Parameter, Tensor] = {}  # complete gradients that have not been sent
+        # For each bucket that was sent, its gradients in one flat tensor, and which parameters have a gradient.
+        self._sent: list[tuple[Tensor, Any, list[bool]]] = []
         self.bad_losses = torch.zeros((), device=self._parameters[0].device if self._parameters else None)
 
     def begin(self) -> None:
         """Begin a step. The parameters must not have gradients yet."""
-        self._sent, self.bad_losses = 0, torch.zeros_like(self.bad_losses)
-        for bucket in self._buckets:
-            bucket.begin()
+        self.bad_losses = torch.zeros_like(self.bad_losses)
+        self._ready.clear()
+        self._sent.clear()
 
     def add(self, loss: Tensor, *, is_last: bool) -> None:
         """Add the gradient of a loss.
@@ -545,145 +506,55 @@ class GradientSums:
             self.bad_losses = self.bad_losses + ~loss.detach().isfinite()
         if self._is_sharded:  # the backward pass averages over processes
             (loss * self._team.size).backward()  # type: ignore[no-untyped-call]
-        elif is_last and self._buckets:
-            with self._sending():
-                _gradients_of(loss, self._parameters)
-        else:
+        elif not (is_last and self._buckets):
             add_gradients(self._parameters, loss)
+        else:
+            unsent = [each for bucket in self._buckets[len(self._sent) :] for each in bucket]
+            hooks = [each.register_hook(partial(self._take, each)) for each in unsent]  # type: ignore[no-untyped-call]
+            try:
+                _gradients_of(loss, self._parameters)
+            except BaseException:
+                self._ready.clear()
+                raise
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+    @torch.no_grad()
+    def _take(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Add the last piece's gradient of a parameter to the earlier ones, and send the buckets that are complete."""
+        self._ready[parameter] = gradient if parameter.grad is None else parameter.grad + gradient
+        for bucket in self._buckets[len(self._sent) :]:
+            if any(each not in self._ready for each in reversed(bucket)):
+                break
+            self._send(bucket)
+
+    @torch.no_grad()
+    def _send(self, bucket: list[nn.Parameter]) -> None:
+        """Start summing a bucket over all processes. The last bucket also carries the number of bad losses."""
+        gradients = [self._ready.pop(parameter, parameter.grad) for parameter in bucket]
+        parts = [
+            (torch.zeros_like(parameter) if gradient is None else gradient).flatten()
+            for parameter, gradient in zip(bucket, gradients, strict=True)
+        ]
+        if bucket is self._buckets[-1]:
+            parts.append(self.bad_losses.to(parts[0]).view(1))
+        flat = torch.cat(parts)
+        work = dist.all_reduce(flat, async_op=True)
+        self._sent.append((flat, work, [gradient is not None for gradient in gradients]))
 
     def finish(self) -> list[Tensor]:
         """Return the gradients of the parameters that have one, summed over all processes."""
+        for bucket in self._buckets[len(self._sent) :]:
+            self._send(bucket)
+        for bucket, (flat, work, have_gradients) in zip(self._buckets, self._sent, strict=True):
+            work.wait()  # on a GPU, the CPU does not wait
+            sizes = [parameter.numel() for parameter in bucket]
+            summed = torch.split(flat[: sum(sizes)], sizes)
+            for parameter, part, has_gradient in zip(bucket, summed, have_gradients, strict=True):
+                parameter.grad = _laid_as(parameter, part.view_as(parameter)) if has_gradient else None
         if self._buckets:
-            for bucket in self._buckets[self._sent :]:
-                bucket.complete()
-            self._send_full_buckets()
-            for bucket in self._buckets:
-                bucket.receive()
-            self.bad_losses = self._buckets[-1].extra
+            self.bad_losses = self._sent[-1][0][-1]
         elif self._team.size > 1:
             dist.all_reduce(self.bad_losses)
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-
-    @contextmanager
-    def _sending(self) -> Iterator[None]:
-        """Send each bucket as soon as it is full, during the backward pass in this context.
-
-        If the pass fails, the buckets that have not been sent are reset.
-        """
-        hooks = [
-            parameter.register_hook(partial(self._take, bucket, number))  # type: ignore[no-untyped-call]
-            for bucket in self._buckets
-            for number, parameter in enumerate(bucket.parameters)
-        ]
-        try:
-            yield
-        except BaseException:
-            for bucket in self._buckets[self._sent :]:
-                bucket.begin()
-            raise
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _take(self, bucket: _Bucket, number: int, gradient: Tensor) -> None:
-        if not bucket.is_sent:
-            bucket.take(number, gradient)
-            self._send_full_buckets()
-
-    def _send_full_buckets(self) -> None:
-        while self._sent < len(self._buckets) and self._buckets[self._sent].is_full:
-            self._buckets[self._sent].send(self.bad_losses)
-            self._sent += 1
-
-
-class _Bucket:
-    """The gradients of some parameters in one flat tensor, which also has room for one additional number.
-
-    Args:
-        parameters: the parameters, which have the same type and device.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.parameters = parameters
-        sizes = [parameter.numel() for parameter in parameters]
-        self._flat = parameters[0].new_zeros(sum(sizes) + 1)
-        *parts, extra = torch.split(self._flat, [*sizes, 1])
-        self._parts = [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
-        self.extra = extra[0]
-        self._taken: set[int] = set()
-        self._without: set[int] = set()  # parameters that have no gradient, in any process
-        self._work: Any = None
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether the gradients of all parameters are complete and stored."""
-        return len(self._taken) == len(self.parameters)
-
-    @property
-    def is_sent(self) -> bool:
-        """Return whether the gradients have been sent."""
-        return self._work is not None
-
-    def begin(self) -> None:
-        """Forget all gradients."""
-        self._taken.clear()
-        self._without.clear()
-        self._work = None
-
-    @torch.no_grad()
-    def take(self, number: int, gradient: Tensor) -> None:
-        """Store the complete gradient of a parameter.
-
-        Args:
-            number: the index of the parameter in this bucket.
-            gradient: the gradient of the last piece. The sum over the earlier pieces, which is in the parameter's
-                `grad`, is added to it.
-        """
-        earlier = self.parameters[number].grad
-        self._parts[number].copy_(gradient if earlier is None else earlier + gradient)
-        self._taken.add(number)
-
-    @torch.no_grad()
-    def complete(self) -> None:
-        """Fill the bucket: store the gradients of the parameters that the last backward pass did not reach."""
-        for number, parameter in enumerate(self.parameters):
-            if number in self._taken:
-                continue
-            self._taken.add(number)
-            if parameter.grad is None:
-                self._without.add(number)
-                self._parts[number].zero_()
-            else:
-                self._parts[number].copy_(parameter.grad)
-
-    @torch.no_grad()
-    def send(self, extra: Tensor) -> None:
-        """Start summing the gradients and the number `extra`, (), over all processes. Do not wait for the result."""
-        self.extra.copy_(extra)
-        self._work = dist.all_reduce(self._flat, async_op=True)
-
-    def receive(self) -> None:
-        """Wait for the sums, and assign them to the gradients of the parameters.
-
-        On a GPU, the CPU does not wait.
-        """
-        self._work.wait()
-        for number, (parameter, summed) in enumerate(zip(self.parameters, self._parts, strict=True)):
-            parameter.grad = None if number in self._without else _laid_as(parameter, summed)
-
-
-def _in_buckets(parameters: Iterable[nn.Parameter]) -> list[_Bucket]:
-    """Divide parameters into buckets, each of one type and one device.
-
-    The parameters must be in the order of the backward pass, from the last layer to the first.
-    """
-    buckets: list[list[nn.Parameter]] = []
-    size = _BUCKET
-    for parameter in parameters:
-        is_alike = buckets and (parameter.dtype, parameter.device) == (buckets[-1][0].dtype, buckets[-1][0].device)
-        if size >= _BUCKET or not is_alike:
-            buckets.append([])
-            size = 0
-        buckets[-1].append(parameter)
-        size += parameter.numel() * parameter.element_size()
-    return [_Bucket(bucket) for bucket in buckets]
