@@ -167,7 +167,7 @@ def judge_share(rank: int, size: int) -> tuple[Any, ...]:
     share = slice(rank, 3, size) if rank < 3 else slice(0, 0)  # one process has no image
     own = logits[share], labels[share]
     figures, outcome = Objective(Recipe(), 4).judge(*own, team)
-    return figures, outcome.spread, [rows.tolist() for rows in team.gather_rows(own[1])]
+    return figures, outcome.spread, [rows.tolist() for rows in team.gather(own[1])]
 
 
 def answers() -> tuple[Tensor, Tensor]:

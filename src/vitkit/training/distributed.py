@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -90,12 +90,8 @@ def set_full_state(
     names, groups = _names(model, optimizer), optimizer.state_dict()["param_groups"]
     if not is_sharded(model):
         model.load_state_dict(weights)
-        optimizer.load_state_dict(
-            {
-                "state": {i: moments[name] for i, name in enumerate(names) if name in moments},
-                "param_groups": groups,
-            }
-        )
+        state = {i: moments[name] for i, name in enumerate(names) if name in moments}
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
         return
     set_full_weights(model, weights)
     named = [{**group, "params": [names[i] for i in group["params"]]} for group in groups]
@@ -115,21 +111,14 @@ _PATIENCE = timedelta(days=7)  # the others wait while the main process checks i
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes that train one model together. A single process is a group of size 1.
+    """The processes that train one model together. A single process is a group of size 1."""
 
-    Attributes:
-        rank: the number of this process, from 0 to size - 1. Process 0 is the main process.
-        size: the number of processes on all machines.
-        machines: the number of machines.
-        group: torch's process group; None for one process.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # of this process; the main process is 0
+    size: int = 1  # the number of processes on all machines
     machines: int = 1
-    group: Any = None
+    group: Any = None  # for tensors in main memory and for objects; None for one process
 
-    @cached_property
+    @property
     def is_main(self) -> bool:
         """Return whether this is the main process, which writes files and reports to the user."""
         return self.rank == 0
@@ -174,12 +163,7 @@ class ProcessGroup:
         return self._reduced(numbers, dist.ReduceOp.SUM)
 
     def mean_of(self, mean: float, count: int) -> float:
-        """Return the mean over the items of all processes together.
-
-        Args:
-            mean: the mean over the items of this process; ignored if it has no items.
-            count: the number of items of this process, which may be 0.
-        """
+        """Return the mean over the items of all processes together, of which this one has `count`, or none."""
         if self.size == 1:
             return mean
         total, everyone = self.sum_of((mean * count if count else 0.0, count))
@@ -189,32 +173,6 @@ class ProcessGroup:
         """Return the maximum of each number over all processes."""
         return self._reduced(numbers, dist.ReduceOp.MAX)
 
-    def sum_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sum of each tensor over all processes.
-
-        The tensors must be in main memory and have the same type.
-        """
-        together = torch.cat([tensor.flatten() for tensor in tensors])
-        if self.size > 1:
-            dist.all_reduce(together, group=self.group)
-        parts = torch.split(together, [tensor.numel() for tensor in tensors])
-        return [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
-
-    def gather_rows(self, rows: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes, by rank.
-
-        The tensors must be in main memory, and may differ only in the length of their first dimension.
-        """
-        if self.size == 1:
-            return [rows]
-        counts = torch.eye(self.size, dtype=torch.float64)[self.rank] * len(rows)
-        lengths = [int(length) for length in self.sum_tensors([counts])[0]]
-        padded = rows.new_zeros(max(lengths), *rows.shape[1:])
-        padded[: len(rows)] = rows
-        shares = [torch.empty_like(padded) for _ in lengths]
-        dist.all_gather(shares, padded, group=self.group)
-        return [share[:length] for share, length in zip(shares, lengths, strict=True)]
-
     def _reduced(self, numbers: Sequence[float], operation: Any) -> list[float]:
         if self.size == 1:
             return list(numbers)
@@ -222,15 +180,22 @@ class ProcessGroup:
         dist.all_reduce(values, operation, group=self.group)
         return values.tolist()
 
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Replace these tensors, which have the same type and device, by their sums over all processes."""
+        if self.size == 1:
+            return
+        together = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(together, group=None if together.is_cuda else self.group)
+        for tensor, summed in zip(tensors, torch.split(together, [each.numel() for each in tensors]), strict=True):
+            tensor.copy_(summed.view_as(tensor))
+
     def before(self, values: Tensor, length: int) -> Tensor:
         """Return, for each image of this process's share, the values of the preceding image in the whole batch.
 
         The last image of the batch counts as preceding the first. All processes must call this method together.
 
-        Args:
-            values: the values of this process's share (B, ...): the images rank, rank + size, rank + 2 size and so on
-                of the whole batch. If the share is empty, `values` is a placeholder and is returned unchanged.
-            length: the number of images in the whole batch.
+        `values` (B, ...) are those of this process's share: the images rank, rank + size, rank + 2 size and so on of
+        the whole batch, which has `length` images. Placeholders for an empty share are returned unchanged.
         """
         if self.size == 1:
             return values.roll(1, dims=0)
@@ -241,15 +206,6 @@ class ProcessGroup:
         whole = shares.view(self.size, *padded.shape).transpose(0, 1).flatten(0, 1)[:length]
         before = whole.roll(1, dims=0)[self.rank :: self.size]
         return before if len(before) else values
-
-    def all_reduce(self, tensors: list[Tensor]) -> None:
-        """Replace these tensors by their sums over all processes."""
-        if self.size == 1 or not tensors:
-            return
-        together = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(together)
-        for tensor, summed in zip(tensors, torch.split(together, [each.numel() for each in tensors]), strict=True):
-            tensor.copy_(summed.view_as(tensor))
 
     def agree_on(self, model: nn.Module) -> None:
         """Copy the main process's weights to all processes."""
@@ -273,17 +229,13 @@ ALONE = ProcessGroup()
 
 
 def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") -> ProcessGroup:
-    """Find or start the other processes of this run.
+    """Find or start the other processes of this run, and return the group of all processes.
 
     Args:
         devices: the number of devices on each machine. For None, it is the number of processes that torchrun or SLURM
             started on each machine, or 1 if neither started this process.
-        nodes: the number of machines. For None, it is the number that torchrun or SLURM uses, or 1 if neither started
-            this process.
+        nodes: the number of machines. For None, it is the number that torchrun or SLURM uses, or 1.
         accelerator: auto, cpu, cuda or mps.
-
-    Returns:
-        The group of all processes; `ALONE` if there is only this one.
 
     Raises:
         VitkitError: the machine has fewer devices, or a launcher started a different number of processes or machines.
@@ -312,13 +264,7 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
 
 
 def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = ALONE) -> Fabric:
-    """Return the Lightning Fabric of a training, which determines the device of this process and the precision.
-
-    Args:
-        precision: float32, bfloat16 or float16.
-        accelerator: auto, cpu, cuda or mps.
-        team: the processes that train together; with `ALONE`, the Fabric is for this process only.
-    """
+    """Return the Lightning Fabric of a training, which determines the device of this process and the precision."""
     _import_fabric()
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
@@ -367,13 +313,7 @@ def launched() -> bool:
 
 
 def _started() -> tuple[int, int] | None:
-    """Return the number of processes per machine and the number of machines that a launcher has started.
-
-    Return None if there is no launcher.
-
-    Raises:
-        VitkitError: SLURM was given the total number of processes, instead of the number for each machine.
-    """
+    """Return the number of processes per machine and of machines that a launcher has started; None without one."""
     _import_fabric()
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
@@ -392,11 +332,7 @@ def _started() -> tuple[int, int] | None:
 
 
 def check_team(recipe: Recipe, team: ProcessGroup) -> None:
-    """Refuse settings that are not supported with several processes.
-
-    Raises:
-        VitkitError: the batch is too small to be divided, or FSDP does not support a field.
-    """
+    """Refuse settings that are not supported with several processes."""
     if recipe.batch_size < team.size:
         raise VitkitError(f"batch_size {recipe.batch_size} is too small for {team.size} processes: increase it")
     if team.size == 1 or recipe.strategy != "fsdp":
@@ -459,13 +395,8 @@ class GradientSums:
     the same order. If the pass runs out of memory, the buckets that were sent stay as they are, because their gradients
     were complete, and the others are sent when the batch is computed again in smaller pieces.
 
-    Args:
-        model: the model in training.
-        team: the processes that train together.
-
-    Attributes:
-        bad_losses: the number of losses of the step that were not finite, (). Before `finish`, these are the losses of
-            this process, and afterwards those of all processes. With a single process, the number is always 0.
+    `bad_losses`, (), is the number of losses of the step that were not finite. Before `finish`, these are the losses of
+    this process, and afterwards those of all processes. With a single process, the number is always 0.
     """
 
     def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,14 +45,8 @@ class StoppedBetweenSteps(Interrupted):
     """A signal stopped the training between two steps. All processes stopped after the same step."""
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """The common decision of all processes after a step.
-
-    Attributes:
-        should_stop: whether the training ends now.
-        should_save: whether a checkpoint is written now.
-    """
+class Agreement(NamedTuple):
+    """The common decision of all processes after a step: whether the training ends, or a checkpoint is written now."""
 
     should_stop: bool = False
     should_save: bool = False
@@ -66,11 +60,8 @@ class Interruption:
     """Let the processes agree after a step whether to stop or to save a checkpoint.
 
     A single process decides after every step. Several processes agree by one reduction of a few numbers. They do so
-    after at most 16 steps or about a second, whichever is sooner, and no process stops in between.
-
-    Args:
-        stop: records whether this process has received a signal.
-        team: the processes that train together.
+    after at most 16 steps or about a second, whichever is sooner, and no process stops in between. `stop` records
+    whether this process has received a signal.
     """
 
     def __init__(self, stop: Deferral, team: ProcessGroup = ALONE) -> None:
@@ -83,16 +74,15 @@ class Interruption:
     ) -> Agreement:
         """Decide together with the other processes whether to stop or to save. All processes must call this method.
 
-        Args:
-            should_stop: whether this process wants to end the training for another reason.
-            should_save: whether this process wants a checkpoint to be written.
-            clock: the clock of the training, which is set to the time of the main process. The training ends when the
-                time budget of the clock is used up. None if time does not matter.
-            at_once: whether to agree now even if the last agreement was a short time ago.
+        The training ends, or a checkpoint is written, if any process wants this. If the processes do not agree after
+        this step, both attributes of the decision are False.
 
-        Returns:
-            The decision. The training ends, or a checkpoint is written, if any process wants this. If the processes do
-            not agree after this step, both attributes are False.
+        Args:
+            should_stop: whether this process wants to end the training for another reason than a signal.
+            should_save: whether this process wants a checkpoint to be written.
+            clock: the clock of the training, which is set to the time of the main process. The training ends when its
+                time budget is used up. None if time does not matter.
+            at_once: whether to agree now even if the last agreement was a short time ago.
 
         Raises:
             StoppedBetweenSteps: a process has received a signal.
@@ -126,28 +116,16 @@ class MicroBatch:
     """This process's share of a batch of a step, on the device of the process.
 
     If memory is short, the share is computed in pieces. A piece is a range of rows of the tensors.
-
-    Attributes:
-        images: (B, C, height, width), already mixed (mixup or cutmix) if the recipe requests it.
-        targets: labels (B,), or weights of the classes (B, K).
-        training_images: the number of training images. It is 0 if the share is empty, in which case `images` contains
-            placeholders.
-        batch: the images and labels from the data loader, before mixing.
-        is_last: whether this is the last batch of the step.
-        draws: a function that takes a range of rows, and returns a context in which dropout uses the random numbers of
-            these rows.
-        losses: for each computed piece, the sum of the loss over its images, ().
-        hits: for each computed piece, whether each image was classified correctly.
     """
 
-    images: Tensor
-    targets: Tensor
-    training_images: int
-    batch: Batch
-    is_last: bool
-    draws: Callable[[slice], AbstractContextManager[None]]
-    losses: list[Tensor] = field(default_factory=list)
-    hits: list[Tensor] = field(default_factory=list)
+    images: Tensor  # (B, C, height, width), already mixed (mixup or cutmix) if the recipe requests it
+    targets: Tensor  # labels (B,), or weights of the classes (B, K)
+    training_images: int  # 0 if the share is empty, in which case `images` contains placeholders
+    batch: Batch  # from the data loader, before mixing
+    is_last: bool  # whether this is the last batch of the step
+    draws: Callable[[slice], AbstractContextManager[None]]  # makes dropout use the random numbers of a range of rows
+    losses: list[Tensor] = field(default_factory=list)  # for each computed piece, the sum over its images, ()
+    hits: list[Tensor] = field(default_factory=list)  # for each computed piece, which images were classified correctly
 
     def size(self, rows: slice) -> int:
         """Return the number of images in these rows."""
@@ -162,7 +140,6 @@ class MicroBatch:
         return self.is_last and rows.stop >= len(self.targets)
 
     def note(self, loss: Tensor, hits: Tensor) -> None:
-        """Record the loss and the hits of a piece."""
         self.losses.append(loss)
         self.hits.append(hits)
 
@@ -296,17 +273,16 @@ class Loop:
             state.batch = min(first + accumulated, self.data.batches)
             self._tell("on_step_end")
             should_stop = self.between_steps()
-            self._show(first)
+            what, steps = f"epoch {state.epoch + 1}/{state.recipe.epochs}", math.ceil(self.data.batches / accumulated)
+            progress(what, first // accumulated + 1, steps)
             if should_stop:
                 break
         state.metrics["waiting"] = batches.waiting
-        if not state.should_stop and state.epoch + 1 < state.recipe.epochs and self._has_room_for(batches.largest):
+        # Two batches of each worker of training and of validation are in /dev/shm at once.
+        has_room = 2 * 2 * self.data.workers * batches.largest * self.team.size <= free_shared_memory()
+        if has_room and not state.should_stop and state.epoch + 1 < state.recipe.epochs:
             self.data.prepare_epoch(state.epoch + 1)  # while this epoch is evaluated and saved
         self.end_epoch()
-
-    def _has_room_for(self, batch_bytes: int) -> bool:
-        """Return whether /dev/shm has room for two batches of each worker of training and of validation at once."""
-        return 2 * 2 * self.data.workers * batch_bytes * self.team.size <= free_shared_memory()
 
     def between_steps(self) -> bool:
         """Write a checkpoint if any process wants one, and return whether the training ends."""
@@ -422,15 +398,10 @@ class Loop:
         self.check.note_loss(loss, self.state.epoch, self.state.step)
 
     def mix(self, images: Tensor, labels: Tensor, number: int, whole: int) -> tuple[Tensor, Tensor]:
-        """Return the images and their labels (B,) or targets (B, K), mixed if the recipe requests it.
+        """Return the images (B, C, height, width) and their labels (B,) or targets (B, K), mixed if requested.
 
-        Labels are returned unchanged if nothing is mixed and the objective accepts labels.
-
-        Args:
-            images: (B, C, height, width).
-            labels: (B,).
-            number: the number of the batch in its step.
-            whole: the number of images in the whole batch, that is, in the batch of all processes together.
+        Labels (B,) are returned unchanged if nothing is mixed and the objective accepts labels. `number` is the number
+        of the batch in its step, and `whole` the number of images in the batch of all processes together.
         """
         if not self._mixing and self.objective.takes_labels:
             return images, labels
@@ -458,17 +429,13 @@ class Loop:
                 self.interruption.in_validation()
         answers, labels = (torch.cat(parts).cpu()[: self.data.val_images] for parts in zip(*outputs, strict=True))
         if not self.objective.judges_shares:
-            answers, labels = (self.data.put_together(self.team.gather_rows(part)) for part in (answers, labels))
+            answers, labels = (self.data.put_together(self.team.gather(part)) for part in (answers, labels))
         metrics, outcome = self.objective.judge(answers, labels, self.team)
         self.state.metrics.update(metrics)
         return outcome
 
     def judge(self, outcome: ValidationOutcome | None) -> None:
-        """If the weights of the epoch are unusable, restore the last usable weights and reset the optimiser.
-
-        Args:
-            outcome: the result of `validate`.
-        """
+        """If the weights of the epoch are unusable, restore the last usable weights and reset the optimiser."""
         state = self.state
         state.clock.look()
         is_warm = state.progress >= state.recipe.warmup
@@ -487,11 +454,6 @@ class Loop:
             if (method := getattr(callback, hook, None)) is not None:
                 method(*(arguments or (self.state,)))
 
-    def _show(self, first: int) -> None:
-        accumulated = self.state.recipe.grad_accum
-        what = f"epoch {self.state.epoch + 1}/{self.state.recipe.epochs}"
-        progress(what, first // accumulated + 1, math.ceil(self.data.batches / accumulated))
-
 
 # --- Random numbers of dropout -----------------------------------------------------------------------------------
 
@@ -499,10 +461,7 @@ class Loop:
 class Draws:
     """Random numbers for the dropout layers of a model, one number for each layer and each image of a batch.
 
-    For a network of another library, the layers share one number for each image.
-
-    Args:
-        model: the model. Dropout layers with a rate of 0 get no numbers.
+    Layers with a rate of 0 get no numbers. The layers of a network of another library share one number for each image.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -513,10 +472,7 @@ class Draws:
     def of(self, seed: int, places: range, device: torch.device) -> Tensor:
         """Return the numbers for B images of a batch, (layers, B); (1, B) for a network of another library.
 
-        Args:
-            seed: the seed of the batch.
-            places: the indices of the B images in the whole batch, that is, in the batch of all processes together.
-            device: the model's device.
+        `places` are the indices of the images in the batch of all processes together.
         """
         generator = np.random.default_rng(seed)
         layers = 1 if self._is_network else len(self._layers)
@@ -527,9 +483,8 @@ class Draws:
     def using(self, keys: Tensor) -> Iterator[None]:
         """Make the dropout layers use these numbers inside the context.
 
-        The layers use the same numbers when activation checkpointing computes a block a second time in the backward
-        pass. The layers of a network of another library draw from torch's generator, which is seeded with the number of
-        the first image.
+        Activation checkpointing, which computes a block a second time in the backward pass, sees the same numbers. The
+        layers of a network of another library draw from torch's generator, seeded with the number of the first image.
         """
         if self._is_network:  # its layers draw from torch's generator, for all images of a piece at once
             with torch.random.fork_rng():

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from vitkit.errors import VitkitError, is_memory_short
 from vitkit.system.progress import Say
@@ -53,36 +54,20 @@ class ValidationOutcome:
 
     The fixed shift is an offset of the logits that is not learned, such as the correction of the class prior. Relative
     logits are the logits of an image without the fixed shift, minus their mean over the classes.
-
-    Attributes:
-        images: the number of images.
-        correct: the number of images that were classified correctly.
-        infinite: the number of images whose logits are not all finite.
-        losses: two sums of the cross-entropy, (2,): for the logits with the fixed shift, and without it.
-        predicted: the number of images for which each class was predicted, (K,).
-        labelled: the number of images of each class, (K,).
-        relative: the sum of the relative logits, (K,).
-        squared: the sum of the squared relative logits, (K,).
     """
 
     images: int
-    correct: int
-    infinite: int
-    losses: Tensor
-    predicted: Tensor
-    labelled: Tensor
-    relative: Tensor
-    squared: Tensor
+    correct: int  # the number of images that were classified correctly
+    infinite: int  # the number of images whose logits are not all finite
+    losses: Tensor  # two sums of the cross-entropy, (2,): for the logits with the fixed shift, and without it
+    predicted: Tensor  # the number of images for which each class was predicted, (K,)
+    labelled: Tensor  # the number of images of each class, (K,)
+    relative: Tensor  # the sum of the relative logits, (K,)
+    squared: Tensor  # the sum of the squared relative logits, (K,)
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, shift: Tensor | None = None) -> ValidationOutcome:
-        """Compute the sums from the logits and labels of some images.
-
-        Args:
-            logits: the logits, (n, K).
-            labels: the true classes, (n,).
-            shift: the fixed shift (K,) that is included in `logits`; None if there is none.
-        """
+        """Compute the sums from logits (n, K), which include the fixed `shift` (K,), and true classes (n,)."""
         logits, K = logits.double(), logits.shape[1]
         learned = logits if shift is None else logits - shift
         answers = logits.argmax(dim=1)
@@ -103,10 +88,11 @@ class ValidationOutcome:
         if team.size == 1:
             return self
         numbers = torch.tensor([self.images, self.correct, self.infinite], dtype=torch.float64)
-        parts = [numbers, self.losses, self.predicted, self.labelled, self.relative, self.squared]
-        counts, *sums = team.sum_tensors(parts)
-        images, correct, infinite = (int(count) for count in counts)
-        return ValidationOutcome(images, correct, infinite, *sums)
+        parts = self.losses, self.predicted, self.labelled, self.relative, self.squared
+        sums = [numbers, *(part.clone() for part in parts)]
+        team.all_reduce(sums)
+        images, correct, infinite = (int(count) for count in sums[0])
+        return ValidationOutcome(images, correct, infinite, *sums[1:])
 
     @property
     def accuracy(self) -> float:
@@ -137,19 +123,15 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 
     - At least 99 % of the predictions are the same class.
     - The accuracy does not exceed that of always predicting the most frequent class.
-    - There is a sign of harm. This is required because a model at the beginning of its training meets the other
-      conditions, too.
+    - There is a sign of harm, unless the model has collapsed before in this training (`fell_before`). This is required
+      because a model at the beginning of its training meets the other conditions, too.
 
     The signs of harm are:
 
     - The loss exceeds both 1.5 times the entropy of the true classes and 1.05 times the loss of a uniform prediction.
     - The logits (almost) do not depend on the image.
-    - In an earlier epoch, the accuracy exceeded that of always predicting the most frequent class by more than 0.1.
-
-    Args:
-        outcome: the outcome of the validation images.
-        best_accuracy: the best accuracy of earlier epochs.
-        fell_before: whether the model has collapsed before in this training. If so, no sign of harm is required.
+    - In an earlier epoch, the accuracy (`best_accuracy`) exceeded that of always predicting the most frequent class by
+      more than 0.1.
     """
     images = outcome.images
     if images < 10 or outcome.largest_class > 0.9:
@@ -173,17 +155,12 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 
 
 class StabilityGuard:
-    """Count incidents, report each by `say`, and end a training that does not recover.
-
-    Attributes:
-        lowered: how many times the learning rate was lowered.
-        best_accuracy: the best validation accuracy so far.
-    """
+    """Count incidents, report each by `say`, and end a training that does not recover."""
 
     def __init__(self, say: Say, _folder: object = None) -> None:
         self.say = say
-        self.lowered = 0
-        self.best_accuracy = 0.0
+        self.lowered = 0  # how many times the learning rate was lowered
+        self.best_accuracy = 0.0  # on the validation images of all epochs so far
         self._bad_in_a_row = 0
 
     @property
@@ -203,16 +180,7 @@ class StabilityGuard:
         self._bad_in_a_row = 0
 
     def skip_step(self, what: str, epoch: int, step: int) -> None:
-        """Report a skipped step.
-
-        Args:
-            what: the quantity that is not finite.
-            epoch: the epoch, from 0.
-            step: the number of steps taken before.
-
-        Raises:
-            DivergedError: this is the third skipped step in a row.
-        """
+        """Report that `what` was not finite after so many steps, which is an error if it is the third time in a row."""
         self._bad_in_a_row += 1
         self.say(f"the {what} is not finite in epoch {epoch + 1}, after {step} steps: step skipped")
         if self._bad_in_a_row >= _IN_A_ROW:
@@ -221,7 +189,7 @@ class StabilityGuard:
             )
 
     def judge(self, outcome: ValidationOutcome | None) -> bool:
-        """Return False if the model has collapsed (`has_collapsed`), else True. Without an outcome, return True."""
+        """Return whether the model has not collapsed (`has_collapsed`)."""
         if outcome is None:
             return True
         if has_collapsed(outcome, self.best_accuracy, self.lowered > 0):
@@ -230,15 +198,7 @@ class StabilityGuard:
         return True
 
     def lower(self, epoch: int, what: str) -> None:
-        """Lower the learning rate to a tenth, and report why.
-
-        Args:
-            epoch: the epoch with the problem, from 0.
-            what: a description of the problem.
-
-        Raises:
-            DivergedError: the learning rate was lowered twice already.
-        """
+        """Lower the learning rate to a tenth because of `what`, which is an error if this is the third time."""
         if self.lowered >= _LOWERED:
             raise DivergedError(
                 f"{what} after epoch {epoch + 1}, even with a {round(1 / self.lr_scale)}th of the learning rate:"
@@ -261,10 +221,7 @@ class FiniteCheck:
     A fused optimiser, the default on GPUs, skips such a step by itself, as it does for gradient scalers. Which steps it
     skipped is read only every 50 steps, because waiting for the GPU after every step would delay the training.
 
-    Args:
-        guard: counts the skipped steps.
-        scaler: the gradient scaler. A gradient that overflows does not count as an incident as long as the scale can
-            still be lowered.
+    A gradient that overflows is no incident as long as the scale of the gradient scaler can still be lowered.
     """
 
     def __init__(self, guard: StabilityGuard, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -287,14 +244,11 @@ class FiniteCheck:
 
         The tensor stays on the device, so that the CPU need not wait for it.
         """
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         return norm.isfinite() if self._losses is None else norm.isfinite() & self._losses
 
     def allows(self, optimizer: torch.optim.Optimizer, norm: Tensor) -> bool:
-        """Return whether the optimiser may take the step. A fused optimiser may, because it skips bad steps itself.
-
-        Raises:
-            DivergedError: three steps in a row were skipped.
-        """
+        """Return whether the optimiser may take the step. A fused optimiser may, because it skips bad steps itself."""
         finite = self.is_finite(norm)
         self._unread.append((torch.stack([finite, finite if self._losses is None else self._losses]), self._at))
         self._losses = None
@@ -307,11 +261,7 @@ class FiniteCheck:
         return bool(finite)
 
     def settle(self) -> None:
-        """Report the steps that were skipped since the last call. The loop calls this after each epoch.
-
-        Raises:
-            DivergedError: three steps in a row were skipped.
-        """
+        """Report the steps that were skipped since the last call."""
         steps, self._unread = self._unread, []
         finite = torch.stack([each for each, _ in steps]).tolist() if steps else []
         may_overflow = self._scaler is not None and self._scaler.is_enabled() and self._scaler.get_scale() > 1
@@ -322,36 +272,27 @@ class FiniteCheck:
                 self._guard.skip_step("gradient" if are_losses_finite else "loss", epoch, step)
 
 
-Weights = dict[str, Tensor]
-
-
 class SafePoint:
     """The stored weights of the last good epoch. Before there is a good epoch, they are the initial weights.
 
-    Args:
-        model: the model in training. Frozen parameters are not stored.
-        average: the average of the model's weights; None if there is none.
-
-    Attributes:
-        is_doubtful: whether the weights of the latest epoch were not stored because they may be bad.
-        weights: the stored weights, with the keys `model` and `average`; empty before the first call of `remember`.
+    Frozen parameters are not stored.
     """
 
     def __init__(self, model: nn.Module, average: nn.Module | None = None) -> None:
-        self.is_doubtful = False
-        self.weights: dict[str, Weights] = {}
+        self.is_doubtful = False  # whether the weights of the latest epoch were not stored because they may be bad
+        self.weights: dict[str, dict[str, Tensor]] = {}  # with the keys `model` and `average`
         self._model, self._average = model, average
 
     def remember(self) -> None:
         """Store the current weights."""
-        learning = {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
-        learning |= {name for name, _ in self._model.named_buffers()}  # the running statistics of batch norms
         if is_sharded(self._model):
             self.weights = {"model": full_weights(self._model)}
         else:
-            self.weights = {"model": _copied(self._model, learning)}
+            frozen = {name for name, parameter in self._model.named_parameters() if not parameter.requires_grad}
+            state = self._model.state_dict()
+            self.weights = {"model": {name: state[name].cpu().clone() for name in state if name not in frozen}}
         if self._average is not None:
-            self.weights["average"] = _copied(self._average)
+            self.weights["average"] = {name: own.cpu().clone() for name, own in self._average.state_dict().items()}
         self.is_doubtful = False
 
     def go_back(self) -> None:
@@ -367,14 +308,8 @@ class SafePoint:
     def judge(self, guard: StabilityGuard, outcome: ValidationOutcome | None, *, epoch: int, is_warm: bool) -> bool:
         """Store the current weights if they are good, or restore the stored weights if the current ones are unusable.
 
-        Weights are unusable if they are not finite, or if the model has collapsed. During the warm-up, a collapsed
-        model goes on with its current weights, which are not stored.
-
-        Args:
-            guard: detects a collapse, and lowers the learning rate.
-            outcome: the outcome of the validation images; None if there are none.
-            epoch: the epoch, from 0.
-            is_warm: whether the warm-up is over.
+        Weights are unusable if they are not finite, or if the model has collapsed. During the warm-up (unless
+        `is_warm`), a collapsed model goes on with its current weights, which are not stored.
 
         Returns:
             Whether the stored weights were restored.
@@ -400,22 +335,9 @@ class SafePoint:
         return self.weights if self.is_doubtful else None
 
     def load_state_dict(self, state: dict[str, Any] | None, *, is_doubtful: bool | None = None) -> None:
-        """Load the result of `state_dict`, or the content of `weights` from a checkpoint within an epoch.
-
-        Args:
-            state: the stored weights; None if there are none.
-            is_doubtful: the value of the attribute `is_doubtful`. For None, it is True if `state` is not None.
-        """
+        """Load the result of `state_dict`, or `weights` and `is_doubtful` from a checkpoint within an epoch."""
         self.is_doubtful = state is not None if is_doubtful is None else is_doubtful
         self.weights = state or {}
-
-
-def _copied(module: nn.Module, names: set[str] | None = None) -> Weights:
-    return {
-        name: value.detach().cpu().clone()
-        for name, value in module.state_dict().items()
-        if names is None or name in names
-    }
 
 
 class TooLittleMemory(VitkitError):  # noqa: N818  # it says what is wrong
@@ -425,28 +347,17 @@ class TooLittleMemory(VitkitError):  # noqa: N818  # it says what is wrong
 class Pieces:
     """The division of batches into pieces that fit into memory. When memory runs out, the pieces become half as large.
 
-    Args:
-        say: called with a line when memory has run out.
-        is_sharded: whether the weights are divided among processes (FSDP). A process cannot compute a piece again then,
-            because the other processes take part in it.
-
-    Attributes:
-        size: the maximum number of images in a piece; None as long as whole batches fit.
+    If the weights are sharded, running out of memory is an error, because the other processes take part in a piece.
     """
 
     def __init__(self, say: Say, *, is_sharded: bool = False) -> None:
-        self.size: int | None = None
+        self.size: int | None = None  # the maximum number of images in a piece; None as long as whole batches fit
         self._say, self._is_sharded = say, is_sharded
 
     def each(self, images: int, compute: Callable[[slice], None]) -> None:
         """Compute all images of a batch, in smaller pieces if memory runs out.
 
-        Args:
-            images: the number of images in the batch.
-            compute: a function that computes a slice of the batch. If it runs out of memory, it must have no effect.
-
-        Raises:
-            VitkitError: memory is too small for a single image, or for the batch if the weights are divided.
+        `compute` is called with slices of the batch. If it runs out of memory, it must have no effect.
         """
         done = 0
         while done < images:
@@ -497,14 +408,7 @@ _MARGIN = 10  # times the memory of the average; generous, because skipped steps
 
 
 class RunningStatistics:
-    """The running means, variances and batch counters of the batch norms of a model.
-
-    If the model has no batch norms, the methods do nothing.
-
-    Args:
-        model: the model in training.
-        team: the processes that train together.
-    """
+    """The running means, variances and batch counters of the batch norms of a model, if it has any."""
 
     def __init__(self, model: nn.Module, team: ProcessGroup = ALONE) -> None:
         kind = nn.modules.batchnorm._BatchNorm
@@ -534,10 +438,7 @@ class RunningStatistics:
     def finish(self, images: int, is_finite: Callable[[], Tensor]) -> None:
         """End a step: average the statistics over all processes, and undo their change if the step is not finite.
 
-        Args:
-            images: the number of images of the step in this process.
-            is_finite: a function that returns whether loss and gradient are finite, as a tensor (). The tensor stays on
-                the device, so that the CPU need not wait for it.
+        `images` is the number of images of the step in this process.
         """
         if not self._buffers:
             return
@@ -545,18 +446,15 @@ class RunningStatistics:
             self._steps_to_correct -= 1
             self._forget_initial_values()
         if self._team.size > 1:
-            self._average_over_processes(images)
+            floats = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+            weighted = [buffer * images for buffer in floats]
+            count = torch.full_like(floats[0][:1], images)
+            self._team.all_reduce([*weighted, count])
+            for buffer, total in zip(floats, weighted, strict=True):
+                buffer.copy_(total / count)
         finite = is_finite()
         for buffer, before in zip(self._buffers, self._before, strict=True):
             buffer.copy_(torch.where(finite, buffer, before))
-
-    def _average_over_processes(self, images: int) -> None:
-        floats = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-        weighted = [buffer * images for buffer in floats]
-        count = torch.full_like(floats[0][:1], images)
-        self._team.all_reduce([*weighted, count])
-        for buffer, total in zip(floats, weighted, strict=True):
-            buffer.copy_(total / count)
 
     def _forget_initial_values(self) -> None:
         """Replace the exponential average by the mean over all batches, if the mean gives this step a larger weight."""
@@ -576,9 +474,7 @@ class RunningStatistics:
     def attempt(self, images: int) -> Iterator[None]:
         """Restore the statistics if the pass through the model in this context fails.
 
-        Args:
-            images: the number of images in the pass. A single image is normalised by the running statistics, as in
-                evaluation.
+        A single image is normalised by the running statistics, as in evaluation.
         """
         before = [buffer.clone() for buffer in self._buffers]
         switched = [norm for norm in self._norms if norm.training] if images == 1 else []
