@@ -24,12 +24,9 @@ _ADAPTED = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
 
 
 class LowRank(nn.Module):
-    """The parametrization W + alpha / r * B A of a weight matrix W (sec. 4.1). B starts as zeros.
+    """The parametrization W + alpha / r * B A of a weight matrix W (out, in) that is not trained (sec. 4.1).
 
-    Args:
-        weight: W, (out, in); it is not trained.
-        rank: r, the rank of the change.
-        generator: the random generator that draws A.
+    A is drawn by the generator, and B starts as zeros.
     """
 
     def __init__(self, weight: Tensor, rank: int, generator: torch.Generator) -> None:
@@ -46,13 +43,8 @@ class LowRank(nn.Module):
 def add_low_rank(model: VisionTransformer, rank: int, seed: int) -> list[str]:
     """Freeze the model except its heads, and add a trainable low-rank change to the weight matrices of the blocks.
 
-    Args:
-        model: the model, which is changed in place.
-        rank: the rank of each change.
-        seed: the seed of the initial random values.
-
     Returns:
-        The names of the matrices that have a low-rank change.
+        The names of these matrices.
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad = name.startswith("head")
@@ -95,8 +87,7 @@ def merge_low_rank(model: Model) -> Model:
 def heads_of(model: nn.Module) -> list[nn.Module]:
     """Return the modules that turn features into logits.
 
-    These are the head and, if the model has them, the second head for distillation and the representation layer. A
-    layer that projects the features into a space shared with texts belongs to the backbone instead.
+    These are the head and, if the model has them, the second head for distillation and the representation layer.
     """
     if isinstance(model, Network):
         return [] if model.head is None else [model.head]
@@ -107,11 +98,7 @@ def heads_of(model: nn.Module) -> list[nn.Module]:
 
 
 def freeze_backbone(model: Model) -> list[str]:
-    """Freeze all parameters except those of the heads.
-
-    Returns:
-        The names of the parameters that are trained.
-    """
+    """Freeze all parameters except those of the heads, and return the names of these."""
     trained = {id(parameter) for module in heads_of(model) for parameter in module.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad = id(parameter) in trained
@@ -121,20 +108,14 @@ def freeze_backbone(model: Model) -> list[str]:
 class PatchDropout(nn.Module):
     """Drop a random part of the patch tokens of each image in training; keep all tokens in evaluation.
 
-    The input is tokens (B, N, D). The prefix tokens and the remaining patches keep their order.
-
-    Args:
-        rate: the fraction of the patches that is dropped; at least one patch remains.
-        ahead: the number of prefix tokens, which are never dropped.
-
-    Attributes:
-        keys: one random number per image, (B,) int32, which determines the dropped patches. If None, the numbers are
-            drawn from torch's global generator.
+    The input is tokens (B, N, D), of which the first are `ahead` prefix tokens, which are never dropped. At least one
+    patch remains. The tokens keep their order.
     """
 
     def __init__(self, rate: float, ahead: int) -> None:
         super().__init__()
         self.rate, self.ahead = rate, ahead
+        # One random number per image, (B,) int32; None to draw them from torch's global generator.
         self.keys: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,11 +140,7 @@ def drop_patches(model: VisionTransformer, rate: float) -> None:
 
 
 def check_patch_dropout(config: ViTConfig) -> None:
-    """Refuse a model that does not support patch dropout.
-
-    Raises:
-        VitkitError: the model needs every patch in its place (see `needs_every_patch`).
-    """
+    """Refuse a model that needs all patches."""
     if (why := needs_every_patch(config)) is not None:
         raise VitkitError(f"--patch-dropout: {why}")
 

@@ -50,21 +50,15 @@ from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
 class Clock:
     """The time spent in a training, including the time before the training was resumed.
 
-    If there is a time budget, all processes use the clock of the main process, so that they compute the same learning
-    rates.
-
-    Args:
-        budget: seconds for the whole training; None for no limit.
-        team: the processes that train together.
-
-    Attributes:
-        spent: the seconds of the training that were spent before the clock was started.
-        ahead: the seconds spent before the first step, for example on fitting a head. They count towards the budget,
-            but the learning-rate schedule ignores them.
+    If there is a time budget in seconds, all processes use the clock of the main process, so that they compute the same
+    learning rates.
     """
 
     def __init__(self, budget: float | None = None, team: ProcessGroup = ALONE) -> None:
-        self.spent = self.ahead = 0.0
+        self.spent = 0.0  # seconds of the training that were spent before the clock was started
+        # Seconds spent before the first step, for example on fitting a head. They count towards the budget, but the
+        # learning-rate schedule ignores them.
+        self.ahead = 0.0
         self._budget, self._team = budget, team
         self._started = self._now = time.monotonic()
 
@@ -172,15 +166,9 @@ class TrainingState:
         team: ProcessGroup = ALONE,
         make_optimizer: MakeOptimizer | None = None,
     ) -> TrainingState:
-        """Prepare the state for the first step.
+        """Prepare the state for the first step of a model on its device, whose frozen parameters are not trained.
 
-        Args:
-            model: the model to train, on its device; frozen parameters are not trained.
-            recipe: the recipe.
-            total_steps: the number of steps of the whole training.
-            guard: the stability guard; by default, one that prints its reports and saves no files.
-            team: the processes that train together.
-            make_optimizer: the caller's function that returns the optimiser; None for the recipe's.
+        By default, the guard prints its reports, and the optimiser is the recipe's.
         """
         guard = guard or StabilityGuard(print)
         average = WeightAverage(model, recipe) if recipe.ema or recipe.swa else None
@@ -326,14 +314,8 @@ def identity(
 ) -> dict[str, Any]:
     """Return the settings and the digests that determine the weights of a run, by name.
 
-    A run can only be resumed from a checkpoint with the same identity.
-
-    Args:
-        recipe: the recipe of the run.
-        table: the split images of the run.
-        contents: the known digests of the images, by path. The identity contains the digests but not the paths, so that
-            images may move.
-        teacher: the digest of the teacher's weights; None without a teacher.
+    A run can only be resumed from a checkpoint with the same identity. It contains the known digests of the images
+    (`contents`, by path) and of the teacher's weights, but no paths, so that images may move.
     """
     fields = {name: value for name, value in recipe.to_dict().items() if name not in MAY_CHANGE}
     if recipe.swa:
@@ -365,13 +347,8 @@ def has_state(folder: Path) -> bool:
 def read_newest(folder: Path, identity: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], Path]:
     """Read the newest undamaged checkpoint of a run, and return its state and its path.
 
-    Args:
-        folder: the folder of the run.
-        identity: the `identity` of the run that will be continued.
-        say: called with a message if the previous checkpoint is used because the newest is damaged or missing.
-
     Raises:
-        VitkitError: all checkpoints are damaged, or the newest belongs to another run.
+        VitkitError: all checkpoints are damaged, or the newest belongs to another run than `identity`.
     """
     last, before = folder / LAST, folder / BEFORE
     if not before.is_file():
@@ -461,15 +438,8 @@ class RunWriter:
     Within an epoch, `last.ckpt` is written as often as the recipe requests (`save_every`), and when a signal ends the
     training. At the end of an epoch, `last.ckpt` is written after all other files. If the process is killed before
     that, a resumed run continues from the previous checkpoint, and writes the files of the epoch again with the same
-    result. `last.ckpt` also records whether the training was stopped before its last epoch.
-
-    Args:
-        folder: the folder of the run.
-        classifier: the classifier whose model is in training.
-        recipe: the recipe, which determines the epochs that are kept and when the training stops early.
-        say: called with a line for each epoch.
-        team: the processes that train together; the main process writes.
-        identity: the identity of the run, which its checkpoints contain (`checkpoint.identity`).
+    result. `last.ckpt` also records whether the training was stopped before its last epoch. Of several processes, only
+    the main process writes.
     """
 
     _STATE = ("best", "last_rise", "has_kept", "keeps_start", "finished", "limits")

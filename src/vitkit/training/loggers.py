@@ -19,13 +19,11 @@ from vitkit.training.request import Hooks
 
 
 class Logger(Protocol):
-    """The interface of Lightning's loggers. Only the method `log_metrics` is required."""
+    """The interface of Lightning's loggers. Only the method `log_metrics` is required; its `step` is the epoch."""
 
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """Log the fields of the recipe."""
+    def log_hyperparams(self, params: dict[str, Any]) -> None: ...
 
-    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
-        """Log the figures of an epoch; `step` is its number."""
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None: ...
 
     def finalize(self, status: str) -> None:
         """End the log; the status is `success` or `failed`."""
@@ -75,15 +73,8 @@ def _is_number(value: Any) -> bool:
 def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
     """Refuse objects of the caller that would never be called, and a loss together with a teacher.
 
-    A callback whose attribute `is_optional` is true is accepted even if it will never be called.
-
-    Args:
-        recipe: the recipe, which need not be complete.
-        hooks: the objects.
-
-    Raises:
-        VitkitError: a callback has no hook, a logger has no `log_metrics`, a package is not installed, the method takes
-            no steps, loggers are given for a cross-validation, or a loss would replace that of a teacher.
+    A callback whose attribute `is_optional` is true is accepted even if it will never be called. The recipe need not be
+    complete.
     """
     if recipe.method == "probe" and (functions := hooks.names()):
         name = next(iter(functions))
@@ -116,10 +107,7 @@ def check_hooks(recipe: Recipe, hooks: Hooks) -> None:
 def loggers_of(recipe: Recipe, folder: Path, epoch: int) -> list[Logger]:
     """Open the logger of a recipe; the list is empty if it names none.
 
-    Args:
-        recipe: the run's recipe.
-        folder: the run's folder.
-        epoch: the first epoch to log. If possible, the logger removes this epoch and later ones from an earlier log.
+    If possible, the logger removes `epoch`, the first one to log, and later ones from an earlier log.
     """
     name = recipe.logger
     if name == "auto":
@@ -141,10 +129,7 @@ def _csv(folder: Path, epoch: int) -> Logger:
 
 
 def _saved_id(folder: Path, logger: str, epoch: int) -> str | None:
-    """Return the identifier of this run in a logging service; None if the run is new or no identifier is stored.
-
-    The run is new if `epoch`, the first epoch to log, is 0.
-    """
+    """Return the identifier of this run in a logging service; None if the run is new or no identifier is stored."""
     if epoch == 0:
         return None
     try:

@@ -31,10 +31,11 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Split a model's parameters into groups for the optimiser, by weight decay and by layer.
 
-    Weight decay applies to weight matrices, but not to biases, norms, tokens and position embeddings.
+    Weight decay applies to weight matrices, but not to biases, norms, tokens and position embeddings. Parameters that
+    require no gradient are left out.
 
     Args:
-        model: the model to train. Parameters that require no gradient are left out.
+        model: the model to train.
         weight_decay: the weight decay of the weight matrices.
         layer_decay: the ratio of the `lr_scale` of a layer to the `lr_scale` of the next layer (BEiT, arXiv 2106.08254,
             app. D). The `lr_scale` of the head is 1. Position embeddings belong to the lowest layer if all layers share
@@ -76,36 +77,26 @@ def _depth(model: nn.Module) -> int:
 def build_optimizer(model: nn.Module, recipe: Recipe, make: MakeOptimizer | None = None) -> torch.optim.Optimizer:
     """Build the recipe's optimiser for the parameters that require a gradient.
 
-    Args:
-        model: the model to train.
-        recipe: sets the kind of optimiser, its hyperparameters, and the groups of parameters.
-        make: the caller's function, which takes the groups and returns the optimiser; None for the recipe's optimiser.
-
-    Raises:
-        VitkitError: `make` fails, returns no optimiser, or changes the groups.
+    If the caller's function `make` is given, it takes the groups of parameters and returns the optimiser instead.
     """
     groups = parameter_groups(model, recipe.weight_decay, recipe.layer_decay, recipe.decay_all)
     if make is not None:
-        return _built_by(make, groups)
+        scales = [group["lr_scale"] for group in groups]
+        try:
+            optimizer = make(groups)
+        except (TypeError, ValueError) as error:
+            raise VitkitError(f"optimizer cannot be created: {type(error).__name__}: {error}") from error
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise VitkitError(f"optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if [group.get("lr_scale") for group in optimizer.param_groups] != scales:
+            raise VitkitError("optimizer must keep the groups of parameters that it receives, in their order")
+        return optimizer
     # The fused optimiser takes a step in one kernel. Its rounding differs and it saves little on CPUs (docs/log.md).
     fused = True if all(parameter.is_cuda for group in groups for parameter in group["params"]) else None
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, fused=fused)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=recipe.lr, betas=(recipe.momentum, recipe.beta2), fused=fused)
-
-
-def _built_by(make: MakeOptimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    scales = [group["lr_scale"] for group in groups]
-    try:
-        optimizer = make(groups)
-    except (TypeError, ValueError) as error:
-        raise VitkitError(f"optimizer cannot be created: {type(error).__name__}: {error}") from error
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise VitkitError(f"optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
-    if [group.get("lr_scale") for group in optimizer.param_groups] != scales:
-        raise VitkitError("optimizer must keep the groups of parameters that it receives, in their order")
-    return optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -121,7 +112,7 @@ def lr_factor(progress: float, recipe: Recipe, stride: float) -> float:
 
     Args:
         progress: the completed fraction of the training, in [0, 1].
-        recipe: sets `warmup`, `schedule` and `min_lr`.
+        recipe: determines `warmup`, `schedule` and `min_lr`.
         stride: the fraction of the training between two updates of the rate. The warm-up uses the progress at the end
             of this interval, and the decay uses the progress at its start. The rate is therefore never 0, even in a
             training of one step.
@@ -158,25 +149,18 @@ def ema_decay(updates: int, limit: float) -> float:
     return min(limit, (1 + updates) / (10 + updates))
 
 
-def has_batch_norms(model: nn.Module) -> bool:
-    """Return whether a model has batch norms. Their running statistics are only valid for the current weights."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-
-
 class WeightAverage(nn.Module):
-    """A running average of a model's weights, on the model's device.
+    """A running average of a copy of a model's weights, on the model's device.
 
-    Args:
-        model: the model whose weights are averaged; it is copied.
-        recipe: sets the decay `ema`. If `ema` is 0, all updates have the same weight, as in stochastic weight
-            averaging.
+    The decay is the recipe's `ema`. If it is 0, all updates have the same weight, as in stochastic weight averaging.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         super().__init__()
         self._limit = recipe.ema
-        has_statistics = has_batch_norms(model)
-        update = self._update_ema if recipe.ema else self._update_mean if has_statistics else None
+        # Running statistics are only valid for the current weights, so they are averaged, too.
+        has_statistics = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        update = self._update if recipe.ema or has_statistics else None  # by default, torch computes the mean
         self.averaged = AveragedModel(model, multi_avg_fn=update, use_buffers=has_statistics)
         for parameter in self.averaged.parameters():
             parameter.requires_grad = False
@@ -195,18 +179,12 @@ class WeightAverage(nn.Module):
         self.averaged.update_parameters(model)
 
     @torch.no_grad()
-    def _update_ema(self, averages: Sequence[Tensor], weights: Sequence[Tensor], updates: Tensor | int) -> None:
-        _interpolate(averages, weights, 1 - ema_decay(int(updates), self._limit))
-
-    @torch.no_grad()
-    def _update_mean(self, averages: Sequence[Tensor], weights: Sequence[Tensor], updates: Tensor | int) -> None:
-        _interpolate(averages, weights, 1 / (int(updates) + 1))
-
-
-def _interpolate(averages: Sequence[Tensor], values: Sequence[Tensor], weight: float) -> None:
-    """Move averages towards new values by the fraction `weight`. Integer counters take the new values."""
-    if averages[0].is_floating_point():
-        torch._foreach_lerp_(list(averages), list(values), weight)
-        return
-    for average, value in zip(averages, values, strict=True):
-        average.copy_(value)
+    def _update(self, averages: Sequence[Tensor], weights: Sequence[Tensor], updates: Tensor | int) -> None:
+        n = int(updates)
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_(
+                list(averages), list(weights), 1 - ema_decay(n, self._limit) if self._limit else 1 / (n + 1)
+            )
+            return
+        for average, weight in zip(averages, weights, strict=True):  # counters
+            average.copy_(weight)

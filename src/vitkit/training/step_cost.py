@@ -55,15 +55,9 @@ _LONG = 30.0  # seconds of a step above which it is estimated from shorter ones
 
 
 def measure_training(start: Start, run: Run, devices: int) -> Figures:
-    """Measure a training by gradient descent.
+    """Measure a training by gradient descent. If several devices divide a batch, the share of one is measured.
 
-    Args:
-        start: the resolved start of the training.
-        run: a run in an empty folder.
-        devices: the number of devices that divide a batch. The share of one of them is measured.
-
-    Raises:
-        VitkitError: a step does not fit into memory.
+    The run is in an empty folder.
     """
     recipe, changes = _computable(start.recipe)
     table = start.parts[0].images.table
@@ -105,15 +99,12 @@ def measure_training(start: Start, run: Run, devices: int) -> Figures:
 
 
 def measure_head(start: Start, devices: int) -> Figures:
-    """Measure a training that fits a head to the features a frozen backbone. The arguments are as above."""
+    """Measure a training that fits a head to the features of a frozen backbone."""
     recipe, notes = _computable(start.recipe)
     table = start.parts[0].images.table
     classifier = new_classifier(start.blueprint, table, "")
-    model, device, precision = (
-        classifier.model,
-        torch.device(environment.choose_device(recipe.device)),
-        _precision(recipe),
-    )
+    model, precision = classifier.model, _precision(recipe)
+    device = torch.device(environment.choose_device(recipe.device))
     images = head_images(table, classifier).train
     train, val = len(table.of_split("train")), len(table.of_split("val"))
     count = min(recipe.batch_size, train)
@@ -159,15 +150,7 @@ def measure_head(start: Start, devices: int) -> Figures:
 
 
 def measure_on_noise(asked: Recipe, hooks: Hooks) -> Figures:
-    """Measure a training of the paper with random weights and images of noise, of the sizes that the paper has.
-
-    Args:
-        asked: a bundled recipe of the paper, which may have changed fields.
-        hooks: the caller's replacements for parts of the training.
-
-    Raises:
-        VitkitError: the training needs images, or a step does not fit into memory.
-    """
+    """Measure a training of the paper with random weights and images of noise, of the sizes that the paper has."""
     training = paper_training(asked)
     recipe, changes = _computable(training.recipe)
     config, corpus = training.config, training.corpus
@@ -263,8 +246,16 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         count = min(2 * count, whole)
         peak, seconds = record(count)
         each, pace = (peak - less) / (count - earlier), max(seconds - shorter, 0.0) / (count - earlier)
-        expected = round(peak + each * (whole - count))
-        _check_memory(recipe, whole, expected, held, each)
+        expected, free = round(peak + each * (whole - count)), available_memory() + held
+        if expected >= free:
+            fitting = whole
+            while fitting > 1 and expected - each * (whole - fitting) > 0.8 * free:
+                fitting //= 2
+            raise VitkitError(
+                f"it does not fit: a step with {whole:,} images at a time takes about {expected / 2**30:,.1f} GiB, and "
+                f"{free / 2**30:,.1f} GiB are free; try --batch-size {fitting} "
+                f"--grad-accum {math.ceil(whole * recipe.grad_accum / fitting)}"
+            )
         if count < whole and 2 * seconds > _LONG:
             notes.append(f"memory and time of a step are estimated from steps with {earlier} and {count} images")
             peak, seconds = expected, seconds + pace * (whole - count)
@@ -284,29 +275,6 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
         "seconds_per_step": seconds * in_step / (whole * taken),
         "notes": tuple(notes),
     }
-
-
-def _check_memory(recipe: Recipe, images: int, peak: int, held: int, each: float) -> None:
-    """Refuse a step that does not fit into the memory of the machine.
-
-    Args:
-        recipe: the recipe.
-        images: the number of images that are computed at a time.
-        peak: the most bytes that the step occupies.
-        held: the bytes that are occupied already, between two steps.
-        each: the bytes that each of the images adds.
-    """
-    free = available_memory() + held
-    if peak < free:
-        return
-    fitting = images
-    while fitting > 1 and peak - each * (images - fitting) > 0.8 * free:
-        fitting //= 2
-    parts = math.ceil(images * recipe.grad_accum / fitting)
-    raise VitkitError(
-        f"it does not fit: a step with {images:,} images at a time takes about {peak / 2**30:,.1f} GiB, and "
-        f"{free / 2**30:,.1f} GiB are free; try --batch-size {fitting} --grad-accum {parts}"
-    )
 
 
 def _recorded(work: Callable[[], Any], device: torch.device, held: int) -> tuple[int, float]:
@@ -373,8 +341,5 @@ def _precision(recipe: Recipe) -> str:
 
 def _left_out(recipe: Recipe) -> list[str]:
     """Return a line for each cost of a training that is not included."""
-    asked = {
-        f"time {recipe.time}: the training may end before its last epoch": recipe.time is not None,
-        "find_lr: the short runs are not counted": recipe.find_lr,
-    }
-    return [what for what, is_so in asked.items() if is_so]
+    ends = [] if recipe.time is None else [f"time {recipe.time}: the training may end before its last epoch"]
+    return [*ends, *(["find_lr: the short runs are not counted"] if recipe.find_lr else [])]

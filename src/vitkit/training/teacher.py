@@ -26,27 +26,16 @@ from vitkit.system.environment import offline
 
 @dataclass(frozen=True)
 class Teacher:
-    """A frozen network with its preprocessing.
+    """A frozen network with its preprocessing."""
 
-    Attributes:
-        name: the teacher's name in the recipe.
-        network: a network from images (B, C, h, w) to logits (B, K'), in evaluation mode.
-        preprocess: the teacher's preprocessing.
-        classes: the student's classes.
-        columns: for each class of the student, the index of the teacher's logit for this class, (K,).
-        sha256: the digest of the teacher's weights. A resumed run uses it to recognise the teacher.
-        notes: lines for the user about assumptions that were made about the teacher.
-        pictures: the record of the images that the teacher was trained on (`data.seen`); None if there is none.
-    """
-
-    name: str
-    network: nn.Module
+    name: str  # in the recipe
+    network: nn.Module  # from images (B, C, h, w) to logits (B, K'), in evaluation mode
     preprocess: Preprocess
-    classes: tuple[str, ...]
-    columns: Tensor
-    sha256: str
-    notes: tuple[str, ...] = ()
-    pictures: bytes | None = None
+    classes: tuple[str, ...]  # of the student
+    columns: Tensor  # for each class of the student, the index of the teacher's logit for this class, (K,)
+    sha256: str  # the digest of the teacher's weights, by which a resumed run recognises the teacher
+    notes: tuple[str, ...] = ()  # lines for the user about assumptions that were made about the teacher
+    pictures: bytes | None = None  # the record of the images that the teacher was trained on (`data.seen`)
 
     @torch.no_grad()
     def logits(self, images: Tensor, student: Preprocess) -> Tensor:
@@ -85,16 +74,24 @@ def load_teacher(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> 
             student's images, has an unknown preprocessing, or has output that is not finite.
     """
     teacher = _find(name, classes, size)
-    _try(teacher, size)
+    height, width = size
+    try:
+        logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))
+    except (RuntimeError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise VitkitError(
+            f"teacher {teacher.name} cannot process the student's {height}x{width} pictures: {reason}"
+        ) from error
+    if not logits.isfinite().all():  # hard distillation would treat NaN as a class
+        raise VitkitError(
+            f"teacher {teacher.name}: its output is not finite, so its weights are damaged; "
+            "restore them, or use another teacher"
+        )
     return teacher
 
 
 def teacher_of_run(folder: Path, name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
-    """Load the teacher of a run. If the run has started, check that the teacher has not changed.
-
-    Raises:
-        VitkitError: see `load_teacher`; or the teacher's weights have changed since the start of the run.
-    """
+    """Load the teacher of a run. If the run has started, check that the teacher has not changed."""
     teacher = load_teacher(name, classes, size)
     before = read_description(folder)["provenance"].get("teacher") if is_model_folder(folder) else None
     if before is not None and before["sha256"] != teacher.sha256:
@@ -193,29 +190,6 @@ def _columns(name: str, known: tuple[str, ...], classes: tuple[str, ...]) -> Ten
     if unknown:
         raise VitkitError(f"teacher {name} does not know the class {unknown[0]}: it must know all of the student's")
     return torch.tensor([number[each] for each in classes])
-
-
-def _try(teacher: Teacher, size: tuple[int, int]) -> None:
-    """Check that the teacher can process an image of the student's `size`, and that its output is finite.
-
-    The output must be finite because hard distillation would treat NaN as a class.
-
-    Raises:
-        VitkitError: the teacher fails the check.
-    """
-    height, width = size
-    try:
-        logits = teacher.logits(torch.zeros(1, 3, height, width), Preprocess(size=size))
-    except (RuntimeError, AssertionError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise VitkitError(
-            f"teacher {teacher.name} cannot process the student's {height}x{width} pictures: {reason}"
-        ) from error
-    if not logits.isfinite().all():
-        raise VitkitError(
-            f"teacher {teacher.name}: its output is not finite, so its weights are damaged; "
-            "restore them, or use another teacher"
-        )
 
 
 def _hash(network: nn.Module) -> str:
