@@ -14,12 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from together import forked
 from vitkit.data import Augment, ImageData, Preprocess
 from vitkit.data.table import ImageTable
 from vitkit.training import (
+    FiniteCheck,
     GradientSums,
     Loop,
     Objective,
@@ -156,6 +159,28 @@ def train_together(rank: int, size: int, table: ImageTable, bad: int) -> tuple[A
         setattr(dist, name, function)
     loop.check.settle()
     return counts, moved, lines
+
+
+def skip_sharded(rank: int, size: int) -> tuple[list[bool], list[str]]:
+    """Whether each of three steps moved sharded weights, of which a fused optimiser skips the second."""
+    model, lines, moved = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), list[str](), list[bool]()
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    check = FiniteCheck(StabilityGuard(lines.append))
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.full((3, 4), float("nan") if step == 1 else 1.0)).square().mean()
+        loss.backward()
+        check.note_loss(loss.detach(), 0, step)
+        check.note_team((~loss.detach().isfinite()).float())
+        before = [parameter.full_tensor().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        assert check.allows(optimizer, torch.nn.utils.get_total_norm(gradients))
+        optimizer.step()
+        after = [parameter.full_tensor() for parameter in model.parameters()]  # type: ignore[attr-defined]
+        moved.append(not all(torch.equal(one, other) for one, other in zip(before, after, strict=True)))
+    check.settle()
+    return moved, lines
 
 
 PICKLING = ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")

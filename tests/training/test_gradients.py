@@ -75,6 +75,12 @@ def test_a_step_of_two_processes_pickles_nothing_and_reads_no_tensor(tmp_path: P
         )
 
 
+def test_a_fused_optimiser_skips_steps_of_sharded_weights(tmp_path: Path) -> None:
+    for moved, lines in together(2, tmp_path, crowd.skip_sharded):
+        assert moved == [True, False, True]
+        assert lines == ["the loss is not finite in epoch 1, after 1 steps: step skipped"]
+
+
 # --- Figures of several processes ------------------------------------------------------------------------------
 
 
