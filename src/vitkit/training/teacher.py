@@ -11,8 +11,7 @@ import difflib
 import hashlib
 import warnings
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from vitkit.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess, by_conversion
 from vitkit.errors import VitkitError
 from vitkit.model_folder import is_model_folder, read_description
-from vitkit.system.environment import offline
 
 
 @dataclass(frozen=True)
@@ -105,14 +103,13 @@ def _find(name: str, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher
     model, colon, file = name.partition(":")
     if colon and not Path(name).exists() and model in torchvision_names():
         return _from_file(name, model, Path(file), classes, size)
-    if not Path(name).exists() and name in torchvision_names():
-        return _from_torchvision(name, classes)
     from vitkit.weights import load
 
+    is_published = not Path(name).exists() and name in torchvision_names()
     try:
-        classifier = load(name)
+        classifier = load(f"torchvision:{name}" if is_published else name)
     except VitkitError as error:
-        close = difflib.get_close_matches(model, torchvision_names(), n=2)
+        close = [] if is_published else difflib.get_close_matches(model, torchvision_names(), n=2)
         hint = f" (of torchvision's models, did you mean {' or '.join(close)}?)" if close else ""
         raise VitkitError(f"teacher: {error}{hint}") from error
     if len(classifier.preprocess.mean) != 3:
@@ -131,33 +128,6 @@ def torchvision_names() -> list[str]:
 
     names: list[str] = models.list_models(module=models)
     return names
-
-
-def _from_torchvision(name: str, classes: tuple[str, ...]) -> Teacher:
-    from torchvision import models
-
-    weights = models.get_model_weights(name).DEFAULT
-    file = Path(torch.hub.get_dir(), "checkpoints", PurePosixPath(urlsplit(weights.url).path).name)
-    if not file.is_file() and (switch := offline()):
-        raise VitkitError(
-            f"teacher {name}: its weights are not in {file}, and {switch} forbids downloading: put them there, "
-            f"or use a file: {name}:FILE"
-        )
-    try:
-        network = models.get_model(name, weights=weights)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a damaged download
-        raise VitkitError(
-            f"teacher {name}: its weights cannot be downloaded ({error}); use a file: {name}:FILE"
-        ) from error
-    pixels = weights.transforms()
-    preprocess = Preprocess(
-        size=(pixels.crop_size[0], pixels.crop_size[0]),
-        interpolation=pixels.interpolation.value,
-        mean=tuple(pixels.mean),
-        std=tuple(pixels.std),
-    )
-    columns = _columns(name, tuple(weights.meta["categories"]), classes)
-    return Teacher(name, network.eval(), preprocess, classes, columns, _hash(network))
 
 
 def _from_file(name: str, model: str, file: Path, classes: tuple[str, ...], size: tuple[int, int]) -> Teacher:
