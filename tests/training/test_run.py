@@ -332,7 +332,7 @@ def stop_when(monkeypatch: pytest.MonkeyPatch, step: str, epoch: int) -> None:
     monkeypatch.setattr(home, step, crash_or)
 
 
-@pytest.mark.parametrize("step", ["append_metrics", "_keep_model", "save"])
+@pytest.mark.parametrize("step", ["append_metrics", "_note_best", "save"])
 def test_a_crash_between_any_two_steps_of_saving_changes_nothing_after_a_resume(
     finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

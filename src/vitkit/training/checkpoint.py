@@ -290,16 +290,9 @@ _DIGITS = 12  # shown of a digest
 
 # Fields of the recipe that may change on resume, because they do not affect the weights or only extend the training.
 _PLACES = ("data", "weights", "teacher")  # their content has a digest, or is in the state
-_SPLITTING = (
-    "layout",
-    "follow_links",
-    "labels",
-    "split",
-    "split_from",
-    "group_by",
-    "folds",
-    "max_images",
-)  # the result of these is in split.json
+_SPLITTING = (  # their result is in split.json
+    *("layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images"),
+)
 _LENGTH = ("epochs", "time", "patience", "keep")
 _COMPUTING = (
     *("logger", "save_every", "precision", "device", "devices", "nodes", "strategy", "checkpointing", "compile"),

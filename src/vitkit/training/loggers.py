@@ -45,7 +45,10 @@ class LogEpochs:
 
     def on_epoch_end(self, state: TrainingState) -> None:
         """Log all metrics that are numbers, including those that callbacks have added."""
-        numbers = {name: float(value) for name, value in state.metrics.items() if _is_number(value)}
+        numbers = dict[str, float]()
+        for name, value in state.metrics.items():
+            with suppress(TypeError, ValueError, RuntimeError):
+                numbers |= {} if isinstance(value, str) else {name: float(value)}
         self._call("log_metrics", numbers, state.epoch)
 
     def close(self, status: str) -> None:
@@ -60,14 +63,6 @@ class LogEpochs:
             except Exception as error:  # the logger may be the user's, and its service may be down
                 self._loggers.remove(logger)
                 self._say(f"note: {type(logger).__name__} failed and is not used any more: {first_line(error)}")
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-    return not isinstance(value, str)
 
 
 def check_hooks(recipe: Recipe, hooks: Hooks) -> None:

@@ -369,31 +369,26 @@ class Pieces:
             except (RuntimeError, MemoryError) as error:
                 if not is_memory_short(error):
                     raise
-            self._halve(size, images)  # outside of the handler, because the error keeps tensors alive
-
-    def _halve(self, size: int, images: int) -> None:
-        if self._is_sharded:
-            raise TooLittleMemory(
-                "out of memory: with --strategy fsdp, lower --batch-size (--grad-accum keeps the images of a step)"
+            # Outside of the handler, because the error keeps tensors alive.
+            if self._is_sharded:
+                raise TooLittleMemory(
+                    "out of memory: with --strategy fsdp, lower --batch-size (--grad-accum keeps the images of a step)"
+                )
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if size == 1:
+                raise TooLittleMemory(
+                    "memory is too small to train on one image at a time: use a smaller --model or --image-size"
+                )
+            self.size = (size + 1) // 2
+            self._say(
+                f"out of memory: computing {self.size} images at a time from now on; each step still uses all {images}"
             )
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if size == 1:
-            raise TooLittleMemory(
-                "memory is too small to train on one image at a time: use a smaller --model or --image-size"
-            )
-        self.size = (size + 1) // 2
-        self._say(
-            f"out of memory: computing {self.size} images at a time from now on; each step still uses all {images}"
-        )
 
 
 @contextmanager
 def optimizer_in_memory() -> Iterator[None]:
-    """If a step of the optimiser in this context runs out of memory, raise an error with advice.
-
-    This can happen in the first step, which allocates the moments of the gradients.
-    """
+    """Advise what to do if memory runs out in the optimiser's first step, which allocates the moments."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -1,6 +1,6 @@
 """What a step of a training takes, measured by taking one (`vitkit train --dry-run`).
 
-Each function that measures a training returns facts that `vitkit.dry_run` explains.
+The functions return facts that `vitkit.dry_run` explains.
 """
 
 from __future__ import annotations
