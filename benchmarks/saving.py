@@ -1,9 +1,8 @@
 """How long does a checkpoint hold a training up? `python benchmarks/saving.py [--model NAME] [--batch 8] [--rounds 8]`.
 
 Steps on random images, with AdamW, in turn: a step alone; a step before which a checkpoint is begun; and the steps
-during which the thread still writes. `held_s` is what the training itself waits: for the beginning of the checkpoint
-and, before the optimiser's step, for the copy. `times_alone` compares whole steps, which also compete with the thread
-for the processor, the memory and the disk.
+during which the thread still writes. `held_s` is what the training itself waits: for the copy before the next step.
+`times_alone` compares whole steps, which also compete with the thread for the processor, the memory and the disk.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess
 from vitkit.model import config_for
 from vitkit.profiling import random_model
+from vitkit.system import LAST
 from vitkit.training import Loop, Objective, Recipe, RunWriter, TrainingState, fabric_of
 
 
@@ -50,15 +50,6 @@ def measure(name: str, images: int, rounds: int, folder: Path) -> dict[str, Any]
     loop = Loop(state, Objective(recipe, 10), data, fabric_of("float32", "cpu"))
     classes = tuple(map(str, range(10)))
     writer = RunWriter(folder, Classifier(model, classes, Preprocess(size=config.image_size)), recipe, print)
-    waits: list[float] = []
-    wait = writer._background.wait_for_copy
-
-    def timed(*arguments: object) -> None:
-        began = time.perf_counter()
-        wait(*arguments)
-        waits.append(time.perf_counter() - began)
-
-    writer._background.wait_for_copy = timed  # type: ignore[method-assign]
     writer.on_fit_start(state)
     model.train()
     batch = torch.randn(images, 3, *config.image_size), torch.arange(images) % 10
@@ -78,12 +69,12 @@ def measure(name: str, images: int, rounds: int, folder: Path) -> dict[str, Any]
         writer.on_save(state)
         begun = time.perf_counter() - began
         copying.append(begun + step())
-        held.append(begun + waits[-1])
-        while writer._background.is_busy:
+        held.append(begun)
+        while writer._writing is not None and not writer._writing.done():
             writing.append(step())
         saves.append(time.perf_counter() - began)
-        writer._background.finish()
-    size = writer._background.path.stat().st_size
+        writer.on_trained(state)
+    size = (folder / LAST).stat().st_size
     middle = statistics.median
     return {
         "model": name,
