@@ -59,9 +59,11 @@ def distillation_loss(
         A scalar.
     """
     true = _cross_entropy(heads[0], labels, label_smoothing)
+    weights = 1.0 if labels.ndim == 1 else labels.sum(dim=1)  # of the images, (B,)
     student = heads[-1].to(teacher.dtype)  # the divergence of bfloat16 logits would be off by 1e-4
     if kind == "hard":
-        return (true + _mean(F.cross_entropy(student, teacher.argmax(dim=1), reduction="none"), labels)) / 2
+        imitation = F.cross_entropy(student, teacher.argmax(dim=1), reduction="none")  # (B,)
+        return (true + (weights * imitation).mean()) / 2
     terms = F.kl_div(
         F.log_softmax(student / temperature, dim=1),
         F.log_softmax(teacher / temperature, dim=1),
@@ -69,7 +71,7 @@ def distillation_loss(
         log_target=True,
     )  # (B, K)
     divergence = terms.mean(dim=1) if kind == "soft-deit" else terms.sum(dim=1)  # (B,)
-    return (1 - alpha) * true + alpha * temperature**2 * _mean(divergence, labels)
+    return (1 - alpha) * true + alpha * temperature**2 * (weights * divergence).mean()
 
 
 def label_loss(heads: Sequence[Tensor], labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -102,11 +104,6 @@ def _cross_entropy(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     return F.cross_entropy(logits.to(kind), targets.to(kind))
 
 
-def _mean(losses: Tensor, labels: Tensor) -> Tensor:
-    """Multiply the loss of each image (B,) by the sum of the image's targets, and return the mean over the images."""
-    return losses.mean() if labels.ndim == 1 else (losses * labels.sum(dim=1)).mean()
-
-
 T = TypeVar("T")
 
 
@@ -116,12 +113,16 @@ class Learning(Protocol):
     The labels (B,) are the numbers that the data set returns with the images, such as classes.
     """
 
-    def to(self, device: torch.device) -> Self:
-        """Return a copy of the objective whose tensors for training steps are on a device."""
-
     @property
     def takes_labels(self) -> bool:
-        """Return whether `loss` accepts labels (B,) instead of targets (B, K) for images that are not mixed."""
+        """Whether `loss` accepts labels (B,) instead of targets (B, K) for images that are not mixed."""
+
+    @property
+    def judges_shares(self) -> bool:
+        """Whether `judge` requires only this process's share of the validation images; otherwise it needs all."""
+
+    def to(self, device: torch.device) -> Self:
+        """Return a copy of the objective whose tensors for training steps are on a device."""
 
     def targets(self, labels: Tensor) -> Tensor:
         """Convert labels (B,) into targets (B, K), which can be mixed."""
@@ -130,29 +131,18 @@ class Learning(Protocol):
         """Call the network on a batch, and return its output. In training, the output has one tensor for each head."""
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        """Compute the mean loss of a batch, a scalar."""
+        """Compute the mean loss of a batch, a scalar. `targets` may be labels (B,) if `takes_labels`."""
 
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Return the correctness (B,) of each image, from 0 to 1; an empty tensor if correctness is not defined."""
 
-    @property
-    def judges_shares(self) -> bool:
-        """Return True if `judge` requires only this process's share of the validation images, False if it needs all."""
-
     def judge(
         self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures from the outputs of the model.
+        """Compute the validation figures by name from the outputs (n, ...) of the model and the labels (n,).
 
-        Args:
-            answers: the output of the model, (n, ...), for the n validation images in this process's share, or for all
-                n validation images (see `judges_shares`).
-            labels: the labels of these images, (n,).
-            team: the processes among which the images are shared.
-
-        Returns:
-            The figures by name, and the sums by which `stability` recognises a collapsed model; None in place of the
-            sums if the objective does not compute them.
+        Also return the sums by which `stability` recognises a collapsed model, or None if there are none. `team` are
+        the processes among which the images are shared.
         """
 
 
@@ -178,8 +168,13 @@ class Objective:
     shift: Tensor | None = None
     custom: Callable[[Tensor, Tensor], Tensor] | None = None
 
+    judges_shares = True  # the figures of all shares can be combined
+
+    @property
+    def takes_labels(self) -> bool:
+        return self.class_weights is None
+
     def to(self, device: torch.device) -> Self:
-        """Return a copy of the objective whose tensors for training steps are on a device."""
         return replace(self, class_weights=None if self.class_weights is None else self.class_weights.to(device))
 
     def targets(self, labels: Tensor) -> Tensor:
@@ -188,23 +183,12 @@ class Objective:
         targets.scatter_(1, labels[:, None], 1.0)  # (B, K)
         return targets if self.class_weights is None else targets * self.class_weights
 
-    @property
-    def takes_labels(self) -> bool:
-        """Return whether `loss` accepts labels (B,) instead of targets (B, K): True unless there are class weights."""
-        return self.class_weights is None
-
     def ask(self, network: Callable[..., T], images: Tensor, labels: Tensor) -> T:
         """Call the network on the images; it does not receive the labels."""
         return network(images)
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
-        """Compute the mean loss of a batch.
-
-        Args:
-            heads: the logits (B, K) of each head.
-            images: the images (B, C, height, width); only a teacher needs them.
-            targets: labels (B,), or targets (B, K).
-        """
+        """Compute the mean loss from the logits (B, K) of each head. Only a teacher needs the images (B, C, H, W)."""
         recipe = self.recipe
         if self.custom is not None:
             return self._custom_loss(heads, targets)
@@ -234,27 +218,14 @@ class Objective:
     @torch.no_grad()
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         """Return whether the mean logits of the heads classify each image correctly, (B,)."""
-        answers = _mean_of_heads(heads)
-        return answers.argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
-
-    @property
-    def judges_shares(self) -> bool:
-        """Return True, because the figures of all processes' shares can be combined."""
-        return True
+        return _mean_of_heads(heads).argmax(dim=1) == (targets if targets.ndim == 1 else targets.argmax(dim=1))
 
     def judge(
-        self, logits: Tensor, labels: Tensor, team: ProcessGroup = ALONE
+        self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        """Compute the validation figures, and the sums by which `stability` recognises a collapsed model.
-
-        Args:
-            logits: the logits (n, K) of this process's share of the validation images.
-            labels: the labels of these images, (n,).
-            team: the processes among which the images are shared.
-        """
-        shifted = logits if self.shift is None else logits + self.shift
-        outcome = ValidationOutcome.of(shifted, labels, self.shift).over(team)
-        loss = team.mean_of(F.cross_entropy(shifted, labels).item(), len(labels))
+        logits = answers if self.shift is None else answers + self.shift  # (n, K)
+        outcome = ValidationOutcome.of(logits, labels, self.shift).over(team)
+        loss = team.mean_of(F.cross_entropy(logits, labels).item(), len(labels))
         return {"val_loss": loss, "val_acc": outcome.accuracy}, outcome
 
 
@@ -273,15 +244,14 @@ class MultiLabelObjective(Objective):
 
     sets: Tensor = field(default_factory=lambda: torch.empty(0))
 
+    judges_shares = False  # the average precision depends on the order of all images
+    takes_labels = False
+
     def to(self, device: torch.device) -> Self:
         return replace(super().to(device), sets=self.sets.to(device))
 
     def targets(self, labels: Tensor) -> Tensor:
         return self.sets[labels]  # (B, K); class weights enter in the loss
-
-    @property
-    def takes_labels(self) -> bool:
-        return False
 
     def loss(self, heads: Sequence[Tensor], images: Tensor, targets: Tensor) -> Tensor:
         if self.custom is not None:
@@ -292,29 +262,21 @@ class MultiLabelObjective(Objective):
     def hits(self, heads: Sequence[Tensor], targets: Tensor) -> Tensor:
         return ((_mean_of_heads(heads) > 0) == (targets > 0.5)).all(dim=1)
 
-    @property
-    def judges_shares(self) -> bool:
-        return False  # the average precision depends on the order of all images
-
     def judge(
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        team: ProcessGroup = ALONE,  # it has all answers
+        self, answers: Tensor, labels: Tensor, team: ProcessGroup = ALONE
     ) -> tuple[dict[str, float], ValidationOutcome | None]:
-        shifted = logits if self.shift is None else logits + self.shift
+        logits = answers if self.shift is None else answers + self.shift  # (n, K)
         targets = self.sets.cpu()[labels]  # (n, K)
         figures = {
-            "val_loss": F.binary_cross_entropy_with_logits(shifted, targets).item(),
-            "val_acc": ((shifted > 0) == (targets > 0.5)).all(dim=1).float().mean().item(),
-            "val_map": mean_average_precision(targets.bool().numpy(), shifted.nan_to_num().numpy()),
+            "val_loss": F.binary_cross_entropy_with_logits(logits, targets).item(),
+            "val_acc": ((logits > 0) == (targets > 0.5)).all(dim=1).float().mean().item(),
+            "val_map": mean_average_precision(targets.bool().numpy(), logits.nan_to_num().numpy()),
         }
         return figures, None
 
 
 def _mean_of_heads(heads: Sequence[Tensor]) -> Tensor:
-    """Return the mean (B, K) of the logits of the heads."""
-    return torch.stack([head.detach().float() for head in heads]).mean(dim=0)
+    return torch.stack([head.detach().float() for head in heads]).mean(dim=0)  # (B, K)
 
 
 def objective_of(table: ImageTable, recipe: Recipe, **options: Any) -> Objective:
@@ -332,16 +294,11 @@ class EpochSums:
         self.losses: list[Tensor] = []  # the sum over the images of each batch
         self.images: list[int] = []  # the number of images of each batch
         self.hits: list[Tensor] = []  # the correctness of the images of each batch
-        self._earlier: dict[str, Any] | None = None  # these three, from before the run was resumed within the epoch
+        # These three, from before the run was resumed within the epoch.
+        self._earlier = torch.empty(0), list[int](), torch.empty(0, dtype=torch.bool)
 
     def add(self, loss: Tensor, images: int, hits: Iterable[Tensor]) -> None:
-        """Add a batch.
-
-        Args:
-            loss: the sum of the losses of the images, a scalar.
-            images: the number of images.
-            hits: the correctness of each image, in one or several tensors.
-        """
+        """Add a batch: the sum of the losses of its images, their number, and the correctness of each image."""
         self.losses.append(loss)
         self.images.append(images)
         self.hits.extend(hits)
@@ -367,16 +324,13 @@ class EpochSums:
 
     def load_state_dict(self, state: dict[str, Any], team: ProcessGroup) -> None:
         """Load the result of `state_dict`. Only the main process keeps it, because it covers all processes."""
-        self._earlier = dict(state) if team.is_main else None
+        if team.is_main:
+            self._earlier = state["losses"], state["images"], state["hits"]
 
     def _in_memory(self) -> tuple[Tensor, list[int], Tensor]:
-        losses = torch.stack(self.losses).cpu() if self.losses else torch.empty(0)
-        hits = torch.cat(self.hits).cpu() if self.hits else torch.empty(0, dtype=torch.bool)
-        if self._earlier is None:
-            return losses, self.images, hits
-        earlier = self._earlier
+        losses, images, hits = self._earlier
         return (
-            torch.cat([earlier["losses"], losses]),
-            [*earlier["images"], *self.images],
-            torch.cat([earlier["hits"], hits]),
+            torch.cat([losses, torch.stack(self.losses).cpu()]) if self.losses else losses,
+            images + self.images,
+            torch.cat([hits, torch.cat(self.hits).cpu()]) if self.hits else hits,
         )
