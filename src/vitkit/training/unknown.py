@@ -78,7 +78,7 @@ class LabelledFeatures:
         return LabelledFeatures(self.features[is_kept], self.labels[is_kept])
 
 
-# The held-out images; for a cross-validation, a pair for each fold: the images of all other folds, and of the fold.
+# Held-out images; for a cross-validation, a pair for each fold: the images of all other folds, and of the fold.
 HeldOutFeatures = LabelledFeatures | Sequence[tuple[LabelledFeatures, LabelledFeatures]]
 
 
@@ -97,23 +97,18 @@ def fit_to_images(
         classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
         train: the training images without augmentation.
         held_out: the validation images that are independent and that the weights had not seen.
-        frozen: the features of m images, computed with initial weights that had not seen the images, (m, D); None if
-            there are none.
+        frozen: the features (m, D) of m images, computed with initial weights that had not seen them, or None.
         seed: the seed for sampling from many images, and for the made pictures.
-        progress: called with the number of computed images and their total; None for no reports.
+        progress: called with the number of computed images and their total.
 
     Returns:
         The fitted score; None if no training image or no held-out image can be read.
     """
     train, held_out = train.some(MOST, seed), held_out.some(MOST, seed)
     n, m = len(train.labels), len(held_out.labels)
-
-    def report(done: int) -> None:
-        if progress is not None:
-            progress(done, n + m)
-
-    of_train, kept = _features(classifier, train, report)
-    of_held_out, known = _features(classifier, held_out, lambda done: report(n + done))
+    report = progress or (lambda _done, _total: None)
+    of_train, kept = _features(classifier, train, lambda done: report(done, n + m))
+    of_held_out, known = _features(classifier, held_out, lambda done: report(n + done, n + m))
     if not len(of_train) or not len(of_held_out):
         return None
     before = None
@@ -136,23 +131,15 @@ def fit_out_of_fold(
 ) -> Unknown | None:
     """Fit the score that recognises unknown images to the training images of a head on frozen features.
 
-    Each image is compared with the images of the other folds.
-
-    Args:
-        classifier: the trained and calibrated classifier, which computes features (`Classifier.use`).
-        images: n training images without augmentation.
-        fold: the fold of each image, (n,).
-        seed: the seed for sampling from many images, and for the made pictures.
-        progress: called with the number of computed images and their total; None for no reports.
-
-    Returns:
-        The fitted score; None if no image can be read.
+    Each image is compared with the images of the other folds; `fold`, (n,), is the fold of each image. The other
+    arguments and the result are as for `fit_to_images`.
     """
     made_from = images.some(_MADE, seed)
     images = replace(images, rows=np.arange(len(images.labels))).some(MOST, seed)
     n, chosen = len(images.labels), images.rows
     assert chosen is not None
-    features, kept = _features(classifier, images, None if progress is None else lambda done: progress(done, n))
+    report = progress or (lambda _done, _total: None)
+    features, kept = _features(classifier, images, lambda done: report(done, n))
     if not len(features):
         return None
     train, fold = LabelledFeatures(features, images.labels[kept]), fold[chosen[kept]]
@@ -168,26 +155,21 @@ def _frozen_features(frozen: Floats, rows: Ints, labels: Ints) -> LabelledFeatur
 
 
 def _features(
-    classifier: Classifier, images: LabelledImages, report: Callable[[int], None] | None = None
+    classifier: Classifier, images: LabelledImages, report: Callable[[int], None] = lambda _: None
 ) -> tuple[Floats, Ints]:
-    """Return the features (m, D) of the readable images, and the indices (m,) of these images.
-
-    `report` is called with the number of finished images.
-    """
+    # The features (m, D) of the readable images, and the indices (m,) of these images.
     see = classifier.seeing()
     is_concurrent = classifier.runner is not None and classifier.runner.is_concurrent
-    batch = BATCH if is_concurrent else BATCH_ALONE
     outcomes = flow(
         range(len(images.labels)),
         partial(try_read, images.read),
         lambda pixels: see(pixels).features,
-        batch,
+        BATCH if is_concurrent else BATCH_ALONE,
         is_concurrent=is_concurrent,
     )
     rows, kept = list[Pixels](), list[int]()
     for done, (i, row) in enumerate(outcomes, start=1):
-        if report is not None:
-            report(done)
+        report(done)
         if not isinstance(row, str):
             rows.append(row)
             kept.append(i)
@@ -195,7 +177,6 @@ def _features(
 
 
 def _features_of_made(classifier: Classifier, images: LabelledImages, seed: int) -> dict[str, Floats]:
-    """Make pictures from some images (see `make_pictures`), and return their features by kind."""
     outcomes = (try_read(images.read, i) for i in range(len(images.labels)))
     pixels = np.stack([image for image in outcomes if not isinstance(image, str)])
     return {
@@ -215,22 +196,23 @@ def fit_unknown(
 
     Args:
         train: the trained model's features of the training images without augmentation, (m, D).
-        held_out: the model's features of images that it was not trained on, (n, D). For a cross-validated head on
-            frozen features, it is a list with a pair for each fold: the features of the images of the other folds, and
-            of the images of the fold.
-        made: the model's features of pictures that belong to no class, by kind (see `make_pictures`). If a kind has
-            several sorts, each has a key of its own, such as `patterns: rings`.
-        before: the same as `train` and `held_out`, with labels, but with features from the initial weights, for the
-            left-out classes. If it is None, no figure for left-out classes is reported.
+        held_out: the features (n, D) of images that the model was not trained on, or a pair for each fold of a
+            cross-validation (see `Unknown.fit`).
+        made: the features of pictures that belong to no class, by kind (see `make_pictures`). If a kind has several
+            sorts, each has a key of its own, such as `patterns: rings`.
+        before: the same as `train` and `held_out`, with labels, but with features from the initial weights. Without
+            it, no figure for left-out classes is reported.
         seed: the seed for sampling the training images that are stored, and the classes that are left out.
 
     Raises:
         VitkitError: there are no held-out images.
     """
+    from scipy.stats import binomtest
+
     if not len(held_out):
         raise VitkitError("no held-out images: they are required to determine how unfamiliar an image is")
     unknown = Unknown.fit(train, held_out, seed)
-    passed: dict[str, list[npt.NDArray[np.bool_]]] = {}
+    passed: dict[str, list[npt.NDArray[np.bool_]]] = {}  # which images of each sort or class pass, by kind
     for name, features in made.items():
         if len(features):
             passed.setdefault(name.partition(":")[0], []).append(unknown.passes(features))
@@ -239,61 +221,44 @@ def fit_unknown(
             Unknown.fit(rest, known, seed).passes(of_class)
             for rest, known, of_class in _without_each_class(*before, seed)
         ]
-    return replace(unknown, limits=tuple(_limits(passed)))
-
-
-def _without_each_class(
-    train: LabelledFeatures, held_out: HeldOutFeatures, seed: int
-) -> Iterator[tuple[Floats, Floats | list[tuple[Floats, Floats]], Floats]]:
-    """Leave out some classes, one at a time.
-
-    For each left-out class, yield the features of the training images of the other classes, of the held-out images of
-    the other classes, and of images of the left-out class. `seed` determines the classes if there are more than
-    `_CLASSES`.
-    """
-    labels = np.concatenate(
-        [held_out.labels] if isinstance(held_out, LabelledFeatures) else [fold.labels for _, fold in held_out]
-    )
-    for k in np.sort(np.random.default_rng(seed).permutation(np.unique(labels))[:_CLASSES]).tolist():
-        if not (labels != k).any() or not (train.labels != k).any():
-            continue
-        rest = train.at(train.labels != k).features
-        if isinstance(held_out, LabelledFeatures):
-            is_known = held_out.labels != k
-            yield rest, held_out.at(is_known).features, held_out.at(~is_known).features
-            continue
-        pairs = [(others.at(others.labels != k), fold.at(fold.labels != k)) for others, fold in held_out]
-        known = [(others.features, fold.features) for others, fold in pairs if len(others) and len(fold)]
-        if known:  # otherwise a single image is left, which has no other one to be compared with
-            yield rest, known, train.at(train.labels == k).features
-
-
-def _limits(passed: Mapping[str, list[npt.NDArray[np.bool_]]]) -> Iterator[Limit]:
-    """Yield the fraction that passes for each kind, given which images of each of its sorts or classes pass."""
-    from scipy.stats import binomtest
-
+    limits = list[Limit]()
     for kind, parts in passed.items():
         sizes = np.array([len(part) for part in parts], np.float64)
         shares, images = np.array([part.mean() for part in parts], np.float64), int(sizes.sum())
         if kind == LEFT_OUT:
             if len(parts) >= _FEWEST:
-                yield Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, classes=len(parts))
+                bounds = _for_another(shares, sizes)
+                limits.append(Limit(kind, float(shares.mean()), bounds, images, classes=len(parts)))
         elif len(parts) > 1:
-            yield Limit(kind, float(shares.mean()), _for_another(shares, sizes), images, sorts=len(parts))
+            bounds = _for_another(shares, sizes)
+            limits.append(Limit(kind, float(shares.mean()), bounds, images, sorts=len(parts)))
         else:
             exact = binomtest(int(parts[0].sum()), images).proportion_ci(0.95, "exact")
-            yield Limit(kind, float(shares[0]), (float(exact.low), float(exact.high)), images)
+            limits.append(Limit(kind, float(shares[0]), (float(exact.low), float(exact.high)), images))
+    return replace(unknown, limits=tuple(limits))
+
+
+def _without_each_class(
+    train: LabelledFeatures, held_out: HeldOutFeatures, seed: int
+) -> Iterator[tuple[Floats, list[tuple[Floats, Floats]], Floats]]:
+    # For each left-out class: the training images of the other classes, the held-out images of the other classes
+    # as for `Unknown.fit`, and the held-out images of the class.
+    folds = [(train, held_out)] if isinstance(held_out, LabelledFeatures) else held_out
+    classes = np.unique(np.concatenate([fold.labels for _, fold in folds]))
+    for k in np.sort(np.random.default_rng(seed).permutation(classes)[:_CLASSES]).tolist():
+        pairs = [(others.at(others.labels != k), fold.at(fold.labels != k)) for others, fold in folds]
+        known = [(others.features, fold.features) for others, fold in pairs if len(others) and len(fold)]
+        if known:  # otherwise at most one image is left, which has no other one to be compared with
+            of_class = np.concatenate([fold.at(fold.labels == k).features for _, fold in folds])
+            yield train.at(train.labels != k).features, known, of_class
 
 
 def _for_another(shares: npt.NDArray[np.float64], sizes: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Return the 95 % prediction interval for the fraction that passes in a class or sort that was not measured.
 
     arcsin sqrt(fraction) is assumed to be normally distributed over classes or sorts. Its variance is taken to be at
-    least the sampling variance, which is 1 / 4n for a fraction of n images.
-
-    Args:
-        shares: the fraction that passes, for each class or sort that was measured.
-        sizes: the number of images of each class or sort that was measured.
+    least the sampling variance, which is 1 / 4n for a fraction of n images. `shares` and `sizes` are the fraction that
+    passes and the number of images, for each class or sort that was measured.
     """
     from scipy.special import stdtrit
 
@@ -309,15 +274,14 @@ def describe_unknown(unknown: Unknown, kind: str = "validation images") -> str:
 
     `kind` is the term, in the plural, for the images that the score was fitted to.
     """
-    exact, wide = ([limit for limit in unknown.limits if limit.is_for_another == is_wide] for is_wide in (False, True))
-    shares = [f"{limit.kind} {limit.share:.0%}" for limit in exact]
-    shares += [
-        f"{limit.kind} {limit.share:.0%} (95 %: {limit.bounds[0]:.0%} to {limit.bounds[1]:.0%})" for limit in wide
-    ]
+    shares = []
+    for limit in sorted(unknown.limits, key=lambda limit: limit.is_for_another):  # intervals last
+        low, high = limit.bounds
+        interval = f" (95 %: {low:.0%} to {high:.0%})" if limit.is_for_another else ""
+        shares.append(f"{limit.kind} {limit.share:.0%}{interval}")
     passing = f"; if {unknown.accepted:.0%} of known images pass as known, so do these unknown ones: "
+    by = plural(len(unknown.known), kind.removesuffix("s"), kind)
     misses = passing + ", ".join(shares) if shares else ""
-    images = len(unknown.known)
-    by = plural(images, kind.removesuffix("s"), kind)
     return f"unknown images are recognised by the distance to the nearest training images, with {by}{misses}"
 
 
@@ -325,18 +289,13 @@ def describe_unknown(unknown: Unknown, kind: str = "validation images") -> str:
 
 
 def make_pictures(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
-    """Make pictures that belong to no class from preprocessed images of known classes.
+    """Make pictures that belong to no class from preprocessed images (n, C, height, width) of known classes.
 
-    Args:
-        images: preprocessed images, (n, C, height, width).
-        seed: seed of the pictures.
-
-    Returns:
-        Pictures (m, C, height, width) by kind; m is n, except for patterns. `noise` has the mean and spread of the
-        images' channels. `clouds` are smooth random fields with the same mean and spread. Their amplitudes fall with
-        frequency, as in photographs. `shuffled patches` are images with their 4 x 4 tiles in random order. Patterns are
-        in several sorts of n / 4 pictures each. The sorts such as `patterns: rings` are in two colours of an image, and
-        the sorts such as `patterns: rings in any colours` in two random colours.
+    Return n pictures of each kind: `noise` with the mean and spread of the images' channels; `clouds`, which are smooth
+    random fields with the same mean and spread, whose amplitudes fall with frequency as in photographs; and `shuffled
+    patches`, which are the images with their 4 x 4 tiles in random order. Patterns are in several sorts of n / 4
+    pictures each. The sorts such as `patterns: rings` are in two colours of an image, and the sorts such as `patterns:
+    rings in any colours` in two random colours.
     """
     rng = np.random.default_rng(seed)
     mean, spread = images.mean(axis=(0, 2, 3), keepdims=True), images.std(axis=(0, 2, 3), keepdims=True)
@@ -348,7 +307,8 @@ def make_pictures(images: Pixels, seed: int = 0) -> dict[str, Pixels]:
     low, high = images.min(axis=(0, 2, 3)), images.max(axis=(0, 2, 3))
     for i, (name, wave) in enumerate(_WAVES.items()):
         if len(part := images[i :: len(_WAVES)]):
-            pixels = np.stack([_two_pixels(image, rng) for image in part])
+            places = [[rng.integers(size, size=2) for size in image.shape[1:]] for image in part]
+            pixels = np.stack([image[:, y, x].T for image, (y, x) in zip(part, places, strict=True)])  # (n, 2, C)
             free = rng.uniform(low, high, pixels.shape)
             for sort, colours in ((name, pixels), (f"{name} in any colours", free)):
                 made[f"patterns: {sort}"] = np.stack([_pattern(wave, two, images.shape[2:], rng) for two in colours])
@@ -364,20 +324,10 @@ _WAVES: dict[str, Callable[[Plane, Plane], Plane]] = {  # of rotated and scaled 
 }
 
 
-def _two_pixels(image: Pixels, rng: np.random.Generator) -> Pixels:
-    """Return two randomly chosen pixels of an image, (2, C)."""
-    rows, columns = (rng.integers(size, size=2) for size in image.shape[1:])
-    pixels: Pixels = image[:, rows, columns].T
-    return pixels
-
-
 def _pattern(
     wave: Callable[[Plane, Plane], Plane], colours: Floats, size: tuple[int, ...], rng: np.random.Generator
 ) -> Floats:
-    """Draw a wave at a random angle and scale, with sharp or soft edges, in two colours (2, C).
-
-    Return the picture, (C, height, width).
-    """
+    # A wave at a random angle and scale, with sharp or soft edges, in two colours (2, C): (C, height, width).
     y, x = (np.mgrid[: size[0], : size[1]] - np.array(size)[:, None, None] / 2) / max(size)
     angle = rng.uniform(0, np.pi)
     a, b = 2 * np.pi * _CYCLES[0] * (_CYCLES[1] / _CYCLES[0]) ** rng.random(2)
@@ -389,7 +339,7 @@ def _pattern(
 
 
 def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Filter white noise (n, C, height, width) so that its amplitudes fall with frequency, as in photographs."""
+    # White noise (n, C, height, width), filtered so that its amplitudes fall with frequency, as in photographs.
     height, width = noise.shape[-2:]
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     filtered = np.fft.irfft2(np.fft.rfft2(noise) / np.maximum(frequency, 1 / max(height, width)), (height, width))
@@ -398,16 +348,12 @@ def _smooth(noise: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return fields
 
 
-def _shuffled(image: npt.NDArray[np.float32], rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Return the image (C, height, width) with its tiles in another order.
-
-    Pixels at the edges that do not fill a whole tile stay in place.
-    """
-    height, width = (size // _TILES for size in image.shape[1:])
-    out, order = image.copy(), rng.permutation(_TILES**2)
-    for place, source in enumerate(order.tolist()):
-        (i, j), (k, m) = divmod(place, _TILES), divmod(source, _TILES)
-        out[:, i * height : (i + 1) * height, j * width : (j + 1) * width] = image[
-            :, k * height : (k + 1) * height, m * width : (m + 1) * width
-        ]
+def _shuffled(image: Pixels, rng: np.random.Generator) -> Pixels:
+    # The image (C, height, width) with its tiles in another order. Pixels at the edges that do not fill a whole tile
+    # stay in place.
+    channels, height, width = len(image), *(size // _TILES for size in image.shape[1:])
+    out, rows, columns = image.copy(), _TILES * height, _TILES * width
+    tiles = image[:, :rows, :columns].reshape(channels, _TILES, height, _TILES, width).transpose(1, 3, 0, 2, 4)
+    moved = tiles.reshape(_TILES**2, channels, height, width)[rng.permutation(_TILES**2)].reshape(tiles.shape)
+    out[:, :rows, :columns] = moved.transpose(2, 0, 3, 1, 4).reshape(channels, rows, columns)
     return out
