@@ -16,7 +16,7 @@ features of the encoder; W is the decoder's width.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,10 +43,8 @@ class Filled(NamedTuple):
     hidden: Tensor
 
 
-class PretrainingTask(Protocol):
-    """The interface of a task that hides patches and predicts them.
-
-    A task is a module. Its weights are not part of the encoder.
+class PretrainingTask(nn.Module):
+    """A task that hides patches and predicts them. Its weights are not part of the encoder.
 
     Attributes:
         has_hits: whether predictions can be right or wrong, as is the case for classes of colours. If the task predicts
@@ -57,35 +55,23 @@ class PretrainingTask(Protocol):
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
         """Return the loss of each image, (B,). If `has_hits`, also return its fraction of right predictions, (B,)."""
+        raise NotImplementedError
 
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
         """Return the images with their hidden patches replaced by the predictions."""
+        raise NotImplementedError
 
 
 class SelfSupervised(nn.Module):
-    """An encoder and its task.
+    """An encoder, which is a model without a head, and its task."""
 
-    Args:
-        encoder: a model without a head.
-        task: a module with the methods of `PretrainingTask`.
-    """
-
-    encoder: VisionTransformer
-    task: nn.Module
-
-    def __init__(self, encoder: VisionTransformer, task: nn.Module) -> None:
+    def __init__(self, encoder: VisionTransformer, task: PretrainingTask) -> None:
         super().__init__()
         self.encoder, self.task = encoder, task
 
     def forward_heads(self, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the figures of the task for each image (see `PretrainingTask.figures`), (B,) each.
-
-        Args:
-            images: (B, C, height, width).
-            keys: (B,), the keys that determine the hidden patches.
-        """
-        figures: tuple[Tensor, ...] = self.task.figures(self.encoder, images, keys)  # type: ignore[operator]
-        return figures
+        """Return the figures of the task, (B,) each, for images (B, C, height, width) with keys (B,)."""
+        return self.task.figures(self.encoder, images, keys)
 
     def forward(self, images: Tensor, keys: Tensor) -> Tensor:
         """Return the figures of `forward_heads` as the columns of one tensor, (B, 1) or (B, 2)."""
@@ -94,8 +80,7 @@ class SelfSupervised(nn.Module):
     @torch.no_grad()
     def fill(self, images: Tensor, keys: Tensor) -> Filled:
         """Return the images with their hidden patches replaced by the predictions."""
-        filled: Filled = self.task.fill(self.encoder, images, keys)  # type: ignore[operator]
-        return filled
+        return self.task.fill(self.encoder, images, keys)
 
 
 _MASKED, _REPLACED = 0.8, 0.1  # of the corrupted patches; the rest stay as they are (app. B.1.2)
@@ -124,10 +109,7 @@ class Corruption(NamedTuple):
 def corrupt(keys: Tensor, patches: int, number: int) -> Corruption:
     """Choose the patches to corrupt as in app. B.1.2: of these, 80 % are masked, 10 % replaced, and 10 % stay.
 
-    Args:
-        keys: (B,), the keys of the images.
-        patches: N, the number of patches of an image.
-        number: the number of patches to corrupt in each image.
+    For each key (B,), `number` of N patches are corrupted.
     """
     bits = random_bits(keys.to(torch.int32), 3 * patches)  # (B, 3N)
     order = bits[:, :patches].argsort(dim=1, stable=True)
@@ -165,17 +147,10 @@ def unpatchify(patches: Tensor, patch: tuple[int, int], size: tuple[int, int]) -
 
 
 def colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
-    """Divide each patch into cells, and return the mean colour of each cell as a number below 8^C.
+    """Divide each patch into side x side cells, and return the mean colours of the cells as numbers below 8^C.
 
-    The mean of each of the C channels is reduced to one of 8 levels (3 bits).
-
-    Args:
-        pixels: (B, C, height, width), from 0 to 1.
-        patch: the sides of a patch in pixels, divisible by `side`.
-        side: the number of cells along each side of a patch.
-
-    Returns:
-        The numbers of the colours, (B, N, side * side).
+    The mean of each of the C channels is reduced to one of 8 levels (3 bits): pixels (B, C, height, width) from 0 to 1
+    -> numbers (B, N, side * side). The sides of a patch must be divisible by `side`.
     """
     C = pixels.shape[1]
     cells = F.avg_pool2d(pixels, (patch[0] // side, patch[1] // side))  # (B, C, side * h, side * w)
@@ -183,11 +158,6 @@ def colours(pixels: Tensor, patch: tuple[int, int], side: int) -> Tensor:
     weights = _LEVELS ** torch.arange(C - 1, -1, -1, device=pixels.device)  # the first channel has the highest digit
     numbers = (levels * weights.view(1, C, 1, 1)).sum(dim=1, keepdim=True)  # (B, 1, side * h, side * w)
     return patchify(numbers, (side, side))
-
-
-def _colour_count(channels: int) -> int:
-    """Return the number of different colours for images with `channels` channels: 512 for RGB."""
-    return int(_LEVELS**channels)
 
 
 def painted(numbers: Tensor, channels: int, patch: tuple[int, int], side: int, size: tuple[int, int]) -> Tensor:
@@ -208,7 +178,7 @@ _HEAD_SIZE = 32  # of the decoder, as in the paper: 512 features in 16 heads
 _EPS = 1e-6  # added to the variance of a patch
 
 
-class MaskedAutoencoding(nn.Module):
+class MaskedAutoencoding(PretrainingTask):
     """The task of MAE: its decoder, and the token that represents hidden patches (sec. 3).
 
     Args:
@@ -240,34 +210,22 @@ class MaskedAutoencoding(nn.Module):
         self.head = nn.Linear(inner.hidden_size, config.patch_size[0] * config.patch_size[1] * config.in_channels)
         positions = F.pad(sincos_2d(config.grid, inner.hidden_size), (0, 0, config.prefix_tokens, 0))  # (P + N, W)
         self.register_buffer("positions", positions, persistent=False)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        """Initialise the weights as the authors do: Xavier uniform for matrices, zeros for biases."""
         nn.init.normal_(self.mask_token, std=0.02)
-        for module in self.modules():
+        for module in self.modules():  # as the authors initialise
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
     def encode(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """Encode the prefix tokens and the visible patches: (B, P + n, D).
-
-        `order`, (B, N), is the order of the patches of each image, in which the n visible patches are first.
-        """
+        """Encode the prefix tokens and the visible patches, which are the first n in `order` (B, N): (B, P + n, D)."""
         x, P = encoder.embed(images), self.config.prefix_tokens  # (B, P + N, D), with positions
         visible = order[:, : self.visible, None].expand(-1, -1, x.shape[2]) + P
         x = torch.cat([x[:, :P], x.gather(1, visible)], dim=1)  # (B, P + n, D)
         return encoder.norm(encoder.encode(x))
 
     def decode(self, encoded: Tensor, order: Tensor) -> Tensor:
-        """Predict the content of every patch from the encoded visible patches: (B, N, p * q * C).
-
-        Args:
-            encoded: the result of `encode`, (B, P + n, D).
-            order: the order of the patches, as for `encode`, (B, N).
-        """
+        """Predict the content of every patch from the result of `encode` (B, P + n, D): (B, N, p * q * C)."""
         P, (B, N) = self.config.prefix_tokens, order.shape
         x = self.embed(encoded)  # (B, P + n, W)
         hidden = self.mask_token.to(x.dtype).expand(B, N - self.visible, -1)
@@ -280,29 +238,19 @@ class MaskedAutoencoding(nn.Module):
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
         """Return the mean squared error over the hidden patches of each image, (B,)."""
-        return (self.losses(encoder, images, shuffled(keys, self.config.patches)),)
-
-    def losses(self, encoder: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-        """Return the mean squared error over the hidden patches of each image, (B,).
-
-        `order`, (B, N), is the order of the patches of each image, in which the visible patches are first.
-        """
+        order = shuffled(keys, self.config.patches)
         predicted = self.decode(self.encode(encoder, images, order), order)  # (B, N, p * q * C)
-        error = (predicted - self._targets(images)).square().mean(dim=2)  # (B, N)
-        return error.gather(1, order[:, self.visible :]).mean(dim=1)
-
-    def _targets(self, images: Tensor) -> Tensor:
         patches = patchify(images.float(), self.config.patch_size)
-        if not self.is_normalised:
-            return patches
-        variance, mean = torch.var_mean(patches, dim=2, keepdim=True)
-        return (patches - mean) / (variance + _EPS).sqrt()
+        if self.is_normalised:
+            variance, mean = torch.var_mean(patches, dim=2, keepdim=True)
+            patches = (patches - mean) / (variance + _EPS).sqrt()
+        error = (predicted - patches).square().mean(dim=2)  # (B, N)
+        return (error.gather(1, order[:, self.visible :]).mean(dim=1),)
 
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
         """Return the images with their hidden patches replaced by the predictions.
 
-        If the targets are normalised, the predictions are scaled with the true standard deviation of each patch and
-        shifted by its true mean.
+        Normalised predictions are scaled with the true deviation of each patch and shifted by its true mean.
         """
         order = shuffled(keys, self.config.patches)
         predicted = self.decode(self.encode(encoder, images, order), order)
@@ -341,7 +289,7 @@ def decoder_config(config: ViTConfig, choices: Pretraining) -> ViTConfig:
 _SIDES = {"colour": 1, "colour-4x4": 4}  # colours along the side of a patch
 
 
-class MaskedPatchPrediction(nn.Module):
+class MaskedPatchPrediction(PretrainingTask):
     """The task of predicting corrupted patches: the [mask] embedding and a layer that predicts colours or pixels.
 
     Args:
@@ -374,7 +322,7 @@ class MaskedPatchPrediction(nn.Module):
                 "use --target colour"
             )
         p, q = config.patch_size
-        outputs = p * q * config.in_channels if self.side is None else self.side**2 * _colour_count(config.in_channels)
+        outputs = p * q * config.in_channels if self.side is None else self.side**2 * _LEVELS**config.in_channels
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
         self.head = nn.Linear(config.hidden_size, outputs)
         nn.init.normal_(self.mask_token, std=0.02)
@@ -393,16 +341,12 @@ class MaskedPatchPrediction(nn.Module):
         return self.head(x).float()
 
     def figures(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        """Return the mean loss over the corrupted patches of each image, (B,).
-
-        If colours are predicted, also return the fraction of right predictions, (B,).
-        """
+        """Return the mean loss over the corrupted patches of each image, and for colours how many are right, (B,)."""
         corruption = corrupt(keys, self.config.patches, self.number)
         predicted = self.predict(encoder, images, corruption)
         places = corruption.corrupted.nonzero()[:, 1].view(len(images), self.number)  # equally many for each image
 
-        def of_corrupted(values: Tensor) -> Tensor:
-            """Select the values of the corrupted patches: (B, N, ...) -> (B, number, ...)."""
+        def of_corrupted(values: Tensor) -> Tensor:  # (B, N, ...) -> (B, number, ...)
             index = places.view(*places.shape, *[1] * (values.ndim - 2))
             return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
 
@@ -418,7 +362,6 @@ class MaskedPatchPrediction(nn.Module):
         return losses.mean(dim=(1, 2)), right.float().mean(dim=(1, 2))
 
     def fill(self, encoder: VisionTransformer, images: Tensor, keys: Tensor) -> Filled:
-        """Return the images with their corrupted patches replaced by the predictions."""
         corruption = corrupt(keys, self.config.patches, self.number)
         patch, size = self.config.patch_size, self.config.image_size
         predicted = self.predict(encoder, images, corruption)  # (B, N, outputs)
