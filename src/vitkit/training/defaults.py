@@ -1,18 +1,15 @@
 """Choose what a recipe leaves open: what is trained and for how long, the weights, and the model's configuration.
 
 `complete` chooses the values of the fields that the user has not set. The configuration of the model follows either
-from its name and the changes in the recipe, or from the weights. For a network of another library, this module also
-determines which fields of a recipe do not apply.
-
-A table lists the conditions under which fields of a recipe have an effect. Setting a field without effect is an error.
-A field that is not in the table has an effect in every training.
+from its name and the changes in the recipe, or from the weights. Some fields of a recipe do not apply to a network of
+another library. The table `ACTS` lists the conditions under which fields have an effect; setting a field without effect
+is an error.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +34,19 @@ NOT_SET_ASIDE = (
     "(--split 0.7 0.1 0.2 to set some aside)"
 )
 SPARED = 0.3  # of the patches: a fine-tuning step takes two thirds of the time, and no accuracy is lost (docs/log.md)
+_FINE_TUNED: dict[str, Any] = {
+    "lp_ft": True,
+    "batch_size": 32,
+    "warmup": 0.15,
+    "crop_scale": (0.4, 1.0),
+    "color_jitter": 0.1,
+    "monitor": "val_loss",
+}
 # Fields whose best value depends on what is trained. Those of `scratch` are the dataclass's own defaults.
 PRESETS: dict[str, dict[str, Any]] = {
     "scratch": {},
-    "full": {
-        "lp_ft": True,
-        "epochs": 6,
-        "batch_size": 32,
-        "lr": 5e-4,
-        "layer_decay": 0.75,
-        "warmup": 0.15,
-        "crop_scale": (0.4, 1.0),
-        "color_jitter": 0.1,
-        "monitor": "val_loss",
-    },
-    "lora": {
-        "lp_ft": True,
-        "epochs": 8,
-        "batch_size": 32,
-        "lr": 2e-3,
-        "warmup": 0.15,
-        "drop_path": 0.0,
-        "crop_scale": (0.4, 1.0),
-        "color_jitter": 0.1,
-        "monitor": "val_loss",
-    },
+    "full": {**_FINE_TUNED, "epochs": 6, "lr": 5e-4, "layer_decay": 0.75},
+    "lora": {**_FINE_TUNED, "epochs": 8, "lr": 2e-3, "drop_path": 0.0},
     "probe-sgd": {"epochs": 10, "warmup": 0.0, "drop_path": 0.0, "crop_scale": (0.4, 1.0), "color_jitter": 0.1},
     "probe": {"epochs": 1, "batch_size": 64},
 }
@@ -77,7 +62,7 @@ def complete(recipe: Recipe, table: ImageTable) -> tuple[Recipe, list[str]]:
         table: all images of the run.
 
     Raises:
-        VitkitError: a field is unknown, of the wrong type, or out of range.
+        VitkitError: a field is out of range, or does not apply to the model.
     """
     table.task.check_recipe(recipe.to_dict())
     trained = sum(split in (None, "train") for split in table.splits)
@@ -91,14 +76,7 @@ def choose(
 ) -> tuple[Recipe, list[str]]:
     """Do the same as `complete`, given only the number of training images per class.
 
-    Args:
-        requested: the requested recipe.
-        each: the number of training images per class.
-        task: the task, which is single-label or multi-label classification.
-        comes_split: whether the data is already divided into splits.
-
-    Raises:
-        VitkitError: a field is unknown, of the wrong type, or out of range.
+    `comes_split` says whether the data is already divided into splits.
     """
     reasons = list[str]()
     method = requested.method
@@ -109,7 +87,8 @@ def choose(
         why = {"probe": "too few to change the whole model", "full": "enough to fine-tune the whole model"}[method]
         reasons.append(f"method {method}: about {each:.0f} training images per class are {why}")
     network = network_of(requested)
-    of_network = {} if network is None else presets_of(network)
+    # The dropout rates of the library; all layers have the same learning rate.
+    of_network = {} if network is None else {"layer_decay": 1.0, **native_rates(network)}
     of_names = {"lp_ft": False} if requested.head_from == "names" else {}  # the head is not random then
     presets = {**PRESETS[method], **of_network, **task.recipe_fields, **of_names}
     chosen = {name: value for name, value in presets.items() if name not in requested.given} | {"method": method}
@@ -131,12 +110,9 @@ def choose(
 
 
 def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> Recipe:
-    """Enable patch dropout if the whole model is fine-tuned, the model supports it, and the user has not set it.
+    """Enable patch dropout if the whole model is fine-tuned, the model supports it, and it is not among `fields`.
 
-    Args:
-        recipe: the recipe, which is complete except for patch dropout.
-        fields: the requested fields by name.
-        config: the configuration of the model.
+    `recipe` is complete except for patch dropout, and `fields` are the requested fields by name.
     """
     if recipe.method != "full" or "patch_dropout" in fields or isinstance(config, NetworkConfig):
         return recipe
@@ -180,25 +156,20 @@ def without_fields_of_vits(recipe: Recipe, kept: Sequence[str] = ()) -> tuple[Re
     Use this for recipes that were not written for the network, such as a published recipe, or one recipe for all models
     of a comparison. For a Vision Transformer, all fields are kept, and for every network those in `kept`.
     """
-    network = None if recipe.model is None else split_network(recipe.model)
-    if network is None:
+    config = _network_named(recipe)
+    if config is None:
         return recipe, []
-    config = NetworkConfig(library=network[0], name=network[1])
     fields = {name: value for name, value in recipe.set_fields().items() if name not in kept}
     unknown = [name for name, nothing in OF_VIT.items() if fields.get(name, nothing) != nothing]
-    lacking = [name for name in ("dropout", "drop_path") if fields.get(name) and not _has(config, name)]
     notes = [f"{name} {fields[name]} requires a Vision Transformer, and is left out" for name in unknown]
-    notes += [f"{name} {fields[name]} is left out: the network has none" for name in lacking]
-    return recipe.without([*unknown, *lacking]), notes
-
-
-def _has(network: NetworkConfig, rate: str) -> bool:
-    """Return whether a network has layers of a kind of dropout: `dropout` or `drop_path`."""
-    try:
-        check_rates(network.replace(**{rate: 0.1}))
-    except VitkitError:
-        return False
-    return True
+    for name in ("dropout", "drop_path"):
+        if fields.get(name):
+            try:
+                check_rates(config.replace(**{name: 0.1}))
+            except VitkitError:
+                unknown.append(name)
+                notes.append(f"{name} {fields[name]} is left out: the network has none")
+    return recipe.without(unknown), notes
 
 
 def network_of(recipe: Recipe) -> NetworkConfig | None:
@@ -211,38 +182,12 @@ def network_of(recipe: Recipe) -> NetworkConfig | None:
     if is_model_folder(folder):
         fields = read_description(folder).get("config")
         return NetworkConfig.from_dict(fields) if isinstance(fields, dict) and "library" in fields else None
+    return _network_named(recipe)
+
+
+def _network_named(recipe: Recipe) -> NetworkConfig | None:
     network = None if recipe.model is None else split_network(recipe.model)
     return None if network is None else NetworkConfig(library=network[0], name=network[1])
-
-
-def presets_of(config: NetworkConfig) -> dict[str, Any]:
-    """Return the recipe defaults for a network of another library.
-
-    These are the dropout rates that the library uses, and a layer decay of 1, so that all layers have the same learning
-    rate.
-    """
-    return {"layer_decay": 1.0, **native_rates(config)}
-
-
-def refuse_other_network(config: ViTConfig | NetworkConfig, recipe: Recipe) -> None:
-    """Refuse a recipe that names a network of another library, but starts from weights of another model.
-
-    Args:
-        config: the configuration of the model that the weights belong to.
-        recipe: the recipe.
-
-    Raises:
-        VitkitError: the weights belong to another model than the network that the recipe names.
-    """
-    network = None if recipe.model is None else split_network(recipe.model)
-    if network is None:
-        return
-    of = (config.library, config.name) if isinstance(config, NetworkConfig) else None
-    if of != network:
-        what = "a Vision Transformer" if of is None else ":".join(of)
-        raise VitkitError(
-            f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
-        )
 
 
 # --- The configuration of the model ----------------------------------------------------------------------------
@@ -264,26 +209,22 @@ def config_of(recipe: Recipe, num_classes: int) -> Config:
     """
     if recipe.model is None:
         raise VitkitError("the recipe names neither a model nor weights: set one of them")
-    fields = {"init": recipe.init, **_rates(recipe), **_size(recipe), **(recipe.model_fields or {})}
     if is_network_name(recipe.model):
         return build.config_of(recipe.model, num_classes, **_network_fields(recipe), **_size(recipe))
+    fields = {"init": recipe.init, **_rates(recipe), **_size(recipe), **(recipe.model_fields or {})}
     config = config_for(recipe.model, num_classes, **fields)
     if config.in_channels not in (1, 3):
         raise VitkitError(f"model.in_channels must be 3, or 1 for grey pictures, not {config.in_channels}")
     return config
 
 
-def network_of_file(recipe: Recipe) -> str | None:
-    """Return the recipe's model if it is a network of another library whose weights are in a file, else None."""
-    if recipe.model is None or recipe.weights in ("auto", "none"):
-        return None
-    return recipe.model if is_network_name(recipe.model) else None
+def _network_of_file(recipe: Recipe) -> str | None:
+    # The recipe's model if it is a network of another library whose weights are in a file.
+    return recipe.model if recipe.weights not in ("auto", "none") and is_network_name(recipe.model) else None
 
 
 def look_at_weights(recipe: Recipe) -> WeightsSource:
-    """Open the weights that a recipe starts from, and download them first if necessary.
-
-    Call this once per run, and pass the result on.
+    """Open the weights that a recipe starts from, and download them first if necessary. Call this once per run.
 
     Raises:
         VitkitError: the weights cannot be obtained, or the recipe changes a part of the model that they determine.
@@ -296,7 +237,7 @@ def look_at_weights(recipe: Recipe) -> WeightsSource:
         )
     if recipe.weights == "auto" and is_model_name(name):  # before they are downloaded
         _refuse_others(config_for(name), recipe.model_fields or {}, name)
-    return look(weights_of(recipe), use="training", network=network_of_file(recipe))
+    return look(weights_of(recipe), use="training", network=_network_of_file(recipe))
 
 
 def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[Config, LoadPlan]:
@@ -308,7 +249,7 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     changes = recipe.model_fields or {}
     fitted = {"image_size", *_BY_LOAD}
     options: dict[str, Any] = {"image_size": recipe.image_size}
-    is_vit = network_of_file(recipe) is None
+    is_vit = _network_of_file(recipe) is None
     if is_vit:
         options |= {name: value for name, value in changes.items() if name in fitted}
     plan = weights.plan(0, **options)
@@ -316,26 +257,27 @@ def plan_of(recipe: Recipe, num_classes: int, weights: WeightsSource) -> tuple[C
     assumed = {name: value for name, value in changes.items() if is_changed and name in plan.report.assumed}
     if assumed:  # the recipe may set what the tensors do not determine
         plan = weights.plan(0, **{**options, **assumed})
-    refuse_other_network(plan.config, recipe)
+    network = None if recipe.model is None else split_network(recipe.model)
+    of = (plan.config.library, plan.config.name) if isinstance(plan.config, NetworkConfig) else None
+    if network is not None and of != network:
+        what = "a Vision Transformer" if of is None else ":".join(of)
+        raise VitkitError(
+            f"--weights {recipe.weights} are of {what}, not of {recipe.model}: change --weights or --model"
+        )
     if isinstance(plan.config, NetworkConfig):
         return plan.config.replace(num_classes=num_classes, **_network_fields(recipe)), plan
     _refuse_others(plan.config, changes, weights_of(recipe))
     config = started_from(plan.config, recipe, num_classes)
-    return (_named(config, recipe, weights) if recipe.head_from == "names" else config), plan
-
-
-def _named(config: ViTConfig, recipe: Recipe, weights: WeightsSource) -> ViTConfig:
-    """Return the configuration for a head that is made from the class names.
-
-    The input of such a head is a unit vector in the space of the text encoder that belongs to the weights.
-    """
+    if recipe.head_from != "names":
+        return config, plan
     words = look_for_words(weights)
     if words is None:
         raise VitkitError(
             f"head_from names: {weights_of(recipe)} has no text encoder; use CLIP or SigLIP with both encoders, or "
             "head_from zero"
         )
-    return config.replace(representation_size=words.size, representation="unit")
+    # The input of such a head is a unit vector in the space of the text encoder.
+    return config.replace(representation_size=words.size, representation="unit"), plan
 
 
 def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
@@ -352,33 +294,22 @@ def named_plan(recipe: Recipe, name: str, num_classes: int) -> ViTConfig:
 
 
 def started_from(base: ViTConfig, recipe: Recipe, num_classes: int) -> ViTConfig:
-    """Return the configuration of a model that starts from pretrained weights and has the recipe's changes.
+    """Return the configuration of a model that starts from the weights of `base` and has the recipe's changes.
 
     With method probe, a head that would read only the class token reads the mean of the patches, too.
-
-    Args:
-        base: the configuration of the pretrained model.
-        recipe: the recipe.
-        num_classes: the number of classes of the new head.
     """
     changes = recipe.model_fields or {}
     after = {name: changes[name] for name in _AFTER if name in changes}
     after["class_token"] = base.class_token  # the token stays even if the head reads the mean of the patches
     config = base.replace(num_classes=num_classes, representation_size=None, **_rates(recipe), **after)
     reads_token = config.pool == "token" and not (config.fc_norm or config.distill_head)
-    if recipe.method == "probe" and reads_token and recipe.head_from != "names":
-        config = config if "pool" in changes else config.replace(pool="token+gap")
+    if recipe.method == "probe" and reads_token and recipe.head_from != "names" and "pool" not in changes:
+        return config.replace(pool="token+gap")
     return config
 
 
 def _refuse_others(config: ViTConfig, changes: Mapping[str, Any], source: str) -> None:
-    """Refuse changes of the model that would alter the shapes or the meaning of its weights.
-
-    Args:
-        config: the configuration that the weights require.
-        changes: the fields of the model that the recipe changes.
-        source: the name of the weights, for the message.
-    """
+    # Refuse changes of the model that would alter the shapes or the meaning of its weights, whose name is `source`.
     others = {name: value for name, value in changes.items() if name not in ("image_size", *_BY_LOAD, *_AFTER)}
     changed = config.replace(**others)
     for name, value in config.to_dict().items():
@@ -413,19 +344,9 @@ def _size(recipe: Recipe) -> dict[str, Any]:
 # --- Fields that have an effect --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A condition under which a field has an effect.
-
-    Attributes:
-        holds: returns whether a complete recipe meets the condition.
-        needs: the reason why the field has no effect if the condition does not hold, as in "needs a teacher
-            (--teacher)". A field of the recipe in braces, such as {method}, is replaced by its value.
-    """
-
-    holds: Callable[[Recipe], bool]
-    needs: str
-
+# Returns whether a complete recipe meets a condition; and why a field has no effect otherwise, in which a field of the
+# recipe in braces, such as {method}, is replaced by its value.
+Condition = tuple[Callable[[Recipe], bool], str]
 
 _ON_STEPS = (  # fields that act in the steps of a training
     *("epochs", "time", "grad_accum", "optimizer", "lr", "find_lr", "weight_decay", "momentum", "schedule"),
@@ -451,99 +372,89 @@ _OFF: dict[str, Any] = {  # the value that switches a field off, which is always
 }
 
 
-def _table() -> dict[str, tuple[Condition, ...]]:
-    """Return the conditions of each field, by name.
-
-    A field has an effect if all its conditions hold. Otherwise, the first condition that does not hold is reported.
-    """
-    steps = Condition(
-        lambda recipe: recipe.method != "probe",
-        "acts on training steps, but method probe fits a head without any (other methods, such as full, have steps)",
-    )
-    backbone = Condition(
-        lambda recipe: recipe.method not in ("probe", "probe-sgd"),
-        "acts when the backbone is trained, but method {method} freezes it",
-    )
-    teacher = Condition(lambda recipe: recipe.teacher is not None, "needs a teacher (--teacher)")
-    soft = Condition(
-        lambda recipe: recipe.distillation != "hard", "acts only in soft distillation (--distillation soft)"
-    )
-    falls = Condition(lambda recipe: recipe.schedule != "constant", "acts only if the learning rate falls")
-    moves = Condition(
-        lambda recipe: recipe.schedule != "constant" or recipe.warmup > 0, "acts only if the learning rate changes"
-    )
-    pictures = Condition(
-        lambda recipe: recipe.method != "probe",
-        "changes training images at random, but method probe computes the features of each image only once",
-    )
-    judged = Condition(
-        lambda recipe: recipe.keep != "last" or recipe.patience is not None,
-        "decides which epoch is the best, which keep {keep} without patience does not need",
-    )
-    cropped = Condition(
-        lambda recipe: recipe.fit in (None, "crop"),
-        "is the fraction that a centre crop keeps, but fit {fit} does not crop",
-    )
-    return {
-        **dict.fromkeys(_ON_STEPS, (steps,)),
-        **dict.fromkeys(_ON_BACKBONE, (backbone,)),
-        **dict.fromkeys(hints_of(Augment), (pictures,)),
-        "balance": (steps,),
-        "lora_rank": (_method("lora"),),
-        "lp_ft": (_method("full", "lora", "probe-sgd", "scratch"),),
-        "init": (Condition(lambda recipe: recipe.weights == "none", "acts only on random initial weights"),),
-        "decay_all": (steps, Condition(lambda recipe: recipe.weight_decay > 0, "needs a weight_decay above 0")),
-        "beta2": (
-            steps,
-            Condition(
-                lambda recipe: recipe.optimizer != "sgd", "applies to adam and adamw, but the optimizer is {optimizer}"
-            ),
-        ),
-        "min_lr": (steps, falls),
-        "step_per": (steps, moves),
-        "swa_lr": (
-            steps,
-            Condition(lambda recipe: recipe.swa > 0, "is the learning rate of swa, which is off"),
-        ),
-        "distillation": (teacher,),
-        "distill_alpha": (teacher, soft),
-        "distill_temperature": (teacher, soft),
-        "monitor": (steps, judged),
-        "crop_pct": (cropped,),
-    }
+_STEPS: Condition = (
+    lambda recipe: recipe.method != "probe",
+    "acts on training steps, but method probe fits a head without any (other methods, such as full, have steps)",
+)
+_BACKBONE: Condition = (
+    lambda recipe: recipe.method not in ("probe", "probe-sgd"),
+    "acts when the backbone is trained, but method {method} freezes it",
+)
+_PICTURES: Condition = (
+    lambda recipe: recipe.method != "probe",
+    "changes training images at random, but method probe computes the features of each image only once",
+)
+_JUDGED: Condition = (
+    lambda recipe: recipe.keep != "last" or recipe.patience is not None,
+    "decides which epoch is the best, which keep {keep} without patience does not need",
+)
+_CROPPED: Condition = (
+    lambda recipe: recipe.fit in (None, "crop"),
+    "is the fraction that a centre crop keeps, but fit {fit} does not crop",
+)
+_MOVES: Condition = (
+    lambda recipe: recipe.schedule != "constant" or recipe.warmup > 0,
+    "acts only if the learning rate changes",
+)
+_ADAM: Condition = (
+    lambda recipe: recipe.optimizer != "sgd",
+    "applies to adam and adamw, but the optimizer is {optimizer}",
+)
+_TEACHER: Condition = (lambda recipe: recipe.teacher is not None, "needs a teacher (--teacher)")
+_SOFT: Condition = (
+    lambda recipe: recipe.distillation != "hard",
+    "acts only in soft distillation (--distillation soft)",
+)
 
 
 def _method(*methods: str) -> Condition:
     named = " or ".join(methods)
-    return Condition(lambda recipe: recipe.method in methods, f"acts only with method {named}, not with {{method}}")
+    return lambda recipe: recipe.method in methods, f"acts only with method {named}, not with {{method}}"
 
 
-ACTS = _table()
-"""The conditions under which a field has an effect. A field that is missing here always has an effect."""
+ACTS: dict[str, tuple[Condition, ...]] = {
+    **dict.fromkeys(_ON_STEPS, (_STEPS,)),
+    **dict.fromkeys(_ON_BACKBONE, (_BACKBONE,)),
+    **dict.fromkeys(hints_of(Augment), (_PICTURES,)),
+    "balance": (_STEPS,),
+    "lora_rank": (_method("lora"),),
+    "lp_ft": (_method("full", "lora", "probe-sgd", "scratch"),),
+    "init": ((lambda recipe: recipe.weights == "none", "acts only on random initial weights"),),
+    "decay_all": (_STEPS, (lambda recipe: recipe.weight_decay > 0, "needs a weight_decay above 0")),
+    "beta2": (_STEPS, _ADAM),
+    "min_lr": (_STEPS, (lambda recipe: recipe.schedule != "constant", "acts only if the learning rate falls")),
+    "step_per": (_STEPS, _MOVES),
+    "swa_lr": (_STEPS, (lambda recipe: recipe.swa > 0, "is the learning rate of swa, which is off")),
+    "distillation": (_TEACHER,),
+    "distill_alpha": (_TEACHER, _SOFT),
+    "distill_temperature": (_TEACHER, _SOFT),
+    "monitor": (_STEPS, _JUDGED),
+    "crop_pct": (_CROPPED,),
+}
+"""The conditions under which a field has an effect. A field that is missing here always has an effect.
 
-
-_UNCHANGED = Recipe()
+A field has an effect if all its conditions hold. Otherwise, the first condition that does not hold is reported.
+"""
 
 
 def without_effect(recipe: Recipe, asked: Recipe) -> dict[str, str]:
-    """Find the requested fields that have no effect.
+    """Return the reason for each requested field without effect, by name, such as "needs a teacher (--teacher)".
+
+    A field of a recipe file that is at its default does not count as requested, because recipe files list every field;
+    neither does a field that is switched off.
 
     Args:
         recipe: the complete recipe.
-        asked: the requested recipe. A field of a recipe file that is at its default does not count as requested,
-            because recipe files list every field; neither does a field that is switched off.
-
-    Returns:
-        The reason for each field without effect, by name, such as "needs a teacher (--teacher)".
+        asked: the requested recipe.
     """
-    reasons = {}
+    reasons, unchanged = {}, Recipe()
     for name in ACTS.keys() & asked.given.keys():
         value = getattr(recipe, name)
-        is_default = asked.given[name] != "" and value == getattr(_UNCHANGED, name)
+        is_default = asked.given[name] != "" and value == getattr(unchanged, name)
         if value not in ("auto", _OFF.get(name, "auto")) and not is_default:
-            failed = next((condition for condition in ACTS[name] if not condition.holds(recipe)), None)
+            failed = next((why for holds, why in ACTS[name] if not holds(recipe)), None)
             if failed is not None:
-                reasons[name] = failed.needs.format(**recipe.to_dict())
+                reasons[name] = failed.format(**recipe.to_dict())
     return reasons
 
 
@@ -556,8 +467,8 @@ def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None
         table: the images, if they are known.
 
     Returns:
-        Messages about fields of the file without effect, one for each reason. If `auto` chose the method, a time limit
-        of the caller that has no effect is described in a message, too, and not refused.
+        Messages, one for each reason. If `auto` chose the method, a time limit of the caller without effect is
+        described, too, and not refused.
 
     Raises:
         VitkitError: a field that the caller has set has no effect, or would split images that are already split. The

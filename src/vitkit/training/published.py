@@ -33,13 +33,7 @@ CORPORA = {  # by the last part of the name of a bundled recipe
 
 @dataclass(frozen=True)
 class PaperTraining:
-    """A training of the paper.
-
-    Attributes:
-        recipe: the complete recipe.
-        config: the configuration of the model.
-        corpus: the training set.
-    """
+    """A training of the paper: its complete recipe, the configuration of its model, and its training set."""
 
     recipe: Recipe
     config: Config
@@ -58,10 +52,7 @@ def is_of_paper(recipe: object) -> bool:
 
 
 def paper_training(requested: Recipe) -> PaperTraining:
-    """Resolve a bundled recipe of the paper without its images and without its initial weights.
-
-    Args:
-        requested: the recipe, which may have changed fields.
+    """Resolve a bundled recipe of the paper, which may have changed fields, without its images and initial weights.
 
     Raises:
         VitkitError: the fields cannot be combined, or the model of the named weights is unknown.

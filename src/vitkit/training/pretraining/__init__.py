@@ -19,33 +19,28 @@ Target = Literal["auto", "normalised", "pixels", "colour", "colour-4x4"]
 
 @dataclass(frozen=True)
 class ObjectiveDefaults:
-    """The defaults of a pre-training objective.
+    """The defaults of a pre-training objective."""
 
-    Attributes:
-        mask: the fraction of the patches that are hidden.
-        targets: what the objective can predict for a hidden patch. The first one is the default.
-        recipe: the defaults of recipe fields that differ from those of a training with labels.
-    """
-
-    mask: float
-    targets: tuple[Target, ...]
-    recipe: dict[str, Any]
+    mask: float  # the fraction of the patches that are hidden
+    targets: tuple[Target, ...]  # what the objective can predict for a hidden patch; the first one is the default
+    recipe: dict[str, Any]  # defaults of recipe fields that differ from those of a training with labels
 
 
-_PIXELS = {"hflip": True, "color_jitter": 0.0, "drop_path": 0.0, "monitor": "val_loss", "label_smoothing": 0.0}
+_RECIPE: dict[str, Any] = {
+    "hflip": True,
+    "color_jitter": 0.0,
+    "drop_path": 0.0,
+    "monitor": "val_loss",
+    "label_smoothing": 0.0,
+    "crop_scale": (0.2, 1.0),
+    "warmup": 0.05,
+    "epochs": 200,
+}
 OBJECTIVES = {
     # arXiv 2111.06377, table 8, except for lr, epochs and gradient clipping, which depend on the amount of data.
-    "mae": ObjectiveDefaults(
-        0.75,
-        ("normalised", "pixels"),
-        {**_PIXELS, "crop_scale": (0.2, 1.0), "beta2": 0.95, "warmup": 0.05, "epochs": 200},
-    ),
+    "mae": ObjectiveDefaults(0.75, ("normalised", "pixels"), {**_RECIPE, "beta2": 0.95}),
     # arXiv 2010.11929, app. B.1.2, with the same exceptions.
-    "masked-patch": ObjectiveDefaults(
-        0.5,
-        ("colour", "colour-4x4", "pixels"),
-        {**_PIXELS, "crop_scale": (0.2, 1.0), "warmup": 0.05, "epochs": 200},
-    ),
+    "masked-patch": ObjectiveDefaults(0.5, ("colour", "colour-4x4", "pixels"), _RECIPE),
 }
 
 
@@ -95,10 +90,7 @@ class Pretraining(Options):
             )
 
     def resolved(self) -> Pretraining:
-        """Return the options with the default mask and target of the objective filled in.
-
-        Options of the decoder that are not set stay None.
-        """
+        """Return the options with the default mask and target of the objective; those of the decoder may stay None."""
         defaults = OBJECTIVES[self.objective]
         target = defaults.targets[0] if self.target == "auto" else self.target
         return self.replace(mask=defaults.mask if self.mask is None else self.mask, target=target)
