@@ -466,13 +466,6 @@ def test_a_field_of_before_is_refused_with_its_new_name(before: str, now: str, t
     assert now in Recipe.__dataclass_fields__ and before not in Recipe.__dataclass_fields__
 
 
-@pytest.mark.parametrize(("before", "now"), [("head", "probe"), ("linear", "probe-sgd")])
-def test_a_method_of_before_is_refused_with_its_new_name(before: str, now: str) -> None:
-    with pytest.raises(VitkitError, match=f"method {before} is called {now} now"):
-        Recipe.of({"method": before})
-    assert Recipe.of({"method": now}).method == now
-
-
 # --- The paper's hyper-parameters as recipes --------------------------------------------------------
 
 

@@ -292,14 +292,11 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
     }
 
     def __post_init__(self) -> None:
-        if self.method in METHODS_RENAMED:
-            raise VitkitError(f"method {self.method} is called {METHODS_RENAMED[self.method]} now")
         super().__post_init__()
-        object.__setattr__(self, "model_fields", check_model_fields(self.model_fields))
+        object.__setattr__(self, "model_fields", _check_model_fields(self.model_fields))
         if self.weights == "auto" and str(self.model).startswith("custom:"):
             object.__setattr__(self, "weights", "none")  # none are published
-        check_values(self)
-        check_together(self)
+        _check(self)
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
@@ -341,13 +338,18 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
 
         The weights of a bundled recipe are not kept for another model, and its model not for other weights.
         """
-        below = self.set_fields()
+        below, flags = self.set_fields(), above.set_fields()
         if self.source in bundled():
-            if "model" in above.given and self.weights != "none":
+            if "model" in flags and self.weights != "none":
                 below["weights"] = "auto"
-            elif "model" not in above.given and above.weights not in ("auto", "none"):
+            elif "model" not in flags and above.weights not in ("auto", "none"):
                 below.pop("model", None)
-        merged = self.of(overlay(below, above.set_fields()))
+        changes = flags.pop("model_fields", None) or {}
+        kept = {name: value for name, value in (below.pop("model_fields", None) or {}).items() if name not in flags}
+        if "image_size" in changes:  # a size that is not square replaces a side
+            below.pop("image_size", None)
+        of_model = {"model_fields": {**kept, **changes}} if kept or changes else {}
+        merged = self.of({**below, **flags, **of_model})
         given = {name: self.given.get(name, "") for name in merged.given} | dict(above.given)
         return merged.with_given({name: given[name] for name in merged.given})
 
@@ -399,22 +401,18 @@ def load_fields(recipe: str | Path) -> dict[str, Any]:
     Raises:
         VitkitError: there is no such file or name, the file is not TOML, or its `[model]` table is invalid.
     """
-    path = Path(recipe)
-    text = bundled().get(str(recipe))
     try:
-        if path.is_file():
-            text = path.read_text(encoding="utf-8")
-        if text is None:
-            raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
-        with naming(str(recipe)):
-            fields = unfold(tomllib.loads(text))
-        return {name: value for name, value in fields.items() if (name, value) not in RETIRED.items()}
+        text = Path(recipe).read_text(encoding="utf-8") if Path(recipe).is_file() else bundled().get(str(recipe))
+        fields = None if text is None else tomllib.loads(text)
     except RecursionError as error:
         raise VitkitError(f"{recipe} is not valid TOML: it is nested too deeply") from error
     except ValueError as error:
-        if isinstance(error, VitkitError):
-            raise
         raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
+    if fields is None:
+        raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
+    with naming(str(recipe)):
+        fields = unfold(fields)
+    return {name: value for name, value in fields.items() if (name, value) not in RETIRED.items()}
 
 
 def bundled() -> dict[str, str]:
@@ -431,17 +429,12 @@ def bundled() -> dict[str, str]:
 
 # --- Checks ---------------------------------------------------------------------------------------------------
 
-METHODS_RENAMED = {"head": "probe", "linear": "probe-sgd"}
 # Fields of earlier versions, with the values that had no effect; the recipe of each earlier run has them.
 RETIRED = {"views": 0, "wise_ft": False}
 
 
 def parse_duration(text: str, name: str = "time") -> float:
-    """Parse `90s`, `10m`, `2h` or plain seconds, and return seconds.
-
-    Raises:
-        VitkitError: the text is not a positive duration.
-    """
+    """Parse `90s`, `10m`, `2h` or plain seconds, and return seconds, which must be above 0."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
     seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
     if seconds <= 0:
@@ -450,11 +443,7 @@ def parse_duration(text: str, name: str = "time") -> float:
 
 
 def checkpoint_every(text: str) -> int:
-    """Convert `none`, `all` or a number to a value of `VisionTransformer.checkpointing`.
-
-    Raises:
-        VitkitError: the text is none of these.
-    """
+    """Convert `none`, `all` or a number to a value of `VisionTransformer.checkpointing`."""
     if text in ("none", "all"):
         return int(text == "all")
     if not text.isdecimal() or len(text) > 6 or not 0 < int(text) < 10**6:
@@ -462,8 +451,8 @@ def checkpoint_every(text: str) -> int:
     return int(text)
 
 
-def check_values(recipe: Any) -> None:
-    """Refuse a field that is out of range or cannot be parsed."""
+def _check(recipe: Recipe) -> None:
+    # Fields without any effect are refused in `training.defaults`.
     if recipe.split[0] <= 0 or min(recipe.split) < 0 or not abs(sum(recipe.split) - 1) <= 1e-6:
         raise VitkitError(
             f"split must be the fractions of train, val and test, which sum to 1, the first above 0, not {recipe.split}"
@@ -478,10 +467,6 @@ def check_values(recipe: Any) -> None:
         re.compile(recipe.group_by or "")
     except re.error as error:
         raise VitkitError(f"group_by must be a regular expression, not {recipe.group_by!r}: {error}") from error
-
-
-def check_together(recipe: Any) -> None:
-    """Refuse fields that contradict one another. Fields without any effect are refused in `training.defaults`."""
     if recipe.image_size is not None and "image_size" in (recipe.model_fields or {}):
         raise VitkitError("image_size is given twice, as image_size and as model.image_size: leave out one of them")
     if recipe.ema and recipe.swa:
@@ -508,39 +493,16 @@ def check_together(recipe: Any) -> None:
 _OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
 
 
-def settle_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert changed fields of a model to the types of `ViTConfig`. `none` becomes None if the field can be None.
-
-    Args:
-        changes: the changed fields, as for the keyword arguments of `create_model`.
-
-    Raises:
-        VitkitError: a field is unknown (similar names are suggested), or a value has the wrong type.
-    """
+def _settle(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _settled(name, value) for name, value in canonical(changes).items()}
 
 
-def read_change(name: str, text: str) -> dict[str, Any]:
-    """Parse a change of a model's field from text, such as a flag. Commas separate the numbers of a tuple.
-
-    Raises:
-        VitkitError: see `settle_changes`.
-    """
-    return {field: _settled(field, _read(field, value)) for field, value in canonical({name: text}).items()}
-
-
-def _read(name: str, text: str) -> Any:
-    is_one = name in PAIRS and text != "none" and "," not in text
-    return from_text(f"model.{name}", int if is_one else _hint(name), text)
-
-
 def _settled(name: str, value: Any) -> Any:
+    # Convert a field to the type of `ViTConfig`. `none` becomes None if the field can be None.
     hint = _hint(name)
     if NoneType in alternatives(hint)[0] and value in ("none", None):
         return None
-    if name in PAIRS:
-        return as_pair(value, f"model.{name}")
-    return as_typed(f"model.{name}", hint, value)
+    return as_pair(value, f"model.{name}") if name in PAIRS else as_typed(f"model.{name}", hint, value)
 
 
 def _hint(name: str) -> Any:
@@ -551,25 +513,32 @@ def _hint(name: str) -> Any:
     return hints[name]
 
 
-OF_THE_RECIPE = ("image_size", "dropout", "attention_dropout", "drop_path", "init")
+def read_change(name: str, text: str) -> dict[str, Any]:
+    """Parse a change of a model's field from text, such as a flag. Commas separate the numbers of a tuple."""
+    change = {}
+    for field, part in canonical({name: text}).items():
+        is_one = field in PAIRS and part != "none" and "," not in part
+        change[field] = _settled(field, from_text(f"model.{field}", int if is_one else _hint(field), part))
+    return change
+
+
+_OF_THE_RECIPE = ("image_size", "dropout", "attention_dropout", "drop_path", "init")
 _PREFIX = "model."
 
 
+def _of_recipe(changes: Mapping[str, Any]) -> list[str]:
+    # The changed fields that are fields of the recipe, too; its `image_size` is a side, so it takes only squares.
+    is_square = "image_size" in changes and len(set(changes["image_size"])) == 1
+    return [name for name in _OF_THE_RECIPE if name in changes and (name != "image_size" or is_square)]
+
+
 def read_sets(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse the arguments of `--set` into fields.
+    """Parse the arguments of `--set`, such as `shear=5` or `model.position=none`, into fields.
 
     `model.FIELD=VALUE` sets a field of `ViTConfig`. These fields, and `name`, which is the name of the model, are in
-    the mapping `model_fields` of the result.
-
-    Args:
-        texts: the arguments, such as `shear=5` or `model.position=none`.
-        hints: the type of each field that can be set, by name.
-
-    Raises:
-        VitkitError: a text is not `FIELD=VALUE`, or a field is unknown, given twice, or of the wrong type.
+    the mapping `model_fields` of the result. `hints` has the type of each other field that can be set, by name.
     """
-    fields: dict[str, Any] = {}
-    of_model: dict[str, Any] = {}
+    fields, of_model = dict[str, Any](), dict[str, Any]()
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
@@ -594,17 +563,10 @@ def read_sets(texts: Iterable[str], hints: Mapping[str, Any]) -> dict[str, Any]:
 def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten the fields of a recipe: `model` becomes a name, and the changes of the model become `model_fields`.
 
-    If a changed field of the model is also a field of the recipe, such as `dropout`, its value is moved to the recipe.
-
-    Args:
-        fields: the fields; `model` may be a table, as in TOML, and `model_fields` may have any field of the model.
-
-    Raises:
-        VitkitError: a field of the model is unknown, has the wrong type, depends on the data, or is given twice; or a
-            table is empty.
+    `model` may be a table, as in TOML, and `model_fields` may have any field of the model. If a changed field of the
+    model is also a field of the recipe, such as `dropout`, its value is moved to the recipe.
     """
-    unfolded = dict(fields)
-    changes: dict[str, Any] = {}
+    unfolded, changes = dict(fields), dict[str, Any]()
     for place in ("model", "model_fields"):
         if isinstance(fields.get(place), Mapping):
             if not fields[place]:
@@ -612,61 +574,39 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
             for name, value in unfolded.pop(place).items():
                 _refuse_twice(name, changes, f"model.{name}")
                 changes[name] = value
-    check_model_fields(unfolded.get("model_fields"))  # it may be None or not a table
+    _check_model_fields(unfolded.get("model_fields"))  # it may be None or not a table
     if "name" in changes:
         if unfolded.get("model") is not None:
             raise VitkitError(
                 f"model is given twice, as {unfolded['model']} and as {changes['name']}: leave out one of them"
             )
         unfolded["model"] = changes.pop("name")
-    changes = settle_changes(changes)
-    for name in OF_THE_RECIPE:
-        if name in changes:
-            if unfolded.get(name) is not None:
-                raise VitkitError(f"{name} is given twice, as {name} and as model.{name}: leave out one of them")
-            value = changes[name]
-            if name != "image_size" or value[0] == value[1]:
-                unfolded[name] = changes.pop(name) if name != "image_size" else changes.pop(name)[0]
+    changes = _settle(changes)
+    for name in _of_recipe(changes):
+        if unfolded.get(name) is not None:
+            raise VitkitError(f"{name} is given twice, as {name} and as model.{name}: leave out one of them")
+        value = changes.pop(name)
+        unfolded[name] = value[0] if name == "image_size" else value
     if changes:
         unfolded["model_fields"] = changes
     return unfolded
 
 
-def overlay(fields: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Override the fields of a recipe, and those of its model, by flags. Both arguments must be results of `unfold`."""
-    below = {name: value for name, value in (fields.get("model_fields") or {}).items() if name not in flags}
-    above = flags.get("model_fields") or {}
-    merged = {**fields, **flags, "model_fields": {**below, **above}}
-    if "image_size" in above:  # a size that is not square replaces a side
-        merged.pop("image_size", None)
-    return merged if merged["model_fields"] else {k: v for k, v in merged.items() if k != "model_fields"}
-
-
-def check_model_fields(changes: Any) -> dict[str, Any] | None:
-    """Check the changed fields of a model, and convert them to the right types. Return None if there are none.
-
-    Raises:
-        VitkitError: a change is not a field of a model, has the wrong type, or concerns a field that the recipe or the
-            data determines.
-    """
+def _check_model_fields(changes: Any) -> dict[str, Any] | None:
     if changes is None or (isinstance(changes, Mapping) and not changes):
         return None
     if not isinstance(changes, Mapping) or not all(isinstance(name, str) for name in changes):
         raise VitkitError(f"model_fields must be a table of the model's fields, not {type_of(changes)}")
-    settled = settle_changes(changes)
+    settled = _settle(changes)
     if "num_classes" in settled:
         raise VitkitError("model.num_classes is determined by the data: leave it out")
-    for name in OF_THE_RECIPE:
-        if name in settled and not (name == "image_size" and settled[name][0] != settled[name][1]):
-            raise VitkitError(f"{name} is a field of the recipe itself, not one of model_fields")
+    for name in _of_recipe(settled):
+        raise VitkitError(f"{name} is a field of the recipe itself, not one of model_fields")
     return settled
 
 
 def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the name and the changed fields of a model to a `[model]` table.
-
-    None becomes the text `none`, because TOML has no null.
-    """
+    """Convert the name and the changed fields of a model to a `[model]` table. TOML has no null, so None is `none`."""
     plain = {key: "none" if v is None else list(v) if isinstance(v, tuple) else v for key, v in changes.items()}
     return plain if name is None else {"name": name, **plain}
 
@@ -690,7 +630,7 @@ def without_places(recipe: Recipe) -> Recipe:
 
 
 def fields_without_places(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of a recipe for publication, with only the last part of each absolute path."""
+    """Return the fields of `without_places` by name."""
     teacher = recipe.teacher
     if teacher is not None:
         model, colon, file = teacher.partition(":")  # a torchvision model may have its weights in a file
@@ -701,9 +641,6 @@ def fields_without_places(recipe: Recipe) -> dict[str, Any]:
 
 
 def name_of(recipe: Recipe) -> str:
-    """Return the name of a recipe's model, or of its initial weights if it names no model.
-
-    Changed fields of the model are appended to the name.
-    """
+    """Return the name of a recipe's model with its changed fields, or of the initial weights if it names no model."""
     name = recipe.model or Path(recipe.weights).name
     return name if recipe.model_fields is None else f"{name} with {in_words(recipe.model_fields)}"

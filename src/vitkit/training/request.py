@@ -1,24 +1,20 @@
-"""Read what a caller requests: recipes from files and flags, and functions that replace parts of a training.
+"""What a caller requests: recipes from files and flags, and objects that replace parts of a training (`Hooks`).
 
-`requested` adds the bundled recipe for the data to a caller's recipe.
-
-`Hooks` holds objects of the caller: callbacks, loggers, a loss, a change of training pictures, and an optimiser. The
-run folder stores the names of the functions, so that a run is not resumed without them by mistake.
+`requested` adds the bundled recipe for the data to a caller's recipe. The run folder stores the names of the caller's
+functions, so that a run is not resumed without them by mistake.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vitkit.data.named import DATASETS
 from vitkit.errors import VitkitError
-from vitkit.model_folder import DESCRIPTION
-from vitkit.system.files import from_json, read_json, write_json
+from vitkit.system.files import read_json, write_json
 from vitkit.system.run_files import EXTENSIONS
 from vitkit.training.recipe import Recipe, bundled, in_words, unfold
 
@@ -39,34 +35,18 @@ def load_of_run(path: Path) -> Recipe:
     recipe = Recipe.load(path)
     missing = sorted(unfold(tomllib.loads(recipe.to_toml())).keys() - recipe.given.keys())
     if missing:
-        raise VitkitError(_without(path, missing))
-    return recipe
-
-
-def _without(path: Path, missing: list[str]) -> str:
-    """Explain why the recipe file of a run lacks fields, by comparing it with the copy of the recipe in model.json."""
-    begun, fields = f"{path} lacks {', '.join(missing)}", {}
-    with suppress(OSError, ValueError):
-        model = from_json((path.parent / DESCRIPTION).read_text(encoding="utf-8"))
-        fields = model.get("provenance", {}).get("recipe", {})
-    if not fields:
-        return f"{begun}, and no {DESCRIPTION} next to it records them: restore the file, or train again"
-    if not fields.keys() & set(missing):
-        return (
-            f"{begun}: vitkit {model.get('vitkit_version')}, which wrote it, did not have "
-            f"{'these fields' if missing[1:] else 'this field'}: continue with that version, or train again"
+        raise VitkitError(
+            f"{path} lacks {', '.join(missing)}: it is damaged, or an earlier version of vitkit wrote it; restore it, "
+            "continue with that version, or train again"
         )
-    lost = in_words({name: fields[name] for name in missing if name in fields})
-    return f"{begun}, so it is damaged: restore it; {DESCRIPTION} records {lost}"
+    return recipe
 
 
 def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None) -> Recipe:
     """Return the recipe that a caller requests, with the fields of the bundled recipe for the data if there is one.
 
-    Args:
-        recipe: the recipe, a recipe file, or the name of a bundled recipe. Without a file or a name, the bundled recipe
-            for the data is used, as for `digits`.
-        data: the data, instead of those of the recipe.
+    Without a recipe, or with one that was not read from a file, the bundled recipe for the data is used, as for
+    `digits`. `data` are the data, instead of those of the recipe.
 
     Raises:
         VitkitError: no data is named, or a field is unknown, of the wrong type, or out of range.
@@ -82,7 +62,7 @@ def requested(recipe: Recipe | str | Path | None, data: str | Path | None = None
 
 
 def with_data(recipe: Recipe | str | Path | None, data: str | Path | None = None) -> Recipe:
-    """Return a recipe, its file or an empty one with the data that a caller names.
+    """Return a recipe, the recipe in a file, or an empty one, with the data that a caller names.
 
     Raises:
         VitkitError: the caller has set other data in the recipe, or the file cannot be read.
@@ -107,14 +87,10 @@ def departures(recipe: Recipe) -> list[str]:
     if recipe.source not in bundled():
         return []
     original, now = Recipe.load(str(recipe.source)).to_dict(), recipe.to_dict()
-    changed = [name for name in now if name not in ("data", "model_fields") and now[name] != original[name]]
-    listed_fields = ", ".join(
-        [
-            *(f"{name} {now[name]} (published: {original[name]})" for name in changed),
-            *(f"model.{in_words({name: value})}" for name, value in (recipe.model_fields or {}).items()),
-        ]
-    )
-    return [f"recipe {recipe.source}, changed: {listed_fields}"] if listed_fields else []
+    names = [name for name in now if name not in ("data", "model_fields") and now[name] != original[name]]
+    changes = [f"{name} {now[name]} (published: {original[name]})" for name in names]
+    changes += [f"model.{in_words({name: value})}" for name, value in (recipe.model_fields or {}).items()]
+    return [f"recipe {recipe.source}, changed: {', '.join(changes)}"] if changes else []
 
 
 # --- Functions of the caller ----------------------------------------------------------------------------------
@@ -165,8 +141,13 @@ class Hooks:
 
     def names(self) -> dict[str, str]:
         """Return a mapping from each function that is set to its qualified name."""
-        parts = {name: getattr(self, name) for name in _FUNCTIONS}
-        return {name: _name_of(part) for name, part in parts.items() if part is not None}
+        parts = {name: getattr(self, name) for name in _FUNCTIONS if getattr(self, name) is not None}
+        names = {}
+        for name, part in parts.items():
+            part = getattr(part, "func", part)  # of a partial
+            kind = part if hasattr(part, "__qualname__") else type(part)
+            names[name] = f"{kind.__module__}.{kind.__qualname__}"
+        return names
 
     def write(self, folder: Path) -> None:
         """Write the names of the functions into the folder of a run. If there are none, write nothing."""
@@ -174,11 +155,7 @@ class Hooks:
             write_json(folder / EXTENSIONS, names)
 
     def check_resumed(self, folder: Path) -> None:
-        """Refuse to resume a run with functions that differ from those at its start.
-
-        Raises:
-            VitkitError: a function has another name, is missing, or was added.
-        """
+        """Refuse to resume a run with functions whose names differ from those at its start."""
         before: Mapping[str, str] = read_json(folder / EXTENSIONS) if (folder / EXTENSIONS).is_file() else {}
         now = self.names()
         for name in _FUNCTIONS:
@@ -189,9 +166,3 @@ class Hooks:
 
 _FUNCTIONS = ("loss", "augment", "optimizer")
 NONE = Hooks()
-
-
-def _name_of(part: Any) -> str:
-    part = getattr(part, "func", part)  # of a partial
-    kind = part if hasattr(part, "__qualname__") else type(part)
-    return f"{kind.__module__}.{kind.__qualname__}"
