@@ -22,7 +22,7 @@ from vitkit.model.names import Config, NetworkConfig, config_for, is_model_name,
 from vitkit.model.network import check_rates, native_rates
 from vitkit.model_folder import is_model_folder, read_description
 from vitkit.text.arguments import hints_of
-from vitkit.training.adapters import check_patch_dropout
+from vitkit.training.adapters import needs_every_patch
 from vitkit.training.recipe import Augment, Recipe, in_words
 from vitkit.weights.loading import LoadPlan, WeightsSource, is_hidden, look
 
@@ -116,11 +116,7 @@ def spare_patches(recipe: Recipe, fields: Mapping[str, Any], config: Config) -> 
     """
     if recipe.method != "full" or "patch_dropout" in fields or isinstance(config, NetworkConfig):
         return recipe
-    try:
-        check_patch_dropout(config)
-    except VitkitError:
-        return recipe
-    return recipe.replace(patch_dropout=SPARED)
+    return recipe if needs_every_patch(config) else recipe.replace(patch_dropout=SPARED)
 
 
 # --- Networks of other libraries -------------------------------------------------------------------------------
@@ -459,16 +455,10 @@ def without_effect(recipe: Recipe, asked: Recipe) -> dict[str, str]:
 
 
 def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None) -> list[str]:
-    """Refuse fields without effect that the caller has set, and describe those of a recipe file.
+    """Refuse requested fields without effect that the caller has set, and return a message on those of a recipe file.
 
-    Args:
-        recipe: the complete recipe.
-        asked: the requested recipe.
-        table: the images, if they are known.
-
-    Returns:
-        Messages, one for each reason. If `auto` chose the method, a time limit of the caller without effect is
-        described, too, and not refused.
+    If `auto` chose the method, a time limit of the caller without effect is not refused, either. The arguments are as
+    for `without_effect`, and `table` has the images, if they are known.
 
     Raises:
         VitkitError: a field that the caller has set has no effect, or would split images that are already split. The
@@ -481,8 +471,7 @@ def check_effects(recipe: Recipe, asked: Recipe, table: ImageTable | None = None
     reasons = without_effect(recipe, asked)
     by_number = asked.method == "auto" and recipe.method in ("probe", "full")
     chosen = " (method auto chose it by the number of images)" if by_number else ""
-    lines: list[str] = []
-    grouped: dict[str, list[str]] = {}
+    lines, grouped = list[str](), dict[str, list[str]]()
     for name in (name for name in asked.given if name in reasons):
         if name == "time" and by_number:  # whoever did not choose the method may still limit its time
             lines.append(f"{name} {reasons[name]}{chosen}")

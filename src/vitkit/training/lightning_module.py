@@ -1,10 +1,8 @@
-"""LightningModules for users who train vitkit's models with Lightning's Trainer instead of vitkit's own loop.
+"""LightningModules for users who train vitkit's models with Lightning's Trainer (`pip install vitkit[lightning]`).
 
-Lightning exists as two packages, each of which accepts only modules of its own: `lightning` and `pytorch_lightning`.
-`LightningClassifier` is for a `lightning.Trainer`, `PytorchLightningClassifier` for a `pytorch_lightning.Trainer`. A
-package is imported when its class is first used.
-
-pip install vitkit[lightning]
+Lightning exists as two packages, each of which accepts only modules of its own. `LightningClassifier` is for a
+`lightning.Trainer`, `PytorchLightningClassifier` for a `pytorch_lightning.Trainer`. A package is imported when its
+class is first used.
 """
 
 from __future__ import annotations

@@ -82,13 +82,10 @@ def label_loss(heads: Sequence[Tensor], labels: Tensor, label_smoothing: float =
 def binary_loss(
     heads: Sequence[Tensor], targets: Tensor, weights: Tensor | None = None, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Compute the binary cross-entropy for multi-label data, averaged over heads, images and classes.
+    """Compute the binary cross-entropy for multi-label data, averaged over heads, images and classes; a scalar.
 
-    Args:
-        heads: the logits (B, K) of one or two heads.
-        targets: targets (B, K) between 0 and 1.
-        weights: the weight (K,) of a positive image in the loss of each class. A negative image has weight 1.
-        label_smoothing: the fraction by which targets are moved towards 1/2.
+    The targets (B, K) are between 0 and 1, and `label_smoothing` is the fraction by which they are moved towards 1/2.
+    `weights` (K,) has the weight of a positive image in the loss of each class. A negative image has weight 1.
     """
     targets = (1 - label_smoothing) * targets + label_smoothing / 2
     losses = [F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weights) for logits in heads]
