@@ -87,7 +87,7 @@ def test_a_state_that_differs_in_much_is_told_in_a_short_line(folder: Path) -> N
 
 
 def test_a_run_goes_on_for_longer_and_computed_otherwise(folder: Path) -> None:
-    before = Recipe.of(load_fields(folder / "recipe.toml"))
+    before = Recipe.load(folder / "recipe.toml")
     after = before.replace(epochs=2, time="10m", patience=9, keep="last", cache="none", workers=1, precision="auto")
     (folder / "recipe.toml").write_text(after.to_toml())
     run.resume(folder)
@@ -97,7 +97,7 @@ def test_a_run_goes_on_for_longer_and_computed_otherwise(folder: Path) -> None:
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Recipe)])
 def test_a_field_may_change_or_is_part_of_what_a_run_is(name: str, finished: Path) -> None:
     table, contents = images_of_run(finished / "split.json"), read_contents(finished / "split.json")
-    recipe = Recipe.of(load_fields(finished / "recipe.toml"))
+    recipe = Recipe.load(finished / "recipe.toml")
     changed = copy.copy(recipe)
     object.__setattr__(changed, name, "something else")
     one, two = (identity(own, table, contents) for own in (recipe, changed))
@@ -106,7 +106,7 @@ def test_a_field_may_change_or_is_part_of_what_a_run_is(name: str, finished: Pat
 
 
 def test_a_run_stays_itself_where_its_photographs_move_but_not_where_they_change(folder: Path, tmp_path: Path) -> None:
-    recipe, split = Recipe.of(load_fields(folder / "recipe.toml")), folder / "split.json"
+    recipe, split = Recipe.load(folder / "recipe.toml"), folder / "split.json"
 
     def own() -> dict[str, object]:
         return identity(recipe, images_of_run(split), read_contents(split))

@@ -27,7 +27,7 @@ from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import Evaluation, MultiEvaluation, evaluate, fold_intervals
 from vitkit.system import exclusive_in, reporting_to
 from vitkit.text import interval_text
-from vitkit.training import Recipe, load_fields, run
+from vitkit.training import Recipe, run
 from vitkit.training import cross_validation as folds
 from vitkit.weights import load
 
@@ -75,7 +75,7 @@ def test_each_fold_is_a_run_that_predicts(finished: Path, data: Path) -> None:
         assert prediction.label in classifier.classes
         assert (folder / "report.html").is_file()
         assert len(runs.metrics(folder)) == 2
-        own = Recipe.of(load_fields(folder / "recipe.toml"))
+        own = Recipe.load(folder / "recipe.toml")
         assert own.folds is None
         assert own == recipe_for(data).replace(folds=None, method=own.method, head_from=own.head_from)
 
@@ -137,7 +137,7 @@ def test_the_report_shows_every_fold_and_the_figures_of_all_images(finished: Pat
 
 
 def test_the_log_and_the_recipe_of_the_whole_are_kept(finished: Path, data: Path) -> None:
-    own = Recipe.of(load_fields(finished / "recipe.toml"))
+    own = Recipe.load(finished / "recipe.toml")
     assert own.folds == 3
     assert own == recipe_for(data, method=own.method, head_from=own.head_from)
     log = (finished / "log.txt").read_text()

@@ -28,7 +28,6 @@ from vitkit.training import (
     SafePoint,
     WeightAverage,
     ema_decay,
-    load_fields,
     resume,
     train,
 )
@@ -413,7 +412,7 @@ def test_a_published_recipe_trains_a_network_without_what_it_has_not(monkeypatch
     monkeypatch.setattr("vitkit.training.run.train", note)
     vitkit.train("digits", vitkit.Recipe(model=f"torchvision:{NAME}", epochs=1))
     (recipe, notes), *_ = asked
-    published = load_fields("digits")
+    published = Recipe.load("digits").set_fields()
     assert {"init", "drop_path"} <= published.keys() and not {"init", "drop_path"} & recipe.keys()
     assert recipe["lr"] == published["lr"]
     assert [line for line in notes if "left out" in line] == [

@@ -25,7 +25,6 @@ from vitkit.training import (
     complete,
     config_of,
     departures,
-    load_fields,
     parse_duration,
     spare_patches,
     unfold,
@@ -185,7 +184,7 @@ def test_a_bundled_recipe_loads_and_its_model_exists(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_a_bundled_recipe_is_headed_by_its_command(name: str) -> None:
     begin = bundled()[name].splitlines()[0]
-    data = load_fields(name).get("data", begin.split()[3])
+    data = Recipe.load(name).data or begin.split()[3]
     assert begin == (f"# vitkit train {name}" if name == data else f"# vitkit train {data} --recipe {name}")
     assert resolved({"data": data}, name).set_fields() == {**Recipe.load(name).set_fields(), "data": data}
 
@@ -201,7 +200,7 @@ OPEN |= {
 
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_a_published_recipe_leaves_nothing_to_the_method_the_data_or_the_machine(name: str) -> None:
-    hints, fields = hints_of(Recipe), load_fields(name)
+    hints, fields = hints_of(Recipe), Recipe.load(name).set_fields()
     by_method = {field for field, hint in hints.items() if BY_METHOD in getattr(hint, "__metadata__", ())}
     chosen = {field for preset in PRESETS.values() for field in preset}
     assert chosen <= by_method
@@ -213,7 +212,7 @@ def test_a_published_recipe_leaves_nothing_to_the_method_the_data_or_the_machine
 
 @pytest.mark.parametrize("name", sorted(bundled()))
 def test_data_and_model_change_nothing_of_a_published_recipe(name: str) -> None:
-    fields = load_fields(name)
+    fields = Recipe.load(name).set_fields()
     labels = (0,) * 900 + (1,) * 30  # so uneven and so many that whatever can be chosen is
     paths = tuple(f"{i}.png" for i in range(len(labels)))
     table = ImageTable("t", Path(), ("a", "b"), paths, labels, (None,) * len(labels))
@@ -426,18 +425,18 @@ def test_swa_with_another_average_or_no_known_end_is_refused(other: dict[str, An
 def test_text_that_is_no_toml_is_refused_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("epochs: 7\n")
     with pytest.raises(VitkitError, match=r"mine\.toml is not valid TOML"):
-        load_fields(tmp_path / "mine.toml")
+        Recipe.load(tmp_path / "mine.toml")
 
 
 def test_a_file_that_is_no_text_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0 no text")
     with pytest.raises(VitkitError, match=r"photo\.jpg"):
-        load_fields(tmp_path / "photo.jpg")
+        Recipe.load(tmp_path / "photo.jpg")
 
 
 def test_a_recipe_that_is_not_there_is_refused_naming_those_that_are() -> None:
     with pytest.raises(VitkitError, match=r"no such recipe: nowhere.*digits"):
-        load_fields("nowhere")
+        Recipe.load("nowhere")
 
 
 @pytest.mark.parametrize(

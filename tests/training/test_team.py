@@ -128,7 +128,7 @@ def together(data: Path, tmp_path_factory: pytest.TempPathFactory, request: pyte
         Classifier(model, ("blue", "green", "red"), Preprocess(size=(16, 16))).save(folder / name)
     tuned = {"data": str(data), "weights": str(folder / "start")}
     every: dict[str, tuple[dict[str, Any], dict[str, tuple[int, int | None]]]] = {
-        "digits": ({**load_fields("digits"), "max_images": 200, "epochs": 2}, WAYS),
+        "digits": ({**Recipe.load("digits").set_fields(), "max_images": 200, "epochs": 2}, WAYS),
         "defaults": (
             {**tuned, "method": "full", "batch_size": 8, "epochs": 2, "precision": "float32"},
             {"two": (2, None)},

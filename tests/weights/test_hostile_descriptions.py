@@ -16,7 +16,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, read_contents, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.model import ViTConfig
-from vitkit.training import Recipe, load_fields
+from vitkit.training import Recipe
 from vitkit.weights import load, read_checkpoint
 
 HUGE = 4_000_000_000
@@ -98,7 +98,7 @@ def test_what_is_nested_too_deeply_is_refused(folder: Path, tmp_path: Path) -> N
         lambda: load(target),
         lambda: split_from_file(tmp_path / "split.json"),
         lambda: read_contents(tmp_path / "split.json"),
-        lambda: load_fields(tmp_path / "recipe.toml"),
+        lambda: Recipe.load(tmp_path / "recipe.toml"),
     ):
         with pytest.raises(VitkitError, match="deep"):
             read()

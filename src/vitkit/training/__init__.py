@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vitkit.training.recipe import BY_METHOD, Recipe as Recipe, checkpoint_every, name_of, naming, parse_duration
     from vitkit.training.recipe import read_change, read_sets, to_table, unfold
     from vitkit.training.report import Reported
-    from vitkit.training.recipe import bundled, load_fields
+    from vitkit.training.recipe import bundled
     from vitkit.training.request import Hooks as Hooks, bundled_name, departures, load_of_run
     from vitkit.training.request import requested
     from vitkit.training.run import resume, train, write_start

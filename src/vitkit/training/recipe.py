@@ -28,6 +28,8 @@ from vitkit.system.files import without_place
 from vitkit.text.arguments import Between, Options, alternatives, as_typed, from_text, hints_of, type_of
 
 SAVE_EVERY = "10m"  # the default of `save_every`
+# Fields of earlier versions, with the values that had no effect; the recipe of each earlier run has them.
+_RETIRED = (("views", 0), ("wise_ft", False))
 BY_METHOD = "by method"  # marks fields whose default training/defaults.py sets by what is trained
 
 
@@ -305,9 +307,17 @@ class Recipe(Machine, Keep, Augment, Pixels, Regularise, Targets, Optimiser, Met
         Raises:
             VitkitError: there is no such file or name, the file is not TOML, or a field is wrong.
         """
-        fields = load_fields(source)
+        try:
+            text = Path(source).read_text(encoding="utf-8") if Path(source).is_file() else bundled().get(str(source))
+            fields = None if text is None else tomllib.loads(text)
+        except RecursionError as error:
+            raise VitkitError(f"{source} is not valid TOML: it is nested too deeply") from error
+        except ValueError as error:
+            raise VitkitError(f"{source} is not valid TOML: {error}") from error
+        if fields is None:
+            raise VitkitError(f"no such recipe: {source} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
         with naming(str(source)):
-            return cls.of(fields, str(source))
+            return cls.of({k: value for k, value in fields.items() if (k, value) not in _RETIRED}, str(source))
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], source: str = "") -> Self:
@@ -392,29 +402,6 @@ def naming(source: str) -> Iterator[None]:
         raise VitkitError(f"{source}: {error}") from error
 
 
-# --- Files ----------------------------------------------------------------------------------------------------
-
-
-def load_fields(recipe: str | Path) -> dict[str, Any]:
-    """Read the fields of a recipe from a TOML file, or from a bundled recipe by its name (see `bundled`).
-
-    Raises:
-        VitkitError: there is no such file or name, the file is not TOML, or its `[model]` table is invalid.
-    """
-    try:
-        text = Path(recipe).read_text(encoding="utf-8") if Path(recipe).is_file() else bundled().get(str(recipe))
-        fields = None if text is None else tomllib.loads(text)
-    except RecursionError as error:
-        raise VitkitError(f"{recipe} is not valid TOML: it is nested too deeply") from error
-    except ValueError as error:
-        raise VitkitError(f"{recipe} is not valid TOML: {error}") from error
-    if fields is None:
-        raise VitkitError(f"no such recipe: {recipe} (a TOML file, or one of: {', '.join(sorted(bundled()))})")
-    with naming(str(recipe)):
-        fields = unfold(fields)
-    return {name: value for name, value in fields.items() if (name, value) not in RETIRED.items()}
-
-
 def bundled() -> dict[str, str]:
     """Return the text of each recipe that comes with the package, by name."""
     from importlib import resources  # 20 ms that `vitkit --help` need not wait for
@@ -428,9 +415,6 @@ def bundled() -> dict[str, str]:
 
 
 # --- Checks ---------------------------------------------------------------------------------------------------
-
-# Fields of earlier versions, with the values that had no effect; the recipe of each earlier run has them.
-RETIRED = {"views": 0, "wise_ft": False}
 
 
 def parse_duration(text: str, name: str = "time") -> float:
