@@ -14,7 +14,7 @@ from sklearn.manifold import TSNE
 
 from vitkit.reporting import plots, report_data
 from vitkit.text import pages
-from vitkit.training import report
+from vitkit.training.stages import report
 
 Set = Callable[[Any, str, Any], None]  # setattr, or pytest's
 

@@ -157,7 +157,7 @@ def train_together(rank: int, size: int, table: ImageTable, bad: int) -> tuple[A
     counts = pickled[:], reduced.count("bucket"), reduced.count("agreement"), reads.count
     for name, function in plain.items():
         setattr(dist, name, function)
-    loop.check.settle()
+    loop.check.resolve_pending()
     return counts, moved, lines
 
 
@@ -179,7 +179,7 @@ def skip_sharded(rank: int, size: int) -> tuple[list[bool], list[str]]:
         optimizer.step()
         after = [parameter.full_tensor() for parameter in model.parameters()]  # type: ignore[attr-defined]
         moved.append(not all(torch.equal(one, other) for one, other in zip(before, after, strict=True)))
-    check.settle()
+    check.resolve_pending()
     return moved, lines
 
 

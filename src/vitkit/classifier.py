@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitkit.data.in_memory import InMemory
+    from vitkit.data.picture_store import PictureStore
     from vitkit.data.storage import Stored
     from vitkit.explanation.explanation import Explanation
     from vitkit.inference.backends.registry import Runner
@@ -90,6 +91,7 @@ class Classifier:
         trust: the serialised predictions of held-out images (`inference.trust`). Prediction sets and rules for
             uncertain or unknown images are derived from them. None if the model was not calibrated.
         runner_has_features: whether the runner returns the features in further columns after the logits.
+        pictures_kept: photographs that are decoded already, see `PictureStore`; None to read every file.
         views: the views of each picture over which probabilities are averaged, see `with_views`; None if only the usual
             input is used.
     """
@@ -106,6 +108,7 @@ class Classifier:
     trust: bytes | None = field(default=None, repr=False)
     runner_has_features: bool = field(default=False, compare=False, repr=False)
     views: Views | None = field(default=None, compare=False, repr=False)
+    pictures_kept: PictureStore | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
         """Return one line with the model, its classes, its training data and its validation accuracy."""
@@ -451,7 +454,8 @@ class Classifier:
         Raises:
             UnreadableImageError: the file does not contain a picture.
         """
-        return self._prepared(source, self.preprocess)
+        kept = None if self.pictures_kept is None else self.pictures_kept.pixels(source)
+        return self._prepared(source, self.preprocess) if kept is None else kept
 
     def _pixels_of_views(self, source: Source) -> npt.NDArray[np.float32]:
         """Read a picture as model input: (C, height, width), or (V, C, height, width) for V views."""

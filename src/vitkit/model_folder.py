@@ -50,23 +50,22 @@ def write(
         OSError: the disk is full or not writable; the folder then holds its previous content.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _settle(folder)
+    _recover(folder)
+    beside = {name: data for name, data in ((RECORD, pictures), (TRUST, trust)) if data is not None}
     try:
         with replacing(folder / WEIGHTS) as temporary:
-            _write_weights(temporary, weights)
-            hashes = {"weights_sha256": _sha256(temporary)}
-            for name, data in ((RECORD, pictures), (TRUST, trust)):
-                if data is None:
-                    continue
-                if not _holds(folder / name, data):
-                    write_bytes(_next(folder, name), data)
+            hashes = {"weights_sha256": _write_weights(temporary, weights)}
+            for name, data in beside.items():
+                write_bytes(_next(folder, name), data)
                 hashes[_BESIDE[name]] = hashlib.sha256(data).hexdigest()
             is_network = "library" in description.get("config", {})
             version = FORMAT_VERSION if is_network else OF_VIT
             versions = {"format_version": version, "vitkit_version": vitkit.__version__}
             write_json(folder / _NEXT, {**versions, **description, **hashes})
-    finally:
-        _settle(folder)
+    except BaseException:
+        _recover(folder)
+        raise
+    _complete(folder, hashes)
 
 
 def is_model_folder(path: Path) -> bool:
@@ -155,7 +154,7 @@ def _next(folder: Path, name: str) -> Path:
     return folder / f"{name}.next"
 
 
-def _settle(folder: Path) -> None:
+def _recover(folder: Path) -> None:
     """Complete or undo an interrupted save.
 
     If the new weights are already in place, the new description replaces the old one. Otherwise the new description is
@@ -171,15 +170,20 @@ def _settle(folder: Path) -> None:
     except (ValueError, KeyError, TypeError):
         expected = None
     if weights.is_file() and expected == _sha256(weights):
-        for name, key in _BESIDE.items():
-            if key not in description:
-                (folder / name).unlink(missing_ok=True)  # it belongs to the previous model
-            with suppress(FileNotFoundError):
-                _next(folder, name).replace(folder / name)
-        pending.replace(folder / DESCRIPTION)
+        _complete(folder, description)
     else:
         pending.unlink()
         _drop_next(folder)
+
+
+def _complete(folder: Path, description: Mapping[str, Any]) -> None:
+    """Put the files beside new weights in their places, the description last."""
+    for name, key in _BESIDE.items():
+        if key not in description:
+            (folder / name).unlink(missing_ok=True)  # it belongs to the previous model
+        with suppress(FileNotFoundError):
+            _next(folder, name).replace(folder / name)
+    (folder / _NEXT).replace(folder / DESCRIPTION)
 
 
 def _drop_next(folder: Path) -> None:
@@ -187,18 +191,15 @@ def _drop_next(folder: Path) -> None:
         _next(folder, name).unlink(missing_ok=True)
 
 
-def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> str:
+    """Write the weights, and return the SHA-256 of the file."""
+    from safetensors.torch import save
 
-    path.touch()
-    mode = path.stat().st_mode  # safetensors makes files that only their owner can read
-    try:
-        tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
-        save_file(tensors, path, {"vitkit_version": vitkit.__version__})
-        path.chmod(mode)
-    except SafetensorError as error:  # how safetensors reports a full disk
-        raise OSError(f"cannot write {path.with_name(WEIGHTS)}: {error}") from error
+    content = save(
+        {name: tensor.contiguous() for name, tensor in weights.items()}, {"vitkit_version": vitkit.__version__}
+    )
+    path.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def _with_known_task(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
@@ -225,13 +226,6 @@ def _parse(path: Path) -> dict[str, Any]:
             f"{path} has format version {version}, this vitkit reads up to {FORMAT_VERSION}: upgrade vitkit"
         )
     return description
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    try:
-        return path.stat().st_size == len(data) and path.read_bytes() == data
-    except OSError:
-        return False
 
 
 def _sha256(path: Path) -> str:

@@ -12,7 +12,7 @@ import photos as pictures
 import runs
 from vitkit.cli.app import FLAGS_OF_COMMANDS
 from vitkit.errors import VitkitError
-from vitkit.training import run as fit
+from vitkit.training.stages import fit
 
 
 @pytest.fixture

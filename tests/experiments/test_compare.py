@@ -318,8 +318,8 @@ def test_the_method_is_chosen_by_as_many_images_as_there_will_be(
         seen.append(recipe.max_images)
         return resolved(recipe)
 
-    resolved = comparison_plan.resolve
-    monkeypatch.setattr(comparison_plan, "resolve", resolve)
+    resolved = comparison_plan.prepared
+    monkeypatch.setattr(comparison_plan, "prepared", resolve)
     monkeypatch.setattr(comparison_runs, "make_all", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         compare(

@@ -28,7 +28,7 @@ from vitkit.training import (
     Recipe,
     folds_of,
     nested_cross_validation,
-    resolve_method,
+    prepared,
     resume,
     train,
 )
@@ -108,7 +108,7 @@ def fields(start: Path, **more: Any) -> dict[str, Any]:
 
 
 def sets_aside(data: Path, **given: Any) -> bool:
-    start = resolve_method(Recipe(data=str(data), **given), None, ())
+    start = prepared(Recipe(data=str(data), **given), (), chooses_method=True)
     parts = [part.images.table.splits for part in start.parts]
     return any({"test", "val"} & set(splits) for splits in parts)
 
@@ -119,9 +119,8 @@ def test_auto_sets_no_image_aside(data: Path, start: Path) -> None:
 
 def test_a_head_is_also_what_is_trained_on_images_that_would_have_been_set_aside(tmp_path: Path, start: Path) -> None:
     """50 images of each class are enough to train the whole model, and 35 of them are not."""
-    chosen = resolve_method(
-        Recipe.of({"data": str(runs.photos(tmp_path / "photos", images=50)), **fields(start)}), None, ()
-    )
+    asked = Recipe.of({"data": str(runs.photos(tmp_path / "photos", images=50)), **fields(start)})
+    chosen = prepared(asked, (), chooses_method=True)
     assert (chosen.recipe.method, chosen.recipe.split) == ("probe", (1.0, 0.0, 0.0))
     assert any("about 35 training images per class are too few" in reason for reason in chosen.reasons)
     assert not any("for validation" in reason for reason in chosen.reasons)

@@ -12,7 +12,8 @@ from scipy.stats import binomtest
 import runs
 from hearing import heard
 from vitkit.data import split_from_file
-from vitkit.training import Recipe, resolve, resolve_method, selection, train
+from vitkit.training import FeatureStore, Recipe, prepared, train
+from vitkit.training.stages import resolve as selection
 
 EACH = 58  # photographs of each class, of which 40 are trained on
 
@@ -40,7 +41,7 @@ def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def resolved(data: Path, start: Path, source: str = "", **fields: Any) -> Any:
     asked = {"data": str(data), "weights": str(start), "workers": 0, "precision": "float32", **fields}
-    return resolve_method(Recipe.of(asked, source), None, ())
+    return prepared(Recipe.of(asked, source), (), chooses_method=True)
 
 
 def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, start: Path) -> None:
@@ -52,7 +53,7 @@ def test_a_head_that_is_right_nearly_always_becomes_the_model(easy: Path, start:
 
 def test_its_test_images_are_those_that_fine_tuning_would_have(easy: Path, start: Path) -> None:
     probe = resolved(easy, start)
-    full = resolve(Recipe(data=str(easy), weights=str(start), method="full"), runs=())
+    full = prepared(Recipe(data=str(easy), weights=str(start), method="full"), ())
     tested = [set(made.parts[0].images.table.of_split("test").paths) for made in (probe, full)]
     assert tested[0] == tested[1] != set()
 
@@ -64,9 +65,9 @@ def test_a_head_that_is_often_wrong_does_not(hard: Path, start: Path) -> None:
 
 
 def test_shuffled_labels_are_predicted_by_chance_where_the_method_is_chosen(hard: Path, start: Path) -> None:
-    full = resolve(Recipe(data=str(hard), weights=str(start), method="full", workers=0), runs=())
+    full = prepared(Recipe(data=str(hard), weights=str(start), method="full", workers=0), ())
     part = full.parts[0].images
-    reached = selection.probe_accuracy(full.blueprint, part.table, part.groups)
+    reached = selection.probe_accuracy(FeatureStore(full.recipe, full.blueprint.weights), part.table, part.groups)
     assert reached.interval[0] <= 0.5 <= reached.interval[1] and reached.images == 80
 
 

@@ -17,7 +17,7 @@ import torch
 import runs
 from vitkit.data import images_of_run, move_run, read_contents
 from vitkit.errors import VitkitError
-from vitkit.training import MAY_CHANGE, Recipe, identity, load_fields, load_of_run, run, save
+from vitkit.training import MAY_CHANGE, Recipe, identity, load_of_run, run, save
 from vitkit.training.checkpoint import DamagedError, read
 
 CKPT = "checkpoints/last.ckpt"

@@ -94,7 +94,7 @@ def test_an_overflow_lowers_the_scale_and_is_no_incident(fused: bool) -> None:
         after = weights_of(loop)
         moved.append(not torch.equal(before, after))
         before = after
-    loop.check.settle()
+    loop.check.resolve_pending()
     assert moved[:4] == [False] * 4
     assert moved[-4:] == [True] * 4
     assert moved == sorted(moved)
@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_is_an_incident_as_in_other_precisions(fused: 
     with pytest.raises(DivergedError):
         for _ in range(3):
             loop.take_step(0, [bad])
-        loop.check.settle()
+        loop.check.resolve_pending()
     assert torch.equal(weights_of(loop), before)
     assert len(lines) == 3
 

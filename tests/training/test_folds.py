@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,7 @@ def test_copies_and_scenes_are_kept_in_one_fold(data: Path, tmp_path: Path, monk
     source = runs.copy_of(data, tmp_path / "photos")
     shutil.copy(source / "red" / "img1.png", source / "red" / "img3_copy.png")  # joins two scenes
     settled: list[Path] = []
-    monkeypatch.setattr(run, "cross_validate", lambda own, *_: settled.append(own.folder))
+    monkeypatch.setattr(run, "FOLDS", replace(run.FOLDS, fit=lambda own: settled.append(own.folder)))
     monkeypatch.setattr(run, "discard_if_empty", lambda folder: None)
     cross_validate(recipe_for(source, group_by=r"\w+/img[12]\.|img\d"), tmp_path / "run")
     (folder,) = settled
@@ -376,7 +377,7 @@ def test_failing_before_a_model_leaves_no_folder(data: Path, tmp_path: Path, mon
     def fail(*args: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(folds, "fit_and_report", fail)
+    monkeypatch.setattr(folds, "fit", fail)
     with pytest.raises(OSError, match="no space left"):
         cross_validate(recipe_for(data), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -481,7 +482,7 @@ def test_two_folds_of_a_class_with_one_image_say_where_it_cannot_be_learned(data
 
 
 def test_a_limit_cuts_training_images_of_folds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_work", lambda *_: None)  # what is trained on is settled before
+    monkeypatch.setattr(run, "FOLDS", replace(run.FOLDS, fit=lambda _: None))  # what is trained on is settled before
     cross_validate(recipe_for(data), tmp_path / "all")
     cross_validate(recipe_for(data, max_images=6), tmp_path / "some")
     for number in (1, 2, 3):

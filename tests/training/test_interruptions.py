@@ -13,7 +13,7 @@ from hearing import heard
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.system import exclusive, exclusive_in, reporting_to
 from vitkit.training import run
-from vitkit.training import start as settling
+from vitkit.training.stages import examine, fit
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_signal_before_there_is_a_model_leaves_a_run_to_go_on_with(
 ) -> None:
     lines: list[str] = []
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("vitkit.training.fine_tune.new_classifier", raising(Interrupted(signal.SIGTERM)))
+        patch.setattr("vitkit.training.stages.fit.new_classifier", raising(Interrupted(signal.SIGTERM)))
         with heard(lines.append):
             run.train(runs.quick(data), tmp_path / "run")
     assert lines[-2:] == [
@@ -74,7 +74,7 @@ def test_a_signal_during_the_report_is_told(finished: Path, tmp_path: Path, monk
     folder = runs.copy_of(finished, tmp_path / "run")
     lines: list[str] = []
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("vitkit.training.fine_tune.report", raising(Interrupted(signal.SIGTERM)))
+        patch.setattr("vitkit.training.stages.report.write_report", raising(Interrupted(signal.SIGTERM)))
         with heard(lines.append):
             run.resume(folder)
     assert lines[-2:] == [
@@ -121,11 +121,11 @@ def test_a_run_is_held_from_its_start_to_its_end(data: Path, tmp_path: Path, mon
 
         return is_held
 
-    for module, name in ((settling, "examine"), (run, "fit_and_report")):
+    for module, name in ((examine, "examine"), (fit, "new_classifier")):
         with monkeypatch.context() as patch, pytest.raises(Interrupted):
             patch.setattr(module, name, look(name))
             run.train(runs.quick(data), tmp_path / "run")
-    assert seen == ["examine", "fit_and_report"]
+    assert seen == ["examine", "new_classifier"]
     with exclusive_in(tmp_path / "run"):
         pass
 

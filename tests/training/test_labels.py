@@ -28,7 +28,7 @@ from vitkit.data import (
     undo_edits,
 )
 from vitkit.errors import VitkitError
-from vitkit.training import RunImages, divide, write_start
+from vitkit.training import Inputs, RunImages, divide
 from vitkit.weights import load
 
 # --- Runs ----------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def again(work: Workshop, folder: Path, before: Path | None) -> RunImages:
     nothing = make_record([], [], [], is_whole=True)
     own = divide(RunImages.of(diagnosis), recipe, nothing)
     folder.mkdir()
-    write_start(folder, recipe, own, nothing, [])
+    Inputs.of(own, nothing, []).write(folder, recipe)
     return own.images
 
 

@@ -19,14 +19,13 @@ from vitkit.data import read_source, split_from_file
 from vitkit.errors import VitkitError
 from vitkit.evaluation import MultiEvaluation, best_thresholds, evaluate, regress
 from vitkit.training import (
+    Metrics,
     Recipe,
-    append_metrics,
     binary_loss,
     complete,
     read_metrics,
     resume,
     train,
-    truncate_metrics,
 )
 from vitkit.weights import load
 
@@ -239,10 +238,10 @@ def test_the_loss_decides_and_nothing_is_smoothed_unless_asked_for(data: Path) -
 def test_metrics_have_a_column_of_their_own_only_where_there_is_one(tmp_path: Path) -> None:
     single, multi = tmp_path / "single.csv", tmp_path / "multi.csv"
     for epoch in range(3):
-        append_metrics(single, {"epoch": epoch, "step": epoch, "val_acc": 0.5})
-        append_metrics(multi, {"epoch": epoch, "step": epoch, "val_acc": 0.5, "val_map": 0.25})
+        Metrics(single).append({"epoch": epoch, "step": epoch, "val_acc": 0.5})
+        Metrics(multi).append({"epoch": epoch, "step": epoch, "val_acc": 0.5, "val_map": 0.25})
     for file in (single, multi):
-        truncate_metrics(file, 2)
+        Metrics(file).truncate(2)
         assert len(read_metrics(file)) == 2
     begin, end = "epoch,step,train_loss,train_acc,val_loss,val_acc,", "lr,seconds,waiting"
     assert single.read_text().splitlines()[0] == begin + end

@@ -310,7 +310,7 @@ def test_an_average_has_the_statistics_averaged_as_the_weights(fields: dict[str,
 def test_what_needs_a_vision_transformer_says_so_before_any_picture_is_read(
     data: Path, tmp_path: Path, fields: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitkit.training.start.examine", lambda *_: pytest.fail("a picture is read"))
+    monkeypatch.setattr("vitkit.training.stages.examine.examine", lambda *_: pytest.fail("a picture is read"))
     with pytest.raises(VitkitError, match=named):
         train(recipe_for(data, **fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()

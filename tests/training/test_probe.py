@@ -19,8 +19,7 @@ from vitkit.classifier import Classifier
 from vitkit.data import Preprocess, split_from_file
 from vitkit.evaluation import regress
 from vitkit.inference import flow
-from vitkit.training import PENALTIES, Recipe, choose_head, complete, compute_features, probe, resume, train
-from vitkit.training import report as suspects
+from vitkit.training import PENALTIES, Recipe, choose_head, complete, compute_features, features, resume, train
 from vitkit.weights import load
 
 
@@ -143,14 +142,13 @@ def test_the_features_of_a_head_serve_the_search_for_label_errors_too(
     data: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
-    original = probe.compute_features
+    original = features.compute_features
 
     def count(model: Any, images: Any, *rest: Any) -> Any:
         computed.append(len(images))
         return original(model, images, *rest)
 
-    monkeypatch.setattr(probe, "compute_features", count)
-    monkeypatch.setattr(suspects, "compute_features", count)
+    monkeypatch.setattr(features, "compute_features", count)
     folder = head_run(data, pretrained, tmp_path / "run")
     assert sum(computed) == len(split_from_file(folder / "split.json")), "each image once"
     assert (folder / "label_errors.csv").is_file()

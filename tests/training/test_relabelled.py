@@ -28,7 +28,7 @@ from vitkit.data import (
 )
 from vitkit.data.seen import UNLABELLED
 from vitkit.errors import VitkitError
-from vitkit.training import Recipe, SplitImages, resolve, write_start
+from vitkit.training import Inputs, Recipe, SplitImages, prepared
 
 
 class Work:
@@ -43,11 +43,11 @@ class Work:
         before = None if split_from is None else str(self.root / "runs" / split_from)
         labels = str(self.labels) if self.labels.exists() else None
         asked = {"data": str(self.photos), "labels": labels, "split_from": before, "split": (0.5, 0.1, 0.4)}
-        settled = resolve(Recipe(**runs.quick_fields(**{**asked, **fields})), runs=[self.root / out])
+        settled = prepared(Recipe(**runs.quick_fields(**{**asked, **fields})), [self.root / out])
         for number, own in enumerate(settled.parts):
             folder = self.root / "runs" / name / (f"fold-{number + 1}" if len(settled.parts) > 1 else "")
             folder.mkdir(parents=True)
-            write_start(folder, settled.recipe, own, settled.before, [])
+            Inputs.of(own, settled.before, []).write(folder, settled.recipe)
         return settled.parts[0]
 
     def predict(self, name: str, predicted: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from vitkit.data import split_from_file
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.evaluation import evaluate
 from vitkit.system import reporting_to
-from vitkit.training import Recipe, lr_factor, read_metrics, run
+from vitkit.training import Metrics, Recipe, lr_factor, read_metrics, run
 from vitkit.training import checkpoint as writer
 from vitkit.verbs import TrainingRun
 from vitkit.weights import load
@@ -319,7 +320,7 @@ class Crash(BaseException):
 
 def stop_when(monkeypatch: pytest.MonkeyPatch, step: str, epoch: int) -> None:
     """Crash before a step of the epoch's writing down."""
-    home: Any = writer.RunWriter if step.startswith("_") else writer
+    home: Any = {"append": Metrics, "_note_best": writer.RunWriter, "save": writer}[step]
     original = getattr(home, step)
     calls = Counter[str]()
 
@@ -332,7 +333,7 @@ def stop_when(monkeypatch: pytest.MonkeyPatch, step: str, epoch: int) -> None:
     monkeypatch.setattr(home, step, crash_or)
 
 
-@pytest.mark.parametrize("step", ["append_metrics", "_note_best", "save"])
+@pytest.mark.parametrize("step", ["append", "_note_best", "save"])
 def test_a_crash_between_any_two_steps_of_saving_changes_nothing_after_a_resume(
     finished: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -408,7 +409,7 @@ def test_a_folder_does_not_replace_weights(data: Path, tmp_path: Path, monkeypat
 
 def test_without_out_runs_are_numbered(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "fit_and_report", lambda *_: None)
+    monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, fit=lambda _: None, conclude=()))
     assert run.train(runs.quick(data)) == Path("runs", "photos-1")
     assert run.train(runs.quick(data)) == Path("runs", "photos-2")
 
@@ -417,7 +418,7 @@ def test_a_run_on_the_current_folder_lies_elsewhere(tmp_path: Path, monkeypatch:
     source = runs.photos(tmp_path / "photos", images=2)
     before = pictures.fingerprint(source)
     monkeypatch.chdir(source)
-    monkeypatch.setattr(run, "fit_and_report", lambda *_: None)
+    monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, fit=lambda _: None, conclude=()))
     try:
         folder = run.train(runs.quick(Path()))
     except VitkitError as error:
@@ -428,7 +429,7 @@ def test_a_run_on_the_current_folder_lies_elsewhere(tmp_path: Path, monkeypatch:
 
 
 def test_failing_before_a_model_leaves_no_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_when(monkeypatch, "append_metrics", epoch=0)
+    stop_when(monkeypatch, "append", epoch=0)
     with pytest.raises(Crash):
         train(runs.quick(data), tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

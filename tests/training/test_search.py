@@ -1,5 +1,6 @@
 """`--find-lr`: what a short run learns is what the run learns, and images of all classes judge it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from PIL import Image
 import runs
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.model import VisionTransformer, config_for
-from vitkit.training import Loop, MicroBatch, Objective, Recipe, fabric_of, freeze_backbone, train
-from vitkit.training import fine_tune as fit
+from vitkit.training import Loop, MicroBatch, Objective, Recipe, fabric_of, freeze_backbone, run, train
 from vitkit.training import fine_tune as search
 
 
@@ -141,7 +141,7 @@ def compare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields:
     monkeypatch.setattr(search, "FACTORS", (1.0,))
     monkeypatch.setattr(search, "STEPS", 10)
     monkeypatch.setattr(search, "find_lr", spied)
-    monkeypatch.setattr(fit, "_conclude", lambda *_: None)  # nobody looks at the report
+    monkeypatch.setattr(run, "TRAINING", replace(run.TRAINING, conclude=()))  # nobody looks at the report
     shape = {"epochs": 1, "batch_size": 2, "warmup": search.WARMUP / search.STEPS, "schedule": "constant"}
     recipe = runs.quick(data, find_lr=True, lr=1e-3, keep="last", **{**shape, **fields})
     folder = train(recipe, tmp_path / "run")

@@ -12,7 +12,7 @@ import tiny
 from vitkit.classifier import Classifier
 from vitkit.data import ImageTable, Preprocess, read_source
 from vitkit.errors import VitkitError
-from vitkit.training import Recipe, blueprint_of, new_classifier, resolve, train
+from vitkit.training import Recipe, blueprint_of, new_classifier, prepared, train
 from vitkit.weights import load
 
 PIXELS = Preprocess(size=(16, 16), fit="squash", interpolation="bilinear", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
@@ -114,7 +114,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def images(data: Path, **fields: Any) -> dict[str, set[str]]:
     """The paths of each split."""
-    (own,) = resolve(Recipe(**runs.quick_fields(data=str(data), **fields))).parts
+    (own,) = prepared(Recipe(**runs.quick_fields(data=str(data), **fields))).parts
     table = own.images.table
     return {name: set(table.of_split(name).paths) for name in ("train", "val", "test")}
 
@@ -140,7 +140,7 @@ def test_smaller_subsets_are_nested_for_each_seed_and_fresh_for_another(data: Pa
 
 def test_folds_go_by_the_split_seed_too(data: Path) -> None:
     def tested(**fields: Any) -> list[set[str]]:
-        settled = resolve(Recipe(**runs.quick_fields(data=str(data), folds=3, **fields)))
+        settled = prepared(Recipe(**runs.quick_fields(data=str(data), folds=3, **fields)))
         return [set(own.images.table.of_split("test").paths) for own in settled.parts]
 
     assert tested(seed=0, split_seed=5) == tested(seed=1, split_seed=5) != tested(seed=1)
@@ -159,10 +159,10 @@ def test_groups_that_names_reveal_are_reported_until_the_printed_flag_is_given(t
         own = root / file.parent.name
         own.mkdir(parents=True, exist_ok=True)
         file.rename(own / f"patient{number // 3:02}_{number % 3}.png")
-    (line,) = (each.text for each in resolve(runs.quick(root)).findings if "--group-by" in each.text)
+    (line,) = (each.text for each in prepared(runs.quick(root)).findings if "--group-by" in each.text)
     assert "show 12 groups" in line
     flag = shlex.split(line[line.index("--group-by") :])[1]
-    settled = resolve(runs.quick(root, group_by=flag))
+    settled = prepared(runs.quick(root, group_by=flag))
     assert not any("--group-by" in each.text for each in settled.findings)
     (own,) = settled.parts
     table = own.images.table

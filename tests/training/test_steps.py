@@ -70,9 +70,9 @@ def test_a_bad_step_moves_nothing_and_is_told_of(kind: type[torch.optim.Optimize
         optimizer.step()
         moved.append(not torch.equal(weight, before))
     assert moved == [True, False, True, True]
-    check.settle()
+    check.resolve_pending()
     assert guard.steps == [None, ("loss" if bad == "loss" else "gradient", 0, 1), None, None]
-    check.settle()
+    check.resolve_pending()
     assert len(guard.steps) == 4
 
 
@@ -83,7 +83,7 @@ def test_one_bad_batch_spoils_the_step_that_it_is_part_of_and_no_other() -> None
         for loss in losses:
             check.note_loss(torch.tensor(loss), 0, 0)
         check.allows(optimizer, torch.tensor(1.0))
-    check.settle()
+    check.resolve_pending()
     assert [step is None for step in guard.steps] == [False, True, False]
 
 

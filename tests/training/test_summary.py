@@ -10,13 +10,12 @@ import pytest
 
 import runs
 from hearing import heard
-from vitkit.data import groups_from_file, read_source, split_from_file
+from vitkit.data import ImageTable, groups_from_file, read_source, split_from_file
 from vitkit.evaluation import at_temperature, evaluate, fit_temperature, grouped
 from vitkit.evaluation.figures import figures
 from vitkit.evaluation.intervals import intervals
 from vitkit.system import LABEL_ERRORS
-from vitkit.training import Run, resume, train
-from vitkit.training import report as suspects
+from vitkit.training import Inputs, Recipe, Run, blueprint_of, label_search, resume, train
 from vitkit.weights import load
 
 
@@ -88,6 +87,13 @@ def test_a_run_without_validation_images_is_not_calibrated_and_says_so(data: Pat
     assert "no validation images: the confidences are not calibrated (temperature 1)" in said
 
 
+def run_of(folder: Path, recipe: Recipe, table: ImageTable) -> Run:
+    run = Run(recipe)
+    run.recipe, run.inputs = recipe, Inputs(table, "", {}, {})
+    run.enter(folder)
+    return run
+
+
 def test_labels_are_doubted_by_the_weights_a_run_began_from(before: Path, data: Path, tmp_path: Path) -> None:
     said: list[str] = []
     steps = {"mixup": 0.2, "patch_dropout": 0.25, "balance": "loss"}  # which a head fitted at once would refuse
@@ -99,20 +105,21 @@ def test_labels_are_doubted_by_the_weights_a_run_began_from(before: Path, data: 
         rows = [tuple(row.values()) for row in csv.DictReader(file)]
     table = split_from_file(folder / "split.json")
     # Other weights than those it began from would not do: the run's own have changed.
-    found, features = suspects.doubt_labels(Run(folder), recipe, table, None)
-    assert found is not None and features is not None
-    assert features.paths == table.paths and len(features.rows) == 36
+    begun = run_of(folder, recipe, table)
+    begun.blueprint = blueprint_of(recipe, table.classes)
+    found = label_search.find_label_errors(begun)
+    assert found is not None and len(label_search.frozen_features(begun)) == 36
     assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found]
     assert {row[1] for row in rows} <= set(table.classes)
 
 
 def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suspects, "MOST", 35)
+    monkeypatch.setattr(label_search, "MOST_SEARCHED", 35)
     said: list[str] = []
     table = read_source(data)
     recipe = runs.quick(data, weights="anything", model=None, method="full")
     with heard(said.append):
-        assert suspects.doubt_labels(Run(tmp_path), recipe, table, None) == (None, None)
+        assert label_search.find_label_errors(run_of(tmp_path, recipe, table)) is None
     assert said == ["only held-out images are searched for label errors, because there are more than 35 images"]
 
 
@@ -123,8 +130,10 @@ def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Pat
     table = type(table)(**{**table.__dict__, "root": copied})
     said: list[str] = []
     recipe = runs.quick(data, weights=str(before), model=None, method="full")
+    begun = run_of(tmp_path, recipe, table)
+    begun.blueprint = blueprint_of(recipe, table.classes)
     with heard(said.append):
-        assert suspects.doubt_labels(Run(tmp_path), recipe, table, None) == (None, None)
+        assert label_search.find_label_errors(begun) is None
     assert said[-1].startswith("note: label errors were not searched for: ") and "img1.png" in said[-1]
 
 

@@ -23,7 +23,7 @@ import warm
 from vitkit.classifier import Classifier
 from vitkit.data import Augment, ImageData, ImageTable, Preprocess
 from vitkit.errors import VitkitError
-from vitkit.training import ALONE, ProcessGroup, Recipe, assemble, check_team, describe_team, load_fields, read_metrics
+from vitkit.training import ALONE, ProcessGroup, Recipe, assemble, check_team, describe_team, read_metrics
 
 BIN = Path(sys.executable).parent
 PLAIN = ("--optimizer", "sgd", "--lr", "0.01", "--drop-path", "0", "--epochs", "2")

@@ -16,7 +16,7 @@ import warm
 from vitkit.data import EvaluationImages, Preprocess, read_source, tell_lost_workers_once
 from vitkit.errors import VitkitError
 from vitkit.system import reporting_to
-from vitkit.training import Recipe, probe, run
+from vitkit.training import Recipe, features, run
 from vitkit.training import start as setup
 
 
@@ -94,12 +94,12 @@ def test_a_worker_lost_computing_features_is_told_in_a_line(tmp_path: Path, monk
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error.")
         yield
 
-    monkeypatch.setattr(probe, "DataLoader", lost)
+    monkeypatch.setattr(features, "DataLoader", lost)
     recipe = runs.quick(runs.photos(tmp_path / "photos"), workers=2)
     table = read_source(tmp_path / "photos")
     images = EvaluationImages(table, Preprocess(size=(16, 16)))
     with pytest.raises(VitkitError, match=r"process that prepares images ended.* --workers 2; use --workers 0"):
-        probe.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
+        features.compute_features(tiny.build(), images, recipe, "float32", lambda *_: None)
 
 
 def test_of_processes_that_die_together_the_program_is_told_once() -> None:

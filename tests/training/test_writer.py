@@ -15,14 +15,13 @@ from vitkit.errors import Interrupted
 from vitkit.system import LAST, Deferral
 from vitkit.training import (
     Interruption,
+    Metrics,
     Recipe,
     RunWriter,
     TrainingState,
-    append_metrics,
     checkpoint,
     read_metrics,
     save,
-    truncate_metrics,
 )
 from vitkit.weights import load
 
@@ -210,20 +209,20 @@ def test_metrics_have_a_header_and_a_row_an_epoch(tmp_path: Path) -> None:
 
 
 def test_a_missing_value_is_left_out_when_metrics_are_read(tmp_path: Path) -> None:
-    append_metrics(tmp_path / "metrics.csv", {"epoch": 0, "step": 3, "train_loss": 0.5})
+    Metrics(tmp_path / "metrics.csv").append({"epoch": 0, "step": 3, "train_loss": 0.5})
     assert read_metrics(tmp_path / "metrics.csv") == [{"epoch": 0, "step": 3, "train_loss": 0.5}]
 
 
 def test_a_resume_writes_the_rows_it_keeps_as_they_were(tmp_path: Path) -> None:
     Story(tmp_path).tell(DISAGREEING)
     before = (tmp_path / "metrics.csv").read_text().splitlines()
-    truncate_metrics(tmp_path / "metrics.csv", 2)
+    Metrics(tmp_path / "metrics.csv").truncate(2)
     assert (tmp_path / "metrics.csv").read_text().splitlines() == before[:3]
 
 
 def test_no_metrics_are_no_rows(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.csv") == []
-    truncate_metrics(tmp_path / "metrics.csv", 0)
+    Metrics(tmp_path / "metrics.csv").truncate(0)
     assert not (tmp_path / "metrics.csv").exists()
 
 

@@ -216,13 +216,13 @@ def test_models_without_held_out_predictions_are_refused(made: tuple[Path, Path]
 
 def test_copies_among_validation_images_count_once(run: Path, tmp_path: Path) -> None:
     from vitkit.evaluation import Evaluation
-    from vitkit.training.finalize import ValidationFacts, calibrate_by
+    from vitkit.training.finalize import ValidationFacts, calibrate_on
 
     classifier = load(runs.copy_of(run, tmp_path / "run"))
     p = np.tile(np.array([[0.7, 0.2, 0.1]], np.float32), (6, 1))
     seen = Evaluation("val", classifier.classes, tuple("uvwxyz"), np.array([0, 0, 0, 1, 0, 2]), p)
     facts = ValidationFacts(groups={"u": 0, "v": 0, "w": 0}, seen={"z": "train"})
-    calibrate_by(tmp_path / "run", classifier, lambda: seen, facts)
+    calibrate_on(classifier, lambda: seen, facts)
     assert classifier.held_out.held_out.label.tolist() == [0, 1, 0]
     shutil.rmtree(tmp_path / "run")
 

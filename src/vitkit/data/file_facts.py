@@ -49,7 +49,7 @@ from vitkit.data.decode import (
     reason,
 )
 from vitkit.data.doctor.keypoints import BYTES, MOST, SHORT, Grey, find_keypoints, working_copy
-from vitkit.data.picture import QUIET
+from vitkit.data.picture import QUIET, Picture
 from vitkit.data.storage import Place, Stored, UnreadableImageError, open_place
 from vitkit.system.environment import cache_folder
 from vitkit.system.files import empty_array, to_json
@@ -250,17 +250,25 @@ _KIND, _SIZES = (*_NAMED, "has_digest"), ("width", "height")
 _named = attrgetter(*_NAMED)
 
 
+Keep = Callable[[Place, Picture, bytes | None], None]
 _BATCH = 32  # files examined together
 _MANY = 2_000  # new files for which it is worth starting processes
+_FEW_CPUS = 2  # with which processes gain less than keeping pictures, which only this process can
 
 
-def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], None] | None = None) -> FactTable:
+def scan(
+    files: Sequence[Place],
+    memory: Memory,
+    progress: Callable[[int, int], None] | None = None,
+    keep: Keep | None = None,
+) -> FactTable:
     """Return the facts of each file, in order. A file is not decoded if earlier scans have decoded the same content.
 
     Args:
         files: the image files.
         memory: the database with the facts of earlier scans.
         progress: receives the number of files done and their total. A file that is listed several times counts once.
+        keep: receives the pictures that this process decodes, so that they need not be decoded again.
     """
     rows = {file: row for row, file in enumerate(dict.fromkeys(files))}
     distinct = list(rows)
@@ -275,14 +283,15 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
     new = list(stamps)
     batches = [new[start : start + _BATCH] for start in range(0, len(new), _BATCH)]
     done = len(distinct) - len(new)
-    processes = (os.cpu_count() or 1) if len(new) >= _MANY else 1
+    cpus = os.cpu_count() or 1
+    processes = cpus if len(new) >= _MANY and (keep is None or cpus > _FEW_CPUS) else 1
     with Readers(processes) as readers, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def look(batch: Sequence[int]) -> list[Facts]:
             stamped = [(distinct[i], stamps[i]) for i in batch]
             facts = readers.examine(stamped)
             if left := [i for i, fact in enumerate(facts) if fact is None]:  # no other process can examine them
-                for i, fact in zip(left, examine([stamped[i] for i in left], memory), strict=True):
+                for i, fact in zip(left, examine([stamped[i] for i in left], memory, keep), strict=True):
                     facts[i] = fact
             return [fact for fact in facts if fact is not None]
 
@@ -299,7 +308,7 @@ def scan(files: Sequence[Place], memory: Memory, progress: Callable[[int, int], 
 # --- Reading files -----------------------------------------------------------------------------------------------
 
 
-def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
+def examine(files: Sequence[Stamped], memory: Memory, keep: Keep | None = None) -> list[Facts | None]:
     """Examine files whose stamp is not in the database, and store the facts.
 
     Return the facts of each file; None for a picture that needs more memory than this process may use.
@@ -308,7 +317,7 @@ def examine(files: Sequence[Stamped], memory: Memory) -> list[Facts | None]:
         contents = [_content_of(file) for file, _ in files]
         known = memory.of_contents([content[0] for content in contents if not isinstance(content, Facts)])
         looks = [
-            _Look(content) if isinstance(content, Facts) else _look(file, *content, known.get(content[0]))
+            _Look(content) if isinstance(content, Facts) else _look(file, *content, known.get(content[0]), keep)
             for (file, _), content in zip(files, contents, strict=True)
         ]
     greys = {i: look.grey for i, look in enumerate(looks) if look.grey is not None}
@@ -349,11 +358,13 @@ class _Look(NamedTuple):
     is_lasting: bool = False
 
 
-def _look(file: Place, digest: bytes, content: bytes | None, known: Facts | None) -> _Look:
+def _look(file: Place, digest: bytes, content: bytes | None, known: Facts | None, keep: Keep | None) -> _Look:
     if known is not None:
         return _Look(known, is_lasting=True)
     try:
         with picture_of(file, short_side=SHORT // 2, content=content) as opened:  # reads a JPEG to its end
+            if keep is not None:
+                keep(file, opened, content)
             levels: Any = opened.image.getextrema()  # a pair for each channel
             facts = Facts(
                 digest,

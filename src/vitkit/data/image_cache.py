@@ -17,7 +17,7 @@ import shutil
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -211,17 +211,26 @@ def open_cache(cache: str, images: int, need: int, rule: str) -> PictureCache | 
     return None
 
 
-def bytes_of(files: Sequence[Place], short_side: int | None, fixed: tuple[int, int] | None = None) -> int:
+def bytes_of(
+    files: Sequence[Place],
+    short_side: int | None,
+    fixed: tuple[int, int] | None = None,
+    known: Mapping[str, tuple[int, int]] | None = None,
+) -> int:
     """Estimate the memory that the decoded pictures of these files need, from a sample of the files.
 
     Args:
         files: the files of photographs.
         short_side: the short side in pixels to which larger pictures are reduced; None if pictures are not reduced.
         fixed: the (height, width) of every reduced picture; None if the sizes differ.
+        known: the (width, height) of photographs by file, if they are known; None to read the files of the sample.
     """
     if fixed is not None:
         return len(files) * 3 * fixed[0] * fixed[1]
-    sizes = sizes_of(files[:: math.ceil(len(files) / _MEASURED) or 1])  # unreadable files are reported elsewhere
+    sample = files[:: math.ceil(len(files) / _MEASURED) or 1]
+    sizes = (
+        [known[str(file)] for file in sample if str(file) in known] if known else sizes_of(sample)
+    )  # unreadable files are reported elsewhere
     scales = [min(1.0, (short_side or math.inf) / min(size)) for size in sizes]
     needs = [3 * width * height * scale**2 for (width, height), scale in zip(sizes, scales, strict=True)]
     return math.ceil(len(files) * sum(needs) / max(len(needs), 1))

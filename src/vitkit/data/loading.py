@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from vitkit.data.augment import Augment
 from vitkit.data.decode import UnreadableImageError, decode
 from vitkit.data.image_cache import PictureCache, bytes_of, choose_cache, open_cache
+from vitkit.data.picture_store import PictureStore
 from vitkit.data.preprocess import Preprocess, values_of_levels
 from vitkit.data.remote import fetched_ahead
 from vitkit.data.shards import ShardFolder
@@ -516,6 +517,7 @@ class ImageData(BatchedImages):
         augment: the random augmentations of training images.
         cache: where decoded pictures are cached for the next epoch (`choose_cache`). Results do not depend on it.
         seed: the seed of the order and of the augmentation.
+        pictures: the photographs that are kept in evaluation already, which include the validation images; or None.
         normalise_on: the GPU that normalises the batches; None to normalise in the worker processes. The results are
             the same, but a GPU that normalises receives only a quarter of the bytes. It must be None if pixels are
             changed after normalisation (`Augment.random_erasing`).
@@ -533,27 +535,29 @@ class ImageData(BatchedImages):
         *,
         seed: int,
         cache: str = "none",
+        pictures: PictureStore | None = None,
         normalise_on: torch.device | None = None,
         **options: Any,
     ) -> None:
         as_levels = normalise_on is not None
         train = TrainingImages(table.of_split("train"), preprocess, augment, seed, as_levels=as_levels)
-        val = EvaluationImages(table.of_split("val"), preprocess, as_levels=as_levels)
+        val = EvaluationImages(table.of_split("val"), preprocess, pictures, as_levels=as_levels)
         self.preprocess, self.normalise_on = preprocess, normalise_on
         super().__init__(train, val, table, seed=seed, **options)
         if cache != "none":
             short_side = augment.short_side(preprocess)
-            files = train.table.files(), val.table.files()
+            files, known = (train.table.files(), val.table.files()), None if pictures is None else pictures.sizes
             needs = [
-                bytes_of(files[0], short_side, preprocess.size if short_side is None else None),
-                bytes_of(files[1], None, preprocess.size),
+                bytes_of(files[0], short_side, preprocess.size if short_side is None else None, known),
+                0 if pictures is not None else bytes_of(files[1], None, preprocess.size),
             ]
             self.cache = choose_cache(cache, sum(needs), workers=self.workers, processes=self.process[1])
-            self.kept_bytes = sum(needs)
+            self.kept_bytes = sum(needs) if pictures is None else needs[0] + pictures.bytes
             evaluated = f"evaluation {preprocess.to_dict()}"
             rule = evaluated if short_side is None else f"short side {short_side}, decoded for {train.decoded_side}"
             train.cache = open_cache(self.cache, len(files[0]), needs[0], rule)
-            val.cache = open_cache(self.cache, len(files[1]), needs[1], evaluated)
+            if pictures is None:
+                val.cache = open_cache(self.cache, len(files[1]), needs[1], evaluated)
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         batches, shards = map(self._normalised, super().train_batches(epoch, first)), self.train.shards

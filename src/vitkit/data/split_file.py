@@ -20,7 +20,7 @@ from vitkit.data.named import DATASETS
 from vitkit.data.seen import DIGEST, PictureRecord
 from vitkit.data.sources import storage_at
 from vitkit.data.splits import SPLITS
-from vitkit.data.storage import Place, UnreadableImageError, is_there, open_place, walk
+from vitkit.data.storage import Place, Storage, UnreadableImageError, is_there, open_place, walk
 from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
 from vitkit.system.files import address_of, from_json, place_text, read_text, write_json
@@ -49,6 +49,37 @@ def split_to_dict(table: ImageTable) -> dict[str, Any]:
     return {"data": table.name, "root": place_text(table.root), "hash": digest, **content}
 
 
+def table_from_split(stored: Mapping[str, Any], storage: Storage | None) -> ImageTable:
+    """Return the table that the content of a split.json describes; its images are listed by split and class."""
+    names, sets = stored["classes"], tuple[tuple[int, ...], ...]()
+    if stored.get("task") == "multi":  # the keys are sets of class names
+        number = {name: i for i, name in enumerate(names)}
+        names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
+        sets = tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
+    rows = [
+        (image, label, name)
+        for name, by_class in stored["splits"].items()
+        for label, cls in enumerate(names)
+        for image in by_class[cls]
+    ]
+    return ImageTable(
+        name=stored["data"],
+        root=Path(stored["root"]),
+        classes=tuple(stored["classes"]),
+        paths=tuple(row[0] for row in rows),
+        labels=tuple(row[1] for row in rows),
+        splits=tuple(row[2] for row in rows),
+        sets=sets,
+        storage=storage,
+    )
+
+
+def read_hash(split_file: Path) -> str:
+    """Return the hash of a run's split, which `split_to_dict` computed."""
+    digest: str = from_json(read_text(split_file))["hash"]
+    return digest
+
+
 def split_from_file(path: Path) -> ImageTable:
     """Read a run's split.json as a table, without checking that the images exist.
 
@@ -57,30 +88,11 @@ def split_from_file(path: Path) -> ImageTable:
     """
     try:
         stored = from_json(read_text(path))
-        names, sets = stored["classes"], tuple[tuple[int, ...], ...]()
-        if stored.get("task") == "multi":  # the keys are sets of class names
-            number = {name: i for i, name in enumerate(names)}
-            names = list(dict.fromkeys(key for by_set in stored["splits"].values() for key in by_set))
-            sets = tuple(tuple(number[name] for name in key.split(JOINT) if name) for key in names)
-        rows = [
-            (image, label, name)
-            for name, by_class in stored["splits"].items()
-            for label, cls in enumerate(names)
-            for image in by_class[cls]
-        ]
-        texts = (stored["data"], stored["root"], *names, *(row[0] for row in rows))
-        if not all(isinstance(text, str) for text in texts):
+        texts = (stored["data"], stored["root"], *stored["classes"])
+        images = (image for by_class in stored["splits"].values() for paths in by_class.values() for image in paths)
+        if not all(isinstance(text, str) for each in (texts, images) for text in each):
             raise TypeError("a name or a path is not text")
-        table = ImageTable(
-            name=stored["data"],
-            root=Path(stored["root"]),
-            classes=tuple(stored["classes"]),
-            paths=tuple(row[0] for row in rows),
-            labels=tuple(row[1] for row in rows),
-            splits=tuple(row[2] for row in rows),
-            sets=sets,
-            storage=storage_at(Path(stored["root"])),
-        )
+        table = table_from_split(stored, storage_at(Path(stored["root"])))
         if split_to_dict(table)["hash"] != stored["hash"]:
             raise ValueError("its hash does not match its content")
     except FileNotFoundError as error:

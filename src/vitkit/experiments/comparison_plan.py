@@ -20,17 +20,17 @@ from vitkit.model import ViTConfig, config_for, is_model_name
 from vitkit.system import fitting, receiver, without_place
 from vitkit.training import (
     Recipe,
+    Run,
     SplitImages,
-    Start,
+    prepared,
     requested,
-    resolve,
     weights_of,
     without_effect,
     without_fields_of_vits,
 )
 
 
-def check_weights_name(start: Start) -> None:
+def check_weights_name(start: Run) -> None:
     """Check that the initial weights have the architecture of the model that is named in the recipe."""
     recipe = start.recipe
     if recipe.weights in ("auto", "none") or recipe.model is None or not is_model_name(recipe.model):
@@ -152,13 +152,13 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
         asked, left_out = without_fields_of_vits(_requested(name, arguments, fields, budget))
         notes += [f"{label}: {reason}" for reason in left_out]
         try:
-            start = resolve(asked).released()
+            start = prepared(asked).released()
             check_weights_name(start)
             idle = without_effect(start.recipe, asked)
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
         if arguments["stress"]:
-            start.table.task.require_single(
+            start.source.task.require_single(
                 "--stress requires one class per picture, but these may have several: leave it out"
             )
         (part,) = start.parts
@@ -179,7 +179,7 @@ def make_plan(arguments: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
         for name, entry in zip(labels, entries, strict=True)
         for field, reason in entry.idle.items()
     ]
-    notes += [*first.start.table.unmatched, *first.start.table.corrections]
+    notes += [*first.start.source.unmatched, *first.start.source.corrections]
     notes += [f"{entry.label}: {reason}" for entry in entries for reason in entry.start.reasons]
     judging = before_training((entry.label, entry.split_images) for entry in entries)
     judging.check()
@@ -225,7 +225,7 @@ class _Candidate:
     label: str
     fields: dict[str, Any]
     idle: dict[str, str]
-    start: Start
+    start: Run
     split_images: SplitImages
     judged_by: str
 
@@ -307,7 +307,7 @@ def passes_of(method: str) -> int:
     return {"probe": 1, "probe-sgd": 1, "lora": 2}.get(method, 3)  # lora has no gradients of the large matrices
 
 
-def forward_flops(start: Start) -> float:
+def forward_flops(start: Run) -> float:
     """Return the FLOPs of a forward pass of one image; a multiply-accumulate counts as two."""
     from vitkit.profiling import describe
 

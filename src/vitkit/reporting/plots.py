@@ -48,11 +48,12 @@ _WIDE = 100  # ratio of two sizes from which only powers of 10 have a tick
 _NAMED = 30  # maximum number of class names among points
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Save a figure as a PNG file. If this fails, no incomplete file is left."""
+def save_figure(figure: Figure, path: Path) -> bytes:
+    """Save a figure as a PNG file, and return its content. If this fails, no incomplete file is left."""
     content = to_png(figure)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+    return content
 
 
 def curves(rows: Sequence[Mapping[str, float]], best_epoch: int | None, *, is_mixed: bool = False) -> Figure:

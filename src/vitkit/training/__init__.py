@@ -1,9 +1,9 @@
 """Train a classifier from a recipe, and report on it.
 
-Open `start.py` first: it resolves a recipe and its data into everything that a run needs. `run.py` carries out the run,
-`fine_tune.py` trains one model and `cross_validation.py` several, and `loop.py` takes the optimiser steps.
-`recipe.py` defines the settings. `checkpoint.py` defines the state that a run resumes from. `finalize.py` calibrates
-the trained model, and `report.py` evaluates it. `pretraining/` trains without labels.
+Open `run.py` first: it lists the stages through which a `Run` passes, each in a file of `stages/`. `start.py` describes
+the model that a training starts from, `fine_tune.py` trains it and `cross_validation.py` trains several, and `loop.py`
+takes the optimiser steps. `recipe.py` defines the settings. `checkpoint.py` defines the state that a run resumes from.
+`pretraining/` trains without labels.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ if TYPE_CHECKING:
     from vitkit.training.pretraining.objectives import unpatchify
     from vitkit.training.pretraining.pretrain import check_encoder, keys_of_validation, mask_key, network_of, pretrain
     from vitkit.training.pretraining.pretrain import resolve_pretraining, resume_pretraining
-    from vitkit.training.probe import PENALTIES, Fit, choose_head, compute_features, cross_validate_head, folds_of
+    from vitkit.training.features import FeatureStore, compute_features
+    from vitkit.training.probe import PENALTIES, Fit, choose_head, cross_validate_head, folds_of
     from vitkit.training.probe import nested_cross_validation
     from vitkit.training.published import CORPORA, PaperTraining, paper_training, steps_of
     from vitkit.training.recipe import BY_METHOD, Recipe as Recipe, checkpoint_every, name_of, naming, parse_duration
     from vitkit.training.recipe import read_change, read_sets, to_table, unfold
-    from vitkit.training.report import Reported
     from vitkit.training.recipe import bundled
     from vitkit.training.request import Hooks as Hooks, bundled_name, departures, load_of_run
     from vitkit.training.request import requested
-    from vitkit.training.run import resume, train, write_start
-    from vitkit.training.run_folder import Run, append_metrics, check_place, clear, new_run_folder, next_free
-    from vitkit.training.run_folder import read_metrics, truncate_metrics
-    from vitkit.training.selection import probe_accuracy, resolve_method
+    from vitkit.training.inputs import Inputs
+    from vitkit.training.run import prepared, resume, train
+    from vitkit.training.run_folder import Metrics, Run, check_place, clear, new_run_folder, next_free, read_metrics
+    from vitkit.training.stages.resolve import probe_accuracy
     from vitkit.training.stability import DivergedError, FiniteCheck, Pieces, RunningStatistics, SafePoint
     from vitkit.training.stability import StabilityGuard, ValidationOutcome, all_finite, has_collapsed
-    from vitkit.training.start import Start, augment_of, blueprint_of, choose_precision, new_classifier, resolve
+    from vitkit.training.start import augment_of, blueprint_of, choose_precision, new_classifier
     from vitkit.training.teacher import load_teacher
+    from vitkit.training.user_datasets import OF_FILES, resume_on, train_on
     from vitkit.training.unknown import LEFT_OUT, LabelledFeatures, LabelledImages, fit_to_images, fit_unknown
     from vitkit.training.unknown import make_pictures
 else:

@@ -31,8 +31,9 @@ from torch import Tensor, nn
 from vitkit.classifier import Classifier
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.model.build import Model
-from vitkit.system.files import replacing
+from vitkit.model.build import Model, filled, stored_weights
+from vitkit.model.names import Config
+from vitkit.system.files import from_json, replacing, to_json
 from vitkit.system.progress import Say
 from vitkit.system.run_files import BEFORE, FILLER, LAST, METRICS
 from vitkit.training.adapters import merge_low_rank
@@ -43,8 +44,9 @@ from vitkit.training.optim import WeightAverage, build_optimizer, lr_factor, swa
 from vitkit.training.pretraining.objectives import SelfSupervised
 from vitkit.training.recipe import SAVE_EVERY, Recipe, parse_duration
 from vitkit.training.request import MakeOptimizer
-from vitkit.training.run_folder import ZERO_SHOT, append_metrics, truncate_metrics
+from vitkit.training.run_folder import ZERO_SHOT, Metrics
 from vitkit.training.stability import Pieces, SafePoint, StabilityGuard
+from vitkit.weights import load
 
 
 class Clock:
@@ -445,7 +447,10 @@ class RunWriter:
         say: Say,
         team: ProcessGroup = ALONE,
         identity: dict[str, Any] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
+        self.metrics = metrics or Metrics(folder / METRICS)
+        self._kept: tuple[Config, dict[str, Tensor], dict[str, Any]] | None = None
         self.folder, self.classifier, self.recipe, self.say, self.team = folder, classifier, recipe, say, team
         self.identity = identity or {}
         self.best: float | None = None
@@ -473,7 +478,7 @@ class RunWriter:
         """Remove the rows of metrics.csv whose epochs will be repeated."""
         self._saved = time.monotonic()
         if self.team.is_main:
-            truncate_metrics(self.folder / METRICS, state.epoch)
+            self.metrics.truncate(state.epoch)
 
     def on_step_end(self, state: TrainingState) -> None:
         """Request a checkpoint if the last one is older than `save_every`."""
@@ -532,9 +537,8 @@ class RunWriter:
         """
         metrics = self._figures(state)
         if self.team.is_main:
-            truncate_metrics(self.folder / METRICS, ZERO_SHOT)  # from an interrupted start
-            row = {"epoch": ZERO_SHOT, "step": 0, **metrics, "seconds": round(state.clock.elapsed, 1)}
-            append_metrics(self.folder / METRICS, row)
+            self.metrics.truncate(ZERO_SHOT)  # from an interrupted start
+            self.metrics.append({"epoch": ZERO_SHOT, "step": 0, **metrics, "seconds": round(state.clock.elapsed, 1)})
         is_best = self._note_best(ZERO_SHOT, metrics)
         if is_best and self.recipe.keep != "last":
             self.classifier.provenance["metrics"] = {"epoch": ZERO_SHOT, **metrics}
@@ -549,7 +553,7 @@ class RunWriter:
         waiting = state.metrics.get("waiting")  # None if the run was resumed after the last step
         if self.team.is_main:
             row = {"epoch": epoch, "step": state.step, **metrics, "seconds": round(state.clock.elapsed, 1)}
-            append_metrics(self.folder / METRICS, row if waiting is None else row | {"waiting": round(waiting, 3)})
+            self.metrics.append(row if waiting is None else row | {"waiting": round(waiting, 3)})
         if epoch == swa_start(recipe):  # from now on the average is the model, even if it is worse
             self.best = None
         is_best = not state.went_back and self._note_best(epoch, metrics)
@@ -628,3 +632,13 @@ class RunWriter:
         standing = correction_of(classifier)
         with nullcontext() if standing is None else with_correction(model, standing):
             classifier.save(folder)
+            if folder == self.folder:
+                weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in stored_weights(model).items()}
+                self._kept = model.config, weights, from_json(to_json(classifier.provenance))
+
+    def trained(self) -> Classifier:
+        """Return the model that the run folder contains, with the weights of the epoch that was kept."""
+        if self._kept is None:  # another process saved it, before this one resumed the run
+            return load(self.folder)
+        config, weights, provenance = self._kept
+        return replace(self.classifier, model=filled(config, weights), provenance=provenance)

@@ -22,7 +22,6 @@ from vitkit.data.earlier_labels import labels_before_run
 from vitkit.data.seen import PictureRecord
 from vitkit.data.split_file import groups_from_file, images_of_run
 from vitkit.data.splits import held_out_split
-from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
 from vitkit.evaluation import registry
 from vitkit.evaluation.evaluator import evaluate_before
@@ -34,17 +33,20 @@ from vitkit.evaluation.registry import read_figures
 from vitkit.model_folder import RECORD, read_description
 from vitkit.system.files import from_json, write_json
 from vitkit.system.progress import progress
-from vitkit.system.run_files import EVALUATION, FOLDS, GROUPS, OUT_OF_FOLD, RECIPE, REPORT, SPLIT, fold_folder
+from vitkit.system.run_files import EVALUATION, FOLDS, GROUPS, RECIPE, REPORT, SPLIT, fold_folder
 from vitkit.text.arguments import is_number
 from vitkit.text.cells import interval_text, plural
 from vitkit.text.pages import table, write_page
 from vitkit.training.finalize import OutOfFold, ValidationFacts
-from vitkit.training.fine_tune import fit, fit_and_report
+from vitkit.training.inputs import Inputs
 from vitkit.training.recipe import Recipe, name_of, without_places
-from vitkit.training.report import settle
 from vitkit.training.request import load_of_run
 from vitkit.training.run_folder import ZERO_SHOT, Run, reporting
-from vitkit.training.start import Blueprint, choose_device
+from vitkit.training.stages.calibrate import calibrate, fit_calibration
+from vitkit.training.stages.evaluate import evaluate
+from vitkit.training.stages.fit import fit
+from vitkit.training.stages.report import report
+from vitkit.training.start import choose_device
 from vitkit.weights import load
 
 _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "hamming_loss", "loss")  # the figures that the report shows
@@ -86,40 +88,36 @@ def figures_of_folds(evaluations: Sequence[Evaluation]) -> dict[str, FoldFigure]
     return {name: FoldFigure(value, bounds.get(name)) for name, value in numbers.items()}
 
 
-def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> None:
+def cross_validate(run: Run) -> None:
     """Train and test all folds that are not finished yet, and train the final model on all images.
 
     The results of all folds are written to folds.json, and to report.html when the final model is finished.
 
-    Args:
-        run: the run, whose folder contains the folders of the folds.
-        recipe: the complete recipe.
-        blueprint: the description of the model (`start.Blueprint`), which all folds share; None if this process has not
-            created it yet.
-
     Raises:
         VitkitError: the folder of a fold or the images of a finished fold are missing.
     """
+    recipe = run.recipe
     assert recipe.folds is not None
     folders = [fold_folder(run.folder, number) for number in range(recipe.folds)]
-    trained: dict[Path, Evaluation | None] = {}
+    trained: dict[Path, Run] = {}
     for number, folder in enumerate(folders, start=1):
         if not (folder / RECIPE).is_file():
             raise VitkitError(f"{folder} contains no run; start the cross-validation again with --force")
         if not all((folder / name).is_file() for name in (EVALUATION, REPORT)):
             run.say(f"fold {number} of {recipe.folds}")
-            recipe_of_fold = recipe.replace(folds=None)
-            model = None if blueprint is None else replace(blueprint, recipe=recipe_of_fold)
-            trained[folder] = fit_and_report(replace(run, folder=folder, whole=run.folder), recipe_of_fold, model)
-    results = [read_figures(folder / EVALUATION) for folder in folders]
-    has_final = (run.folder / SPLIT).is_file()  # cross-validations of earlier versions have none
+            trained[folder] = _train_fold(run, folder)
+    has_final = hasattr(run, "inputs")  # cross-validations of earlier versions have none
     figures: dict[str, FoldFigure] = {}
+    results: list[dict[str, Any]] = []
     if run.team.is_main:
-        needs_predictions = has_final and recipe.method != "probe" and not (run.folder / OUT_OF_FOLD).is_file()
+        results = [
+            trained[folder].numbers if folder in trained else read_figures(folder / EVALUATION) for folder in folders
+        ]
+        needs_predictions = has_final and recipe.method != "probe" and run.out_of_fold is None
         figures = {} if trained or needs_predictions else _known(run.folder / FOLDS)
         if not figures:
             evaluations = [
-                trained[folder] if folder in trained else _evaluated_again(folder, figure, recipe)
+                trained[folder].evaluation if folder in trained else _evaluated_again(folder, figure, recipe)
                 for folder, figure in zip(folders, results, strict=True)
             ]
             figures = figures_of_folds([figure for figure in evaluations if figure is not None])
@@ -130,7 +128,7 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
         if (unlearned := sum("zero_shot" in figure for figure in results)) > 0:
             run.say(f"note: in {unlearned} of {recipe.folds} folds the model is the zero-shot one: no epoch was better")
         run.say(headline_of({**numbers, "folds": results}).words)
-    final = _fit_final(run, recipe, folders, blueprint) if has_final else None
+    final = _fit_final(run, folders) if has_final else None
     if run.team.is_main:
         stored: dict[str, Any] = {name: figure.to_dict() for name, figure in figures.items()}
         stored |= {"folds": results} if final is None else {"folds": results, "final": final}
@@ -139,28 +137,46 @@ def cross_validate(run: Run, recipe: Recipe, blueprint: Blueprint | None = None)
         run.say(f"{headline_of(stored).words}; report: {run.folder / REPORT}")
 
 
+def _train_fold(run: Run, folder: Path) -> Run:
+    """Train and test one fold, and return its run."""
+    fold = Run(run.recipe.replace(folds=None), team=run.team, hooks=run.hooks, whole=run.folder)
+    fold.recipe, fold.inputs = fold.asked, Inputs.read(folder)
+    fold.enter(folder)
+    fold.out_of_fold = OutOfFold.read(folder)  # of a fold that was interrupted
+    if hasattr(run, "blueprint"):
+        fold.blueprint = replace(run.blueprint, recipe=fold.recipe)
+    fold.photographs, fold.features = run.photographs, run.features
+    fit(fold)
+    run.features = fold.features  # those under the initial weights are the same for all folds
+    with reporting(fold):
+        run.team.broadcast_from_main(lambda: [stage(fold) for stage in (calibrate, evaluate, report)])
+    return fold
+
+
 def _write_predictions(run: Run, folders: Sequence[Path], evaluations: Sequence[Evaluation | None]) -> None:
     """Write the predictions that will calibrate the final model: those of each fold's model for its test images."""
     pairs = [(item, folder) for item, folder in zip(evaluations, folders, strict=True) if item is not None]
     if pairs:
         model = load(folders[0]).model
-        OutOfFold.of_folds([item for item, _ in pairs], [folder for _, folder in pairs], model).write(run.folder)
+        run.out_of_fold = OutOfFold.of_folds([item for item, _ in pairs], [folder for _, folder in pairs], model)
+        run.out_of_fold.write(run.folder)
 
 
-def _fit_final(run: Run, recipe: Recipe, folders: Sequence[Path], blueprint: Blueprint | None) -> dict[str, Any] | None:
+def _fit_final(run: Run, folders: Sequence[Path]) -> dict[str, Any]:
     """Train the final model on all images, and return its entry in folds.json."""
-    plan = plan_of_final(recipe, folders)
-    images = images_of_run(run.folder / SPLIT)
-    run.say(plan.words(len(images)))
-    model = None if blueprint is None else replace(blueprint, recipe=plan.recipe)
-    table, _, _ = fit(replace(run, until=plan.epochs), plan.recipe, model)
+    plan = run.team.broadcast_from_main(lambda: plan_of_final(run.recipe, folders))
+    run.say(plan.words(len(run.inputs.table)))
+    run.until, run.recipe = plan.epochs, plan.recipe
+    if hasattr(run, "blueprint"):
+        run.blueprint = replace(run.blueprint, recipe=plan.recipe)
+    fit(run)
 
-    def settle() -> dict[str, Any]:
-        about = settle_final(run, plan, table)
+    def conclude() -> dict[str, Any]:
+        about = calibrate_final(run)
         return about if plan.epochs is None else {**about, "epochs": plan.epochs, "best_epochs": list(plan.best)}
 
     with reporting(run):
-        return run.team.broadcast_from_main(settle)
+        return run.team.broadcast_from_main(conclude)
 
 
 def _known(file: Path) -> dict[str, FoldFigure]:
@@ -302,21 +318,16 @@ def plan_of_final(recipe: Recipe, folders: Sequence[Path]) -> FinalPlan:
     return FinalPlan(recipe, best)
 
 
-def settle_final(run: Run, plan: FinalPlan, table: ImageTable) -> dict[str, Any]:
-    """Calibrate the final model on out-of-fold predictions, and return the entry for the final model in folds.json.
-
-    Args:
-        run: the run, whose folder contains the final model.
-        plan: the plan that the training of the final model followed.
-        table: the images of the run.
-    """
-    recipe, classifier = plan.recipe, load(run.folder)
+def calibrate_final(run: Run) -> dict[str, Any]:
+    """Calibrate the final model on out-of-fold predictions, save it, and return its entry in folds.json."""
+    recipe, table = run.recipe, run.inputs.table
     chosen = (table.task.chosen,) if recipe.method != "probe" else chosen_on("val", recipe.to_dict(), table.task)
-    facts = ValidationFacts(chosen, groups_from_file(run.folder / GROUPS))
-    classifier, seen = settle(run.folder, classifier, recipe, table, run.say, facts)
-    if seen is None:
+    run.table = table
+    fit_calibration(run, ValidationFacts(chosen, run.inputs.groups))
+    run.classifier.save(run.folder)
+    if run.calibration is None:
         return {"images": len(table), "temperature": None}
-    images = plural(len(seen.paths), "image", "images")
+    images = plural(len(run.calibration.paths), "image", "images")
     fitted = f"fitted on {images}, each predicted by a model that was trained without it"
-    run.say(f"temperature {classifier.temperature:.3f} of the final model: {fitted}")
-    return {"images": len(table), "temperature": classifier.temperature}
+    run.say(f"temperature {run.classifier.temperature:.3f} of the final model: {fitted}")
+    return {"images": len(table), "temperature": run.classifier.temperature}

@@ -13,10 +13,13 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -257,7 +260,8 @@ def assemble(devices: int | None, nodes: int | None, accelerator: str = "auto") 
     if not dist.is_initialized():
         from lightning_fabric import Fabric
 
-        Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
+        with _without_banners():
+            Fabric(accelerator=accelerator, devices=devices, num_nodes=nodes, strategy="ddp").launch()
         atexit.register(_part)
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return ProcessGroup(dist.get_rank(), dist.get_world_size(), nodes, group)
@@ -276,28 +280,43 @@ def fabric_of(precision: str, accelerator: str = "auto", team: ProcessGroup = AL
         options["plugins"].append(MixedPrecision("16-mixed", kind, torch.amp.GradScaler(kind, enabled=False)))
     else:
         options["precision"] = {"float32": "32-true", "bfloat16": "bf16-mixed"}[precision]
-    if team.size == 1:
-        options["plugins"].append(LightningEnvironment())
-        return Fabric(devices=1, **options)
-    fabric = Fabric(devices=team.size // team.machines, num_nodes=team.machines, strategy="ddp", **options)
-    fabric.launch()  # connects the processes if they exist already
+    with _without_banners():
+        if team.size == 1:
+            options["plugins"].append(LightningEnvironment())
+            return Fabric(devices=1, **options)
+        fabric = Fabric(devices=team.size // team.machines, num_nodes=team.machines, strategy="ddp", **options)
+        fabric.launch()  # connects the processes if they exist already
     return fabric
 
 
 def _import_fabric() -> None:
-    """Import lightning_fabric without its banners, and without torchmetrics.
+    """Import lightning_fabric without torchmetrics, which takes three seconds if transformers is installed.
 
-    Fabric imports torchmetrics only to compare its version, and can do without. If transformers is installed, the
-    import takes three seconds.
+    Fabric only compares the version of torchmetrics, and remembers the result for pytorch_lightning. During the import,
+    torchmetrics is therefore replaced by a module that has the version and nothing else.
     """
-    if "lightning_fabric" not in sys.modules:
-        hides = sys.modules.setdefault("torchmetrics", None) is None  # type: ignore[arg-type]  # the import fails
-        try:
-            import lightning_fabric  # noqa: F401
-        finally:
-            if hides:
-                del sys.modules["torchmetrics"]
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    if "lightning_fabric" in sys.modules or "torchmetrics" in sys.modules:
+        return
+    stand_in = ModuleType("torchmetrics")
+    try:
+        stand_in.__version__ = version("torchmetrics")  # type: ignore[attr-defined]
+    except PackageNotFoundError:
+        return
+    sys.modules["torchmetrics"] = stand_in
+    try:
+        import lightning_fabric  # noqa: F401
+    finally:
+        del sys.modules["torchmetrics"]
+
+
+@contextmanager
+def _without_banners() -> Iterator[None]:
+    """Keep Fabric from printing what it has chosen."""
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _part() -> None:

@@ -28,10 +28,9 @@ from torch import Tensor
 
 from vitkit.classifier import Classifier
 from vitkit.data.splits import differ_much
-from vitkit.data.table import SINGLE_LABEL, ImageTable, Task
+from vitkit.data.table import SINGLE_LABEL, Task
 from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import Calibration, Floats, calibrate, log_odds, to_probabilities
-from vitkit.evaluation.evaluator import evaluate
 from vitkit.evaluation.figures import BALANCE
 from vitkit.evaluation.headline import BY_FOLDS
 from vitkit.evaluation.metrics import Evaluation, MultiEvaluation, best_thresholds, grouped
@@ -227,23 +226,19 @@ NOTHING_KNOWN = ValidationFacts()
 FitUnknown = Callable[[Classifier, Sequence[str]], Unknown | None]  # receives the paths of unseen validation images
 
 
-def calibrate_and_save(
-    folder: Path,
+def calibrate_on(
     classifier: Classifier,
-    table: ImageTable,
-    progress: Callable[[int, int], None],
+    evaluate_now: Callable[[], Evaluation] | None,
     facts: ValidationFacts = NOTHING_KNOWN,
     fit_unknown: FitUnknown | None = None,
 ) -> Evaluation | None:
-    """Fit the temperature, the strength of the prior correction and the thresholds, and save the model with them.
+    """Fit the temperature, the strength of the prior correction, the thresholds and the record of held-out predictions.
 
     Calibrating twice gives the same result.
 
     Args:
-        folder: the model folder.
-        classifier: the classifier of that folder. It is changed in place.
-        table: the images, of which the validation images are used.
-        progress: called with the number of evaluated images and their total.
+        classifier: the trained classifier. It is changed in place.
+        evaluate_now: a function that evaluates the classifier on the validation images; None if there are none.
         facts: information about the validation images.
         fit_unknown: a function that fits the score for unknown images; None to omit the score.
 
@@ -251,24 +246,6 @@ def calibrate_and_save(
         The evaluation of the validation images after calibration. If no validation image can be read, the temperature
         is 1 and the result is None.
     """
-    if "val" not in table.splits:
-        return calibrate_by(folder, classifier, None)
-    return calibrate_by(folder, classifier, lambda: evaluate(classifier, table, "val", progress), facts, fit_unknown)
-
-
-def calibrate_by(
-    folder: Path,
-    classifier: Classifier,
-    evaluate_now: Callable[[], Evaluation] | None,
-    facts: ValidationFacts = NOTHING_KNOWN,
-    fit_unknown: FitUnknown | None = None,
-) -> Evaluation | None:
-    """Do the same as `calibrate_and_save`, but call `evaluate_now` to evaluate the validation images.
-
-    If there are no validation images, `evaluate_now` is None. In this case, the temperature is set to 1 and the result
-    is None.
-    """
-    before = classifier.temperature, classifier.thresholds, correction_of(classifier), classifier.trust
     classifier.temperature, classifier.trust = 1.0, None
     seen: Evaluation | None = None
     if evaluate_now is not None:
@@ -276,8 +253,6 @@ def calibrate_by(
             seen = _calibrate(classifier, evaluate_now())
     if seen is not None:
         classifier.trust = _trust(classifier, seen, facts, fit_unknown)
-    if (classifier.temperature, classifier.thresholds, correction_of(classifier), classifier.trust) != before:
-        classifier.save(folder)
     return seen
 
 
@@ -332,14 +307,13 @@ def _independent(evaluation: Evaluation, seen: Mapping[str, Any]) -> npt.NDArray
     return chosen
 
 
-def record_tests(folder: Path, classifier: Classifier, tests: Evaluation, seen: Mapping[str, Any] | None) -> None:
-    """Add the predictions for the test images to the classifier's record of held-out predictions, and save it.
+def record_tests(classifier: Classifier, tests: Evaluation, seen: Mapping[str, Any] | None) -> None:
+    """Add the predictions for the test images to the classifier's record of held-out predictions.
 
     Nothing is done if the classifier has no such record, or if the tests have other classes.
 
     Args:
-        folder: the model folder.
-        classifier: the classifier of that folder. It is changed in place.
+        classifier: the classifier, which is changed in place.
         tests: the evaluation of the test images.
         seen: the test images that the weights had been trained on before the run, by path; None if this is unknown.
     """
@@ -349,7 +323,6 @@ def record_tests(folder: Path, classifier: Classifier, tests: Evaluation, seen: 
     if len(chosen):
         predictions = RecordedTests.of(tests.probabilities[chosen])
         classifier.trust = replace(classifier.held_out, tests=predictions).to_bytes()
-        classifier.save(folder)
 
 
 def _shifts(classifier: Classifier, correction: PriorCorrection | None) -> tuple[Floats, Floats]:

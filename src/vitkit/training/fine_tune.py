@@ -1,7 +1,4 @@
-"""Train and evaluate one model, from the files in its run folder to its report.
-
-`fit_and_report` comes first. `learn` trains by gradient descent, as every method does except fitting a head to frozen
-features (`probe`).
+"""Train a model by gradient descent, as every method does except fitting a head to frozen features (`probe`).
 
 With `--find-lr`, several short runs start from the same weights, and each tries one learning rate. The rate with the
 lowest loss on a sample of validation images is chosen. A short run takes the same steps as the run itself (`loop`),
@@ -14,9 +11,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,20 +29,13 @@ from vitkit.data.loading import (
     quiet_workers,
     worker_lost,
 )
-from vitkit.data.seen import PictureRecord
-from vitkit.data.split_file import images_of_run, read_contents, roles_in_run
-from vitkit.data.splits import SPLITS
-from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
-from vitkit.evaluation.headline import headline_of
-from vitkit.evaluation.metrics import Evaluation
 from vitkit.model.build import Model, vit_of
 from vitkit.model.vit import VisionTransformer
-from vitkit.model_folder import RECORD, WEIGHTS
-from vitkit.system.files import from_json, write_text
+from vitkit.system.files import write_text
 from vitkit.system.processes import Deferral
 from vitkit.system.progress import ignore, progress
-from vitkit.system.run_files import BEFORE, LAST, RECIPE, REPORT, SPLIT
+from vitkit.system.run_files import BEFORE, LAST, RECIPE
 from vitkit.text.cells import plural
 from vitkit.training.adapters import add_low_rank, count_trained, drop_patches, freeze_backbone
 from vitkit.training.checkpoint import RunWriter, Trained, TrainingState, has_state, identity, read_newest
@@ -60,142 +49,27 @@ from vitkit.training.finalize import (
     resolve_balance,
     shift_head_bias,
 )
+from vitkit.training.first_batch import DrawFirstBatch
 from vitkit.training.loggers import LogEpochs, loggers_of
 from vitkit.training.loop import Interruption, Loop
 from vitkit.training.losses import Learning, Objective, objective_of
-from vitkit.training.probe import UNBEATEN, Features, HeadImages, fit_head, head_images, start_head
-from vitkit.training.recipe import Recipe, checkpoint_every, without_places
-from vitkit.training.report import DrawFirstBatch, doubt_labels, draw_classes, draw_some, report
+from vitkit.training.probe import UNBEATEN, HeadImages, start_head
+from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.request import MakeOptimizer
-from vitkit.training.run_folder import ZERO_SHOT, Run, reporting
+from vitkit.training.run_folder import Run
 from vitkit.training.stability import DivergedError, StabilityGuard, all_finite
 from vitkit.training.start import (
-    Blueprint,
-    JudgeStart,
     augment_of,
-    blueprint_of,
     choose_compile,
     choose_device,
     choose_precision,
     choose_workers,
-    digest_of_backbone,
-    new_classifier,
     normalises_on_gpu,
 )
-from vitkit.training.teacher import Teacher, teacher_of_run
-from vitkit.weights.loading import WeightsSource
+from vitkit.training.teacher import Teacher
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-
-def fit_and_report(run: Run, recipe: Recipe, blueprint: Blueprint | None = None) -> Evaluation | None:
-    """Train and evaluate one classifier, starting from the files in the run folder.
-
-    Args:
-        run: the run, whose folder contains the recipe and the split.
-        recipe: the complete recipe.
-        blueprint: the description of the model (`start.Blueprint`); None if this process has not created it yet.
-
-    Returns:
-        The evaluation of the held-out images that the initial weights had not seen; None if the weights had seen all of
-        them.
-    """
-    table, known, weights = fit(run, recipe, blueprint)
-    with reporting(run):
-        return _conclude(run, recipe, table, known, weights)
-
-
-def fit(
-    run: Run, recipe: Recipe, blueprint: Blueprint | None
-) -> tuple[ImageTable, Features | None, WeightsSource | None]:
-    """Train a model, and return the images of the run, their frozen features, and the initial weights.
-
-    The features are None unless this process has fitted a head to frozen features. The weights are None if the training
-    starts from random weights.
-    """
-    table = images_of_run(run.folder / SPLIT)
-    data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes))
-    classifier, teacher = before_training(run, model, table, data_hash)
-    record = run.folder / RECORD
-    classifier.pictures = record.read_bytes() if record.is_file() else None
-    if run.team.is_main:
-        draw_classes(run.folder, table)
-    counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
-    run.say(f"{len(table.classes)} classes; images: {counts}")
-    known: Features | None = None
-    if run.until == 0:
-        _keep_zero_shot(run, classifier)
-    elif recipe.method == "probe":
-        if run.team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
-            images_of_head = head_images(table, classifier)
-            draw_some(run.folder, table, images_of_head.train, classifier.preprocess, recipe.seed)
-            known = fit_head(run, recipe, table, classifier, images_of_head, _seen_before(run, model))
-    else:
-        learn(run, recipe, table, classifier, teacher)
-    return table, known, model.weights
-
-
-def _seen_before(run: Run, blueprint: Blueprint) -> frozenset[str]:
-    """Return the paths of the images on which the initial weights had been trained or selected."""
-    if blueprint.pictures is None:
-        return frozenset()
-    roles = roles_in_run(run.folder / SPLIT, PictureRecord.from_bytes(blueprint.pictures, run.folder))
-    return frozenset(path for path, role in roles.items() if role in ("train", "val"))
-
-
-def before_training(
-    run: Run, blueprint: Blueprint, table: ImageTable, data_hash: str
-) -> tuple[Classifier, Teacher | None]:
-    """Create the classifier to train and its teacher, and print notes about both.
-
-    The teacher is None if the recipe names none.
-    """
-    recipe = blueprint.recipe
-    classifier = run.team.main_first(lambda: new_classifier(blueprint, table, data_hash))
-    if recipe.weights != "none":
-        classifier.provenance["weights"]["sha256"] = digest_of_backbone(classifier.model)
-    if run.hooks.names():
-        classifier.provenance["extensions"] = run.hooks.names()
-        run.say("; ".join(f"{part}: {name}" for part, name in run.hooks.names().items()))
-    for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
-        run.say(f"note: {caveat}")
-    for resized in () if classifier.report is None else classifier.report.resized:
-        if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
-            was, now = ("x".join(map(str, shape)) for shape in (resized.old, resized.new))
-            size = "x".join(map(str, classifier.preprocess.size))
-            run.say(f"note: patch embedding resized from {was} to {now} pixels ({resized.convention}) at {size} pixels")
-    if recipe.teacher is None:
-        return classifier, None
-    teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
-    classifier.provenance["teacher"] = {"name": without_places(recipe).teacher, "sha256": teacher.sha256}
-    for note in teacher.notes:
-        run.say(f"note: {note}")
-    return classifier, teacher
-
-
-def _conclude(
-    run: Run, recipe: Recipe, table: ImageTable, known: Features | None, weights: WeightsSource | None
-) -> Evaluation | None:
-    """Calibrate and evaluate the trained model, and write the report."""
-
-    def evaluate() -> tuple[dict[str, Any], Evaluation | None]:
-        doubts, frozen = doubt_labels(run, recipe, table, known, weights)
-        return report(run.folder, recipe, table, run.say, doubts, frozen)
-
-    numbers, evaluation = run.team.broadcast_from_main(evaluate)
-    loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
-    run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
-    return evaluation
-
-
-def _keep_zero_shot(run: Run, classifier: Classifier) -> None:
-    """Save the zero-shot model as the final model, because it was the best one in most folds."""
-    if run.team.is_main:
-        classifier.provenance["metrics"] = {"epoch": ZERO_SHOT}
-        classifier.save(run.folder)
-        run.say("the final model is the zero-shot one, as in most folds no epoch was better")
 
 
 # --- Gradient descent ----------------------------------------------------------------------------------------------
@@ -206,12 +80,13 @@ STEPS, WARMUP = 25, 5
 _JUDGED = 512  # images on which each learning rate is judged
 
 
-def settle_lr(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
+def choose_lr(run: Run, classifier: Classifier, data: BatchedImages, objective: Objective) -> Recipe:
     """Find the best learning rate by several short runs.
 
     Return the recipe with this rate. The changed recipe is also stored in the run folder and in the provenance.
     """
     assert isinstance(data, ImageData)
+    recipe = run.recipe
     fabric = fabric_of(choose_precision(recipe.precision, recipe.device), choose_device(recipe))
     report_step = partial(progress, "trying learning rates")
     outcome = find_lr(classifier.model, recipe, data, objective, fabric, report_step, run.hooks.optimizer)
@@ -301,43 +176,34 @@ _MUCH = 2**26  # bytes of decoded pictures above which a message is printed
 
 def learn(
     run: Run,
-    recipe: Recipe,
-    table: ImageTable,
     classifier: Classifier,
     teacher: Teacher | None,
     data: BatchedImages | None = None,
-    contents: Mapping[str, str] | None = None,
     of_head: HeadImages | None = None,
-) -> None:
-    """Train the classifier's model on the training images of the table.
+) -> Classifier:
+    """Train the classifier's model on the training images of the run, and return the model that was kept.
 
     Args:
-        run: the run; its folder has split.json unless `data` is given.
-        recipe: the complete recipe.
-        table: the images with their splits.
+        run: the run.
         classifier: the classifier to train.
         teacher: the teacher for distillation; None without distillation.
-        data: the images in batches; None to read the table's files.
-        contents: the known digests of the images in `data`, by path; None to read them from split.json.
+        data: the images in batches; None to read the run's files.
         of_head: the images to which the head is fitted before the training, if the recipe requests this (`lp_ft`). None
-            to read the table's files.
+            to read the run's files.
     """
-    data, objective, fabric, spent = prepare_to_learn(run, recipe, table, classifier, teacher, data, of_head)
+    recipe, inputs = run.recipe, run.inputs
+    data, objective, fabric, spent = prepare_to_learn(run, classifier, teacher, data, of_head)
     if recipe.find_lr:
         began = time.monotonic()
-        recipe = run.team.broadcast_from_main(partial(settle_lr, run, recipe, classifier, data, objective))
+        recipe = run.team.broadcast_from_main(partial(choose_lr, run, classifier, data, objective))
         spent += run.team.broadcast_from_main(lambda: time.monotonic() - began)
-    identity = _identity(run, recipe, table, classifier, contents)
-    if run.team.is_main:
-        drawing = DrawFirstBatch(run.folder, data, classifier.preprocess)
-        run = replace(run, hooks=replace(run.hooks, callbacks=(drawing, *run.hooks.callbacks)))
-    run_training(run, recipe, data, classifier, objective, fabric, spent, identity)
+    settings = identity(recipe, inputs.table, inputs.contents, classifier.provenance.get("teacher", {}).get("sha256"))
+    callbacks = [DrawFirstBatch(run, data, classifier.preprocess)] if run.team.is_main else []
+    return run_training(run, recipe, data, classifier, objective, fabric, spent, settings, callbacks=callbacks)
 
 
 def prepare_to_learn(
     run: Run,
-    recipe: Recipe,
-    table: ImageTable,
     classifier: Classifier,
     teacher: Teacher | None,
     data: BatchedImages | None = None,
@@ -350,6 +216,7 @@ def prepare_to_learn(
     Returns:
         The images, the objective, the device with the precision, and the seconds that fitting the head took.
     """
+    recipe, table = run.recipe, run.inputs.table
     in_train = list(table.of_split("train").counts().values())
     balance, why = resolve_balance(recipe.balance, in_train)
     if why is not None:
@@ -361,12 +228,12 @@ def prepare_to_learn(
         shift_head_bias(model, standing, [-identity for identity in standing.in_head])
     if data is None:
         augment = augment_of(recipe, run.hooks.augment)
-        data = data_of(recipe, table, classifier, run.team, augment, is_balanced=balance == "sampler")
-    fabric = begin(run, recipe, classifier, data)
+        data = data_of(run, classifier, augment, is_balanced=balance == "sampler")
+    fabric = begin(run, classifier, data)
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
     learned = log_weights(in_train, balance, table.task)
-    spent = _start_head(run, recipe, table, classifier, learned, of_head)
+    spent = _start_head(run, classifier, learned, of_head)
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":
@@ -383,8 +250,9 @@ def prepare_to_learn(
     return data, objective, fabric, spent
 
 
-def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages) -> Fabric:
+def begin(run: Run, classifier: Classifier, data: BatchedImages) -> Fabric:
     """Prepare the device, the precision and the model for a run, and report how much memory cached pictures occupy."""
+    recipe = run.recipe
     if data.cache == "disk" or (data.cache == "ram" and data.kept_bytes >= _MUCH):
         place = {"ram": "memory", "disk": "vitkit's cache on disk"}[data.cache]
         run.say(f"decoded pictures are kept in {place}: about {math.ceil(data.kept_bytes / 2**20)} MiB")
@@ -396,9 +264,7 @@ def begin(run: Run, recipe: Recipe, classifier: Classifier, data: BatchedImages)
     return fabric
 
 
-def _start_head(
-    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, learned: Tensor, images: HeadImages | None
-) -> float:
+def _start_head(run: Run, classifier: Classifier, learned: Tensor, images: HeadImages | None) -> float:
     """Fit the head before the training if the recipe requests it and the run is new.
 
     The fitted head assumes the class frequencies of the data, but the training objective may give the classes other
@@ -408,35 +274,22 @@ def _start_head(
         The seconds that the fit took; 0 without a fit.
     """
     model = classifier.model
-    if not recipe.lp_ft or model.head is None or model.head_dist is not None or has_state(run.folder):
+    if not run.recipe.lp_ft or model.head is None or model.head_dist is not None or has_state(run.folder):
         return 0.0
     head = model.head
-    images = head_images(table, classifier) if images is None else images
-    seconds, state = run.team.broadcast_from_main(
-        lambda: (start_head(run, recipe, table, classifier, images), head.state_dict())
-    )
+    seconds, state = run.team.broadcast_from_main(lambda: (start_head(run, classifier, images), head.state_dict()))
     head.load_state_dict(state)
     with torch.no_grad():
         head.bias.add_(learned)
     return seconds
 
 
-def data_of(
-    recipe: Recipe,
-    table: ImageTable,
-    classifier: Classifier,
-    team: ProcessGroup,
-    augment: Augment,
-    *,
-    is_balanced: bool = False,
-) -> ImageData:
-    """Return the images of a split table in batches, as the recipe specifies.
-
-    With `is_balanced`, training images of rare classes are drawn more often.
-    """
+def data_of(run: Run, classifier: Classifier, augment: Augment, *, is_balanced: bool = False) -> ImageData:
+    """Return the images of a run in batches. With `is_balanced`, images of rare classes are drawn more often."""
+    recipe, team = run.recipe, run.team
     is_on_gpu = normalises_on_gpu(recipe)
     return ImageData(
-        table,
+        run.inputs.table,
         classifier.preprocess,
         augment,
         batch_size=recipe.batch_size,
@@ -446,6 +299,7 @@ def data_of(
         balanced=is_balanced,
         process=(team.rank, team.size),
         cache=recipe.cache,
+        pictures=run.photographs,
     )
 
 
@@ -467,8 +321,9 @@ def run_training(
     spent: float,
     identity: dict[str, Any],
     trained: Trained | None = None,
-) -> None:
-    """Run the training loop, from the newest checkpoint if there is one, and report how the training ended.
+    callbacks: Sequence[Any] = (),
+) -> Classifier:
+    """Run the training loop, from the newest checkpoint if there is one, and return the model that was kept.
 
     Args:
         run: the run.
@@ -480,18 +335,19 @@ def run_training(
         spent: the seconds that were spent before the first step. They count towards the time budget.
         identity: the identity of the run (`checkpoint.identity`). A checkpoint with another identity is refused.
         trained: the module that is trained, if it is not the classifier's model; otherwise None.
+        callbacks: callbacks in addition to those of the caller.
     """
     trained = classifier.model if trained is None else trained
     team, steps = run.team, math.ceil(data.batches / recipe.grad_accum)
     run.say(_describe(recipe, steps))
     _place(trained.train(), recipe, fabric, team)
-    guard = StabilityGuard(run.say, run.folder if team.is_main else None)
+    guard = StabilityGuard(run.say)
     state = TrainingState.begin(trained, recipe, steps * recipe.epochs, guard, team, run.hooks.optimizer)
     state.clock.spent = state.clock.ahead = spent
-    writer = RunWriter(run.folder, classifier, recipe, run.say, team, identity)
+    writer = RunWriter(run.folder, classifier, recipe, run.say, team, identity, run.metrics)
     if has_state(run.folder) and _go_on(run, state, writer):
         run.say("the run had finished training")
-        return
+        return writer.trained() if team.is_main else classifier
     stop = Deferral(echo=_ECHO if team.size > 1 else 0.0)
     loggers = [*loggers_of(recipe, run.folder, state.epoch), *run.hooks.loggers] if team.is_main else []
     curves = LogEpochs(loggers, recipe, run.say)
@@ -501,13 +357,16 @@ def run_training(
         data,
         fabric,
         team=team,
-        callbacks=[*([] if run.until is None else [_EndAfter(run.until)]), writer, *run.hooks.callbacks, curves],
+        callbacks=[
+            *([] if run.until is None else [_EndAfter(run.until)]),
+            *(writer, *callbacks, *run.hooks.callbacks, curves),
+        ],
         interruption=Interruption(stop, team),
     )
     if choose_compile(recipe, len(data.train)):
         loop.compile_steps()
     if recipe.head_from == "names" and data.has_val:
-        loop.callbacks.insert(0, JudgeStart(loop.validate, writer))
+        loop.callbacks.insert(0, _JudgeStart(loop.validate, writer))
     status = "failed"
     try:
         with _telling_what_is_kept(run, state, writer, data.workers), stop, quiet_workers():
@@ -522,6 +381,25 @@ def run_training(
         raise DivergedError("no epoch led to a usable model: try a lower --lr, a longer --warmup, or more --epochs")
     if writer.keeps_start:
         run.say(UNBEATEN)
+    return writer.trained() if team.is_main else classifier
+
+
+class _JudgeStart:
+    """A callback that evaluates the model before the first step.
+
+    Args:
+        validate: a function that evaluates the model on validation images, and stores the figures in the state.
+        writer: the writer of the run, which records the figures.
+    """
+
+    def __init__(self, validate: Callable[[], Any], writer: RunWriter) -> None:
+        self._validate, self._writer = validate, writer
+
+    def on_fit_start(self, state: TrainingState) -> None:
+        """Evaluate the model, unless the run is resumed."""
+        if state.epoch == 0 and state.step == 0:
+            self._validate()
+            self._writer.keep_start(state)
 
 
 class _EndAfter:
@@ -559,15 +437,6 @@ def _telling_what_is_kept(run: Run, state: TrainingState, writer: RunWriter, wor
         kept = f"; the best model so far is in {run.folder}" if writer.has_kept else ""
         cure = f"set workers = 0 in {run.folder / RECIPE}, then continue with --resume{kept}"
         raise VitkitError(f"{worker_lost(workers)}; {cure}") from error
-
-
-def _identity(
-    run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, contents: Mapping[str, str] | None
-) -> dict[str, Any]:
-    imitated = classifier.provenance.get("teacher", {})
-    return identity(
-        recipe, table, read_contents(run.folder / SPLIT) if contents is None else contents, imitated.get("sha256")
-    )
 
 
 def _place(model: Trained, recipe: Recipe, fabric: Fabric, team: ProcessGroup) -> None:

@@ -312,7 +312,7 @@ class Loop:
 
     def end_epoch(self) -> None:
         """Compute the training figures of the epoch, and with stochastic weight averaging update the average."""
-        self.check.settle()
+        self.check.resolve_pending()
         state, start = self.state, swa_start(self.state.recipe)
         if state.average is not None and start is not None and state.epoch >= start:
             state.average.update(state.model)
@@ -445,7 +445,7 @@ class Loop:
 
     def _tell_settled(self, hook: str) -> None:
         """Find out which steps were skipped, and then call a hook that writes a checkpoint."""
-        self.check.settle()
+        self.check.resolve_pending()
         self._tell(hook)
 
     def _tell(self, hook: str, *arguments: Any) -> None:

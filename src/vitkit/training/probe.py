@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,33 +23,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from vitkit.classifier import Classifier
-from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore, labels_before_run
-from vitkit.data.loading import EvaluationImages, check_guard, is_worker_lost, worker_lost
-from vitkit.data.split_file import groups_from_file
+from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore
+from vitkit.data.loading import EvaluationImages
 from vitkit.data.splits import fold
 from vitkit.data.table import SINGLE_LABEL, ImageTable
-from vitkit.errors import VitkitError
 from vitkit.evaluation.calibration import calibrate
 from vitkit.evaluation.linear_models import regress, regression_loss
 from vitkit.evaluation.metrics import mean_average_precision
 from vitkit.inference.pipeline import crew
-from vitkit.model.build import Model
-from vitkit.system import environment as devices
 from vitkit.system.progress import progress
-from vitkit.system.run_files import FOLDS, GROUPS, METRICS, SPLIT
+from vitkit.system.run_files import FOLDS
+from vitkit.training.features import compute_features
 from vitkit.training.finalize import OutOfFold, prior_correction, record_correction, shift_head_bias
-from vitkit.training.recipe import Recipe
-from vitkit.training.run_folder import ZERO_SHOT, Run, append_metrics, truncate_metrics
-from vitkit.training.start import choose_precision, choose_workers
+from vitkit.training.run_folder import ZERO_SHOT, Run
+from vitkit.training.start import choose_precision
 
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # from simple to complex models
 MIDDLE = PENALTIES[len(PENALTIES) // 2]
 UNBEATEN = "no trained head was better on the validation images, so the model is the zero-shot one"
 _WORSE = 1.1  # the search ends at this multiple of the best validation loss
 PARTS = 5  # folds of a cross-validation
+MOST_SEARCHED = 20_000  # images in which label errors are searched for; more would take too much time and memory
 _MOST = 5_000  # images that are cross-validated; more hardly change the penalty
 
 
@@ -82,34 +78,6 @@ class Fit:
         return {name: value for name, value in named if value is not None}
 
 
-_BEGAN_FROM = (
-    *("model", "model_fields", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed"),
-    *("dropout", "drop_path"),
-)
-
-
-def frozen(recipe: Recipe) -> Recipe:
-    """Return a recipe from which `new_classifier` creates a model that computes frozen features.
-
-    The model has the initial weights of the run whose recipe is given. Its features are the class token and the mean of
-    the patches.
-    """
-    return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
-
-
-@dataclass(frozen=True)
-class Features:
-    """The features of images.
-
-    Attributes:
-        paths: the paths of n images, relative to the data folder.
-        rows: the features, (n, D).
-    """
-
-    paths: tuple[str, ...]
-    rows: Tensor
-
-
 @dataclass(frozen=True)
 class HeadImages:
     """The images for fitting a head. Each item of a data set is an image (C, height, width) and a label.
@@ -123,56 +91,41 @@ class HeadImages:
     val: Dataset[Any]
 
 
-def head_images(table: ImageTable, classifier: Classifier) -> HeadImages:
-    """Return the data sets of a table's images for fitting a head."""
-    train, val = (EvaluationImages(table.of_split(name), classifier.preprocess) for name in ("train", "val"))
+def head_images(run: Run, classifier: Classifier) -> HeadImages:
+    """Return the data sets of a run's files for fitting a head."""
+    tables = (run.inputs.table.of_split(name) for name in ("train", "val"))
+    train, val = (EvaluationImages(table, classifier.preprocess, run.photographs) for table in tables)
     return HeadImages(train, val)
 
 
-def fit_head(
-    run: Run,
-    recipe: Recipe,
-    table: ImageTable,
-    classifier: Classifier,
-    images: HeadImages,
-    seen: Collection[str] = (),
-) -> Features:
+def fit_head(run: Run, classifier: Classifier, images: HeadImages, seen: Collection[str] = ()) -> None:
     """Compute the features, fit the head, save the model folder, and write metrics.csv.
 
-    Without validation images, the out-of-fold predictions of the cross-validation are also written to the run folder.
+    Without validation images, the out-of-fold predictions of the cross-validation become `run.out_of_fold`.
 
     Args:
         run: the run.
-        recipe: the complete recipe.
-        table: the images with their splits.
         classifier: the classifier whose head is fitted.
         images: the images as data sets.
         seen: the paths of training images that the weights had seen before the run.
-
-    Returns:
-        The features of the training and the validation images without augmentation.
     """
+    recipe, table = run.recipe, run.inputs.table
     started = time.monotonic()
     precision = choose_precision(recipe.precision, recipe.device)
     run.say(f"frozen backbone: features of the training images in {precision}, once")
     # The final model of a cross-validation was tested by its folds.
     is_tested = not {"val", "test"} & set(table.splits) and not (run.folder / FOLDS).is_file()
-    earlier = labels_before_run(run.folder, table) if (run.folder / SPLIT).is_file() else UNCHANGED
-    best = _put_best_head(recipe, table, classifier, images, _groups_of(run), seen, earlier, is_tested=is_tested)
+    best = _put_best_head(run, classifier, images, seen, run.inputs.earlier, is_tested=is_tested)
     standing = prior_correction(list(table.of_split("train").counts().values()), "none", recipe.prior, classifier.model)
     record_correction(classifier, standing)
     shift_head_bias(classifier.model, standing, standing.in_head)
     if best.cross is not None and best.cross.predictions is not None:
-        best.cross.predictions.write(run.folder)
+        run.out_of_fold = best.cross.predictions
+        run.out_of_fold.write(run.folder)
     _keep(run, classifier, best, time.monotonic() - started)
-    return best.features
 
 
-def _groups_of(run: Run) -> Mapping[str, int]:
-    return groups_from_file(run.folder / GROUPS)
-
-
-def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifier, images: HeadImages) -> float:
+def start_head(run: Run, classifier: Classifier, images: HeadImages | None) -> float:
     """Fit the new head to frozen features before the whole model is trained.
 
     Training the whole model with an unfitted head would distort the backbone. The method is called LP-FT, linear
@@ -182,7 +135,7 @@ def start_head(run: Run, recipe: Recipe, table: ImageTable, classifier: Classifi
         The seconds that the fit took.
     """
     started = time.monotonic()
-    best = _put_best_head(recipe, table, classifier, images, _groups_of(run))
+    best = _put_best_head(run, classifier, images)
     reached = "" if best.fitted.val_accuracy is None else f": val_acc {best.fitted.val_accuracy:.4f}"
     seconds = time.monotonic() - started
     run.say(f"the head starts from a fit to frozen features{reached} ({seconds:.0f} s)")
@@ -220,22 +173,18 @@ class _BestHead:
     Attributes:
         begun: the head made from the class names; None if the fit started from zeros.
         fitted: the best head.
-        features: the features of training and validation images without augmentation.
         cross: the result of the cross-validation that chose the penalty; None if there was no cross-validation.
     """
 
     begun: Fit | None
     fitted: Fit
-    features: Features
     cross: CrossFit | None = None
 
 
 def _put_best_head(
-    recipe: Recipe,
-    table: ImageTable,
+    run: Run,
     classifier: Classifier,
-    images: HeadImages,
-    groups: Mapping[str, int],
+    images: HeadImages | None,
     seen: Collection[str] = (),
     earlier: LabelsBefore = UNCHANGED,
     *,
@@ -248,15 +197,9 @@ def _put_best_head(
 
     With `is_tested`, a nested cross-validation also tests the head, if the conditions of `_cross_fit` are met.
     """
-    precision = choose_precision(recipe.precision, recipe.device)
+    recipe, table = run.recipe, run.inputs.table
     train, val = table.of_split("train"), table.of_split("val")
-
-    def features(of: Dataset[Any], what: str) -> tuple[Tensor, Tensor]:
-        return compute_features(classifier.model, of, recipe, precision, partial(progress, what))
-
-    x, y = features(images.train, "training images")
-    held_out = features(images.val, "validation images") if len(val) else None
-    plain = x if held_out is None else torch.cat([x, held_out[0]])
+    (x, y), held_out = _features_of_head(run, classifier, images, train, val)
     sets = table.set_targets()
     y = table.task.targets(y, sets)
     held_out = held_out and (held_out[0], table.task.targets(held_out[1], sets))
@@ -266,7 +209,7 @@ def _put_best_head(
         weight, bias = (parameter.detach().clone() for parameter in head)
         begun = _judge(weight, bias, math.inf, (x, y), held_out)
     tested, tests = _with_earlier_labels(train, x, y, earlier)
-    cross, fold_of = None, None if held_out is not None else folds_of(tested, groups, recipe.seed)
+    cross, fold_of = None, None if held_out is not None else folds_of(tested, run.inputs.groups, recipe.seed)
     if fold_of is None:
         fitted = choose_head(x, y, held_out, len(table.classes), begun=begun)
     else:
@@ -275,18 +218,41 @@ def _put_best_head(
     with torch.no_grad():
         for parameter, value in zip(head, (fitted.weight, fitted.bias), strict=True):
             parameter.copy_(value)
-    return _BestHead(begun, fitted, Features((*train.paths, *val.paths), plain), cross)
+    return _BestHead(begun, fitted, cross)
+
+
+def _features_of_head(
+    run: Run, classifier: Classifier, images: HeadImages | None, train: ImageTable, val: ImageTable
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+    """Return the features that the head reads and the labels of training and of validation images."""
+    config, what = classifier.model.config, ("training images", "validation images")
+    store = run.features
+    if store is not None:
+        x, *held_out = [
+            (store.of_head(part, config, name), torch.tensor(part.labels, dtype=torch.long))
+            for part, name in zip((train, val), what, strict=True)
+            if len(part)
+        ]
+    else:
+        recipe, images = run.recipe, images or head_images(run, classifier)
+        precision = choose_precision(recipe.precision, recipe.device)
+        x, *held_out = [
+            compute_features(classifier.model, of, recipe, precision, partial(progress, name))
+            for of, name, part in zip((images.train, images.val), what, (train, val), strict=True)
+            if len(part)
+        ]
+    return x, held_out[0] if held_out else None
 
 
 def _keep(run: Run, classifier: Classifier, best: _BestHead, seconds: float) -> None:
     begun, fitted = best.begun, best.fitted
-    truncate_metrics(run.folder / METRICS, ZERO_SHOT)  # from an interrupted fit
+    run.metrics.truncate(ZERO_SHOT)  # from an interrupted fit
     heads = {"zero-shot": begun, f"head fitted, penalty {fitted.penalty:g}": None if fitted is begun else fitted}
     for what, fit in heads.items():
         if fit is not None:
             epoch = ZERO_SHOT if fit is begun else 0
             row = {"epoch": epoch, "step": 0, **fit.figures, "seconds": round(seconds, 1)}
-            append_metrics(run.folder / METRICS, row)
+            run.metrics.append(row)
             classifier.provenance["metrics"] = {"epoch": epoch, **fit.figures}
             shown = "  ".join(f"{name} {value:.4f}" for name, value in fit.figures.items())
             run.say(f"{what}: {shown}  {seconds:.0f} s")
@@ -295,47 +261,6 @@ def _keep(run: Run, classifier: Classifier, best: _BestHead, seconds: float) -> 
     classifier.save(run.folder)
     if fitted is begun:
         run.say(UNBEATEN)
-
-
-def compute_features(
-    model: Model,
-    images: Dataset[Any],
-    recipe: Recipe,
-    precision: str,
-    progress: Callable[[int, int], None],
-) -> tuple[Tensor, Tensor]:
-    """Return the features of n images, (n, D) float32, and their labels, (n,)."""
-    device = torch.device(devices.choose_device(recipe.device))
-    model.eval().to(device)
-    count, done = len(images), 0  # type: ignore[arg-type]  # all data sets here have a length
-    features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)
-    for batch, label in _batches(images, recipe, choose_workers(recipe, model.config.image_size)):
-        with torch.inference_mode():
-            with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
-                tokens = model.forward_features(batch.to(device))  # (B, N, D)
-            read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
-        if not done:
-            features = torch.empty(count, read.shape[1])  # one tensor, because many small ones would fragment memory
-        span = slice(done, done + len(label))
-        features[span], labels[span] = read, label
-        done += len(label)
-        progress(done, count)
-    model.cpu()
-    return features, labels
-
-
-def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    if workers:
-        check_guard()
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
-            batches = iter(DataLoader(images, recipe.batch_size, num_workers=workers))
-        yield from batches
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        if not is_worker_lost(error):
-            raise
-        raise VitkitError(f"{worker_lost(workers)}; use --workers 0") from error
 
 
 def choose_head(

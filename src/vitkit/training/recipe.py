@@ -477,7 +477,7 @@ def _check(recipe: Recipe) -> None:
 _OF_ALIASES = {"mlp_ratio": float, "distilled": bool, "has_logits": bool}
 
 
-def _settle(changes: Mapping[str, Any]) -> dict[str, Any]:
+def _consistent(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _settled(name, value) for name, value in canonical(changes).items()}
 
 
@@ -565,7 +565,7 @@ def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
                 f"model is given twice, as {unfolded['model']} and as {changes['name']}: leave out one of them"
             )
         unfolded["model"] = changes.pop("name")
-    changes = _settle(changes)
+    changes = _consistent(changes)
     for name in _of_recipe(changes):
         if unfolded.get(name) is not None:
             raise VitkitError(f"{name} is given twice, as {name} and as model.{name}: leave out one of them")
@@ -581,12 +581,12 @@ def _check_model_fields(changes: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(changes, Mapping) or not all(isinstance(name, str) for name in changes):
         raise VitkitError(f"model_fields must be a table of the model's fields, not {type_of(changes)}")
-    settled = _settle(changes)
-    if "num_classes" in settled:
+    consistent = _consistent(changes)
+    if "num_classes" in consistent:
         raise VitkitError("model.num_classes is determined by the data: leave it out")
-    for name in _of_recipe(settled):
+    for name in _of_recipe(consistent):
         raise VitkitError(f"{name} is a field of the recipe itself, not one of model_fields")
-    return settled
+    return consistent
 
 
 def to_table(name: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,75 +1,28 @@
-"""Carry out a run from beginning to end: resolve the request, train and evaluate the model, and write the report.
+"""Carry out runs: pass a `Run` through the stages of its kind, from the request to the report.
 
-`drive` starts the processes, has the main process write the run folder, and has all processes train (`fine_tune`,
-`cross_validation`). It carries out every kind of run: `train` on image files, `train_on` on datasets of the user, and
-pre-training.
-
-A dataset of the user is a Python object that returns (image, label) by index. As it has no files, no files are checked
-and no images are split. All items are read once before the training to get the labels. Validation images that are also
-training images are excluded from the figures. The figures mention that the model was selected on the validation images.
+The stages before the training, and those after it, run in the main process. All processes train together. A run is
+written into its folder before the training starts, so that another process can resume it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 import vitkit
-from vitkit.classifier import Classifier
-from vitkit.data.doctor.examine import Finding, check_splits, find_twins
-from vitkit.data.earlier_labels import UNCHANGED
-from vitkit.data.loading import BatchedImages
-from vitkit.data.preprocess import Preprocess
-from vitkit.data.preprocess import describe as described
-from vitkit.data.seen import PictureRecord, exposures, find_overlap, make_record
-from vitkit.data.split_file import (
-    groups_to_list,
-    move_run,
-    refuse_changed,
-    split_to_dict,
-)
-from vitkit.data.splits import check_trainable
-from vitkit.data.table import ImageTable
-from vitkit.data.user_datasets import NAME, Datasets, EvaluationOf, Survey, TrainingOf, survey
+from vitkit.data.doctor.examine import Finding, check_splits
+from vitkit.data.split_file import move_run, refuse_changed
 from vitkit.errors import VitkitError
-from vitkit.evaluation.figures import (
-    DOUBTS,
-    all_figures,
-    by_name_in_words,
-    chosen_on,
-    counted_part,
-    describe,
-    doubt_of,
-    seen_of,
-)
-from vitkit.evaluation.headline import headline_of
-from vitkit.evaluation.metrics import Evaluation
-from vitkit.model_folder import RECORD, WEIGHTS
-from vitkit.reporting import plots
-from vitkit.reporting.evaluation_report import pictures_of, write_report
-from vitkit.system.files import read_appended, read_json, write_bytes, write_json, write_text
-from vitkit.system.progress import progress, reporting_to, silent
+from vitkit.system.files import read_appended, write_bytes
+from vitkit.system.progress import reporting_to, silent
 from vitkit.system.run_files import (
-    CLASS_INDICES,
-    EARLIER_LABELS,
-    EVALUATION,
-    FINDINGS,
-    GROUPS,
     LABELS,
-    METRICS,
-    PICTURES,
-    PREPROCESS,
     PRETRAINING,
     RECIPE,
-    REPORT,
     SPLIT,
     check_run_folder,
     fold_folder,
@@ -77,120 +30,74 @@ from vitkit.system.run_files import (
     run_of_fold,
 )
 from vitkit.training.cross_validation import cross_validate
-from vitkit.training.defaults import check_effects, complete, weights_of
-from vitkit.training.distributed import ProcessGroup, assemble, check_team, describe_team
-from vitkit.training.finalize import OutOfFold, ValidationFacts, calibrate_by, correction_of
-from vitkit.training.fine_tune import before_training, fit_and_report, learn
-from vitkit.training.lineage import (
-    SplitImages,
-    ancestry_of,
-    note_shared_tests,
-    record_after,
-)
+from vitkit.training.distributed import assemble, check_team, describe_team
+from vitkit.training.finalize import OutOfFold
+from vitkit.training.inputs import Inputs
+from vitkit.training.lineage import ancestry_findings, note_shared_tests
 from vitkit.training.loggers import check_hooks
-from vitkit.training.probe import HeadImages, fit_head
-from vitkit.training.recipe import Recipe, name_of, without_places
-from vitkit.training.report import draw_classes, draw_some, pictures_for_page
+from vitkit.training.recipe import Recipe, name_of
 from vitkit.training.request import NONE, Hooks, load_of_run
 from vitkit.training.run_folder import (
     Run,
-    check_overwritten,
-    check_place,
     cleanup_on_failure,
     clear,
     discard_if_empty,
     lock_run,
     new_run_folder,
-    read_metrics,
+    reporting,
     reserve_folder,
     write_request,
 )
-from vitkit.training.selection import resolve_method
-from vitkit.training.start import (
-    Blueprint,
-    Start,
-    augment_of,
-    blueprint_of,
-    choose_device,
-    choose_workers,
-    resolve,
-    resolve_model,
-)
-from vitkit.training.teacher import Teacher
-from vitkit.weights import load
-from vitkit.weights.preprocessing import preprocess_of
+from vitkit.training.stages.calibrate import calibrate
+from vitkit.training.stages.evaluate import evaluate
+from vitkit.training.stages.examine import examine_images
+from vitkit.training.stages.fit import fit
+from vitkit.training.stages.open import open_data
+from vitkit.training.stages.report import report
+from vitkit.training.stages.resolve import resolve
+from vitkit.training.stages.split import split_images
+from vitkit.training.start import choose_device
 
-Work = Callable[[Run, Recipe, Blueprint | None], Any]
-Prepared = tuple[Path, Recipe, Blueprint | None]  # the run's folder, its recipe and the blueprint of its model
+Stage = Callable[[Run], None]
 
 
-def drive(
-    recipe: Recipe,
-    hooks: Hooks,
-    prepare: Callable[[ProcessGroup, ExitStack], Prepared],
-    work: Work,
-    again: Callable[[Path], str],
-) -> Path:
-    """Carry out a run: start its processes, prepare the folder in the main process, and train in all processes.
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a kind of run, in order.
 
-    Args:
-        recipe: the recipe, which determines the processes and the device. It need not be complete.
-        hooks: objects of the caller.
-        prepare: a function that locks and fills the run folder. It is called in the main process only, with the process
-            group and a stack. The contexts that it enters on the stack, such as the lock, are closed at the end of the
-            run.
-        work: a function that trains and reports. It receives the run, the complete recipe, and the blueprint of the
-            model, which is None if this process has not created it.
+    Attributes:
+        prepare: the stages that complete the recipe and divide the images. They write nothing.
+        write: writes what resuming needs into the folder of the run.
+        fit: trains, in all processes.
+        conclude: the stages after the training.
         again: a function that returns the command that continues an interrupted run, given its folder.
-
-    Returns:
-        The run folder.
     """
-    check_hooks(recipe, hooks)
-    team = assemble(recipe.devices, recipe.nodes, choose_device(recipe))
-    with ExitStack() as hold:
-        if not team.is_main:
-            hold.enter_context(reporting_to(silent))
-        blueprints: list[Blueprint | None] = []  # it has open files, so it cannot be sent to other processes
 
-        def begin() -> tuple[Path, Recipe]:
-            folder, resolved, blueprint = prepare(team, hold)
-            blueprints.append(blueprint)
-            return folder, resolved
-
-        folder, resolved = team.broadcast_from_main(begin)
-        run = Run(folder, team=team, hooks=hooks)
-        with cleanup_on_failure(run, again(folder)):
-            work(run, resolved, blueprints[0] if blueprints else None)
-    return folder
+    prepare: tuple[Stage, ...]
+    write: Callable[..., None]
+    fit: Stage
+    conclude: tuple[Stage, ...] = ()
+    again: Callable[[Path], str] = resume_command
 
 
-def drive_again(
-    folder: Path,
-    recipe: Recipe,
-    hooks: Hooks,
-    work: Work,
-    again: Callable[[Path], str],
-    data_root: Path | None = None,
-) -> Path:
-    """Continue an interrupted run with `drive`.
+PREPARE = (open_data, examine_images, split_images, resolve)
+
+
+def prepared(asked: Recipe, earlier_runs: Sequence[Path] = (Path("runs"),), *, chooses_method: bool = False) -> Run:
+    """Complete a requested recipe and divide its images, without training and without writing anything.
 
     Args:
-        folder: the folder of the run.
-        recipe: the recipe of the run.
-        hooks: objects of the caller.
-        work: see `drive`.
-        again: see `drive`.
-        data_root: the folder that now contains the images; None if they have not moved.
+        asked: the requested recipe; `data` must be set.
+        earlier_runs: folders that contain earlier runs, whose models may have proposed labels of these images.
+        chooses_method: whether the method `auto` is chosen by testing a linear probe, as in a training.
+
+    Raises:
+        VitkitError: the data or the recipe cannot be trained on.
     """
-
-    def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        check_team(recipe, team)
-        hooks.check_resumed(folder)
-        _tidy(folder, data_root, hold)
-        return folder, recipe, None
-
-    return drive(recipe, hooks, prepare, work, again)
+    run = Run(asked, earlier_runs=earlier_runs)
+    for stage in PREPARE if chooses_method else PREPARE[:-1]:
+        stage(run)
+    return run
 
 
 def train(
@@ -221,108 +128,156 @@ def train(
     """
     if asked.data is None:
         raise VitkitError("the recipe names no data: set data to a folder with one sub-folder of images per class")
+    run = Run(asked, None if out is None else Path(out), hooks=hooks, keeps_pictures=True)
+    run.earlier_runs = list(dict.fromkeys([Path("runs"), *([] if run.out is None else [run.out.parent])]))
+    stages = TRAINING if asked.folds is None else FOLDS
+    return carry_out(run, replace(stages, write=partial(stages.write, notes=notes)), force=force)
 
-    def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        return _prepare(asked, out, force, team, notes, hooks, hold)
 
-    return drive(asked, hooks, prepare, _work, resume_command)
-
-
-def resolve_request(
-    asked: Recipe,
-    out: str | Path | None,
-    team: ProcessGroup,
-    hooks: Hooks,
-    reserve_out: Callable[[Path], None],
-) -> tuple[Start, list[str]]:
-    """Resolve a requested recipe, and check that it can be trained, before anything is written.
+def carry_out(run: Run, stages: Stages, *, force: bool = False) -> Path:
+    """Pass a new run through its stages, and return its folder.
 
     Args:
-        asked: the requested recipe.
-        out: the requested run folder; None for the next free one.
-        team: the processes that train together.
-        hooks: objects of the caller.
-        reserve_out: refuses the requested run folder if it is in use, or locks it. It is called before the images are
-            read, which may take long.
-
-    Returns:
-        The start of the run, and lines about fields without effect.
+        run: the run, with its requested recipe.
+        stages: its stages.
+        force: overwrite the run in the requested folder.
     """
-    idle, reserved = list[str](), list[bool]()
 
-    def reserve(table: ImageTable, recipe: Recipe) -> None:
-        is_reserved = bool(reserved)
-        reserved.append(True)
-        idle[:] = check_effects(recipe, asked, table)
-        # These checks are repeated, because the method may have been chosen by the number of images.
-        check_hooks(recipe, hooks)
-        check_team(recipe, team)
-        check_place(out, table, recipe.teacher, weights_of(recipe))
-        if out is not None and not is_reserved:
-            reserve_out(Path(out))
+    def prepare(hold: ExitStack) -> None:
+        run.reserve = partial(reserve_folder, hold=hold, force=force)
+        for stage in stages.prepare:
+            stage(run)
+        stages.write(run, hold)
 
-    beside = list(dict.fromkeys([Path("runs"), *([] if out is None else [Path(out).parent])]))
-    if asked.method == "auto" and asked.weights != "none":
-        return resolve_method(asked, reserve, beside), idle
-    return resolve(asked, reserve, beside), idle
+    return _drive(run, stages, prepare)
 
 
-def _prepare(
-    asked: Recipe,
-    out: str | Path | None,
-    force: bool,
-    team: ProcessGroup,
-    notes: Sequence[str],
-    hooks: Hooks,
-    hold: ExitStack,
-) -> Prepared:
-    """Resolve a requested recipe, lock the run folder, and write the inputs of the run into it."""
-    reserve_out = partial(reserve_folder, hold=hold, force=force)
-    start, idle = resolve_request(asked, out, team, hooks, reserve_out)
-    recipe, table = start.recipe, start.table
-    run = Run(Path(out) if out is not None else new_run_folder(table.root.name, hold), hooks=hooks)
-    labels = None if recipe.labels is None else read_appended(Path(recipe.labels))
+def continue_run(run: Run, folder: Path, stages: Stages, data_root: Path | None = None) -> Path:
+    """Continue an interrupted run, and return its folder.
+
+    Args:
+        run: the run, with the recipe of its folder.
+        folder: the folder of the run.
+        stages: its stages, of which those before the training are left out.
+        data_root: the folder that now contains the images; None if they have not moved.
+    """
+
+    def prepare(hold: ExitStack) -> None:
+        check_team(run.asked, run.team)
+        run.hooks.check_resumed(folder)
+        lock_run(folder, hold)
+        for split_file in sorted(folder.rglob(SPLIT)):
+            if data_root is not None:
+                move_run(split_file, data_root)
+            refuse_changed(split_file, "name the folder that contains them now: --data-root DIR")
+        run.recipe = run.asked
+        run.enter(folder)
+        run.out_of_fold = OutOfFold.read(folder)
+
+    return _drive(run, stages, prepare)
+
+
+def _drive(run: Run, stages: Stages, prepare: Callable[[ExitStack], None]) -> Path:
+    """Start the processes, prepare the run in the main process, train in all, and conclude in the main process."""
+    check_hooks(run.asked, run.hooks)
+    run.team = assemble(run.asked.devices, run.asked.nodes, choose_device(run.asked))
+    with ExitStack() as hold:
+        if not run.team.is_main:
+            hold.enter_context(reporting_to(silent))
+
+        def begin() -> tuple[Path, Recipe]:
+            prepare(hold)
+            return run.folder, run.recipe
+
+        folder, run.recipe = run.team.broadcast_from_main(begin)
+        if not run.team.is_main:
+            run.enter(folder)
+        with cleanup_on_failure(run, stages.again(folder)):
+            if not hasattr(run, "inputs") and (folder / SPLIT).is_file():
+                run.inputs = Inputs.read(folder)
+            stages.fit(run)
+            with reporting(run):
+                run.team.broadcast_from_main(lambda: [stage(run) for stage in stages.conclude])
+    return folder
+
+
+def _write(run: Run, hold: ExitStack, notes: Sequence[str] = ()) -> None:
+    """Choose the folder of a run, and write the request and the inputs of the training into it."""
+    with begun_folder(run, hold, run.source.root.name):
+        introduce(run, f"training {name_of(run.recipe)} on {run.source.place}", notes)
+        (part,) = run.parts
+        of_split = check_splits(part.images.table)
+        told = tell(run, [*ancestry_findings(part, run.recipe), *run.torn, *part.findings, *run.findings, *of_split])
+        run.inputs = Inputs.of(part, run.before, told)
+        run.inputs.write(run.folder, run.recipe)
+        if (line := note_shared_tests(run.out, part)) is not None:
+            run.say(line)
+
+
+def _write_folds(run: Run, hold: ExitStack, notes: Sequence[str] = ()) -> None:
+    """Do the same for a cross-validation, whose folds have folders of their own."""
+    with begun_folder(run, hold, run.source.root.name):
+        introduce(run, f"training {name_of(run.recipe)} on {run.source.place}", notes)
+        told = tell(run, run.findings)
+        for number, part in enumerate(run.parts):
+            folder = fold_folder(run.folder, number)
+            folder.mkdir()
+            findings = [*told, *part.findings, *check_splits(part.images.table)]
+            Inputs.of(part, run.before, findings).write(folder, run.recipe.replace(folds=None))
+        assert run.undivided is not None
+        run.inputs = Inputs.of(run.undivided, run.before, told)
+        run.inputs.write(run.folder, run.recipe)
+
+
+@contextmanager
+def begun_folder(run: Run, hold: ExitStack, name: str, fields: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Choose and empty the folder of a run, and write the request into it. Remove the files if the context fails.
+
+    Args:
+        run: the run.
+        hold: the stack that holds the lock.
+        name: the name of the folder if none was requested: the next free `runs/NAME-N`.
+        fields: the fields that the user has set; None for those of the requested recipe.
+    """
+    labels = None if run.asked.labels is None else read_appended(Path(run.asked.labels))  # it may lie in the folder
+    folder = run.out if run.out is not None else new_run_folder(name, hold)
     try:
-        clear(run.folder)
-        write_request(run.folder, asked.set_fields())
-        run.hooks.write(run.folder)
+        clear(folder)
+        run.enter(folder)
+        write_request(folder, run.asked.set_fields() if fields is None else fields)
+        run.hooks.write(folder)
         if labels is not None:
-            write_bytes(run.folder / LABELS, labels)
-        run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {table.place}")
-        for reason in [
-            *filter(None, [table.layout]),
-            *notes,
-            *dict.fromkeys(idle),
-            *start.reasons,
-            *describe_team(recipe, team),
-        ]:
-            run.say(reason)
-        if recipe.folds is None:
-            (split_images,) = start.parts
-            write_start(run.folder, recipe, split_images, start.before, tell(run, start.findings_of(split_images)))
-            if (line := note_shared_tests(out, split_images)) is not None:
-                run.say(line)
-        else:
-            told = tell(run, start.findings)
-            for number, split_images in enumerate(start.parts):
-                folder = fold_folder(run.folder, number)
-                folder.mkdir()
-                own = [*told, *split_images.findings, *check_splits(split_images.images.table)]
-                write_start(folder, recipe.replace(folds=None), split_images, start.before, own)
-            assert start.whole is not None
-            write_start(run.folder, recipe, start.whole, start.before, told)
+            write_bytes(folder / LABELS, labels)
+        yield
     except BaseException:
-        discard_if_empty(run.folder)
+        discard_if_empty(folder)
         raise
-    return run.folder, recipe, start.blueprint
 
 
-def _work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
-    """Train one classifier, or cross-validate if the recipe has `folds`, from the files in the run folder."""
-    if recipe.folds is None:
-        fit_and_report(run, recipe, blueprint)
-    else:
-        cross_validate(run, recipe, blueprint)
+def introduce(run: Run, task: str, notes: Sequence[str] = ()) -> None:
+    """Print what the run is, and the reasons for what was chosen for it."""
+    run.say(f"vitkit {vitkit.__version__}: {task}")
+    layout = run.source.layout
+    for reason in [
+        *filter(None, [layout]),
+        *notes,
+        *dict.fromkeys(run.idle),
+        *run.reasons,
+        *describe_team(run.recipe, run.team),
+    ]:
+        run.say(reason)
+
+
+def tell(run: Run, findings: Sequence[Finding]) -> list[Finding]:
+    """Print each finding once, and return the printed findings."""
+    told = list(dict.fromkeys(findings))
+    for finding in told:
+        run.say(str(finding))
+    return told
+
+
+TRAINING = Stages(PREPARE, _write, fit, (calibrate, evaluate, report))
+FOLDS = Stages(PREPARE, _write_folds, cross_validate)
 
 
 def resume(
@@ -344,333 +299,12 @@ def resume(
     """
     folder = Path(folder)
     check_run_folder(folder)
-    _refuse_pretraining(folder)
+    if (folder / PRETRAINING).is_file():
+        raise VitkitError(f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
     if run_of_fold(folder) is not None:  # the lock and the final model are those of the cross-validation
         raise VitkitError(f"{folder} is a fold of a cross-validation: continue that with {resume_command(folder)}")
     recipe = load_of_run(folder / RECIPE)
     if recipe.data is None:
         raise VitkitError(f"{folder} was trained on datasets in Python: pass them to vitkit.train with resume=")
-    return drive_again(folder, recipe, hooks, _work, resume_command, data_root)
-
-
-def _refuse_pretraining(folder: Path) -> None:
-    if (folder / PRETRAINING).is_file():
-        raise VitkitError(f"{folder} is a pre-training: vitkit pretrain --resume {folder}")
-
-
-def _tidy(folder: Path, data_root: Path | None, hold: ExitStack) -> None:
-    """Lock a run that will be continued, record the new folder of its images, and refuse images that have changed.
-
-    Args:
-        folder: the folder of the run.
-        data_root: the folder that now contains the images; None if they have not moved.
-        hold: the stack that holds the lock.
-    """
-    lock_run(folder, hold)
-    if data_root is not None:
-        for split_file in sorted(folder.rglob(SPLIT)):
-            move_run(split_file, data_root)
-    for split_file in sorted(folder.rglob(SPLIT)):
-        refuse_changed(split_file, "name the folder that contains them now: --data-root DIR")
-
-
-def tell(run: Run, findings: Iterable[Finding]) -> list[Finding]:
-    """Print each finding once, and return the printed findings."""
-    told = list(dict.fromkeys(findings))
-    for finding in told:
-        run.say(str(finding))
-    return told
-
-
-def write_start(
-    folder: Path,
-    recipe: Recipe,
-    images: SplitImages,
-    before: PictureRecord,
-    findings: Iterable[Finding],
-    *,
-    has_labels: bool = True,
-) -> None:
-    """Write all inputs of a training into its folder, so that the training can be resumed.
-
-    Args:
-        folder: the folder of the run.
-        recipe: the complete recipe.
-        images: the split images.
-        before: the record of the images that the initial weights have seen.
-        findings: the findings about the data.
-        has_labels: whether the training uses the labels of the images.
-    """
-    table = images.images.table
-    write_json(folder / FINDINGS, [asdict(finding) for finding in findings])
-    if has_labels:
-        write_json(folder / CLASS_INDICES, dict(enumerate(table.classes)))
-    write_json(folder / SPLIT, {**split_to_dict(table), "contents": images.images.contents})
-    if images.earlier != UNCHANGED:
-        write_json(folder / EARLIER_LABELS, images.earlier.to_dict())
-    write_json(folder / GROUPS, groups_to_list(table, images.images.groups))
-    write_bytes(folder / RECORD, record_after(images, before, has_labels=has_labels).to_bytes())
-    write_text(folder / RECIPE, recipe.to_toml())
-
-
-_DEALING = (
-    *("layout", "follow_links", "labels", "split", "split_from", "group_by", "folds", "max_images", "split_seed"),
-)
-OF_FILES = ("data", *_DEALING, "find_lr", "cache")  # fields
-
-
-def train_on(
-    datasets: Datasets,
-    asked: Recipe,
-    out: str | Path | None,
-    *,
-    force: bool = False,
-    hooks: Hooks = NONE,
-) -> Path:
-    """Train on the user's datasets, and write a run folder with the recipe, metrics.csv, the model and the report.
-
-    Args:
-        datasets: the datasets for training and validation.
-        asked: the requested recipe. Fields that only apply to image files are refused.
-        out: the run folder; by default the next free `runs/datasets-N`.
-        force: overwrite the run in `out`.
-        hooks: objects of the caller that observe the training, or replace parts of it.
-
-    Raises:
-        VitkitError: the datasets or the recipe cannot be trained on.
-    """
-    if of_files := [name for name in OF_FILES if name in asked.given and getattr(asked, name) not in (None, False)]:
-        raise VitkitError(f"{of_files[0]} applies to files, and a data set in memory has none: leave it out")
-    is_from_scratch = asked.weights == "none" or asked.method == "scratch"
-    usual = Recipe(method="scratch" if is_from_scratch else "full", lp_ft=False, cache="none")
-    asked = usual.updated(asked)
-    surveys: list[Survey] = []  # only filled in the main process
-
-    def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        check_overwritten(out, asked.teacher, weights_of(asked))
-        data_survey = survey(datasets)
-        surveys.append(data_survey)
-        check_trainable(data_survey.table)
-        recipe, reasons = complete(asked, data_survey.table)
-        reasons += check_effects(recipe, asked)
-        check_team(recipe, team)
-        blueprint, of_model = resolve_model(recipe, asked.set_fields(), data_survey.table)
-        data_survey.check(blueprint.preprocess)
-        preprocess, of_pixels = _preprocess_of(datasets, data_survey, blueprint.preprocess)
-        recipe = blueprint.recipe
-        if out is not None:
-            reserve_folder(out, hold, force=force)
-        run = Run(Path(out) if out is not None else new_run_folder("datasets", hold), hooks=hooks)
-        clear(run.folder)
-        write_request(run.folder, asked.set_fields())
-        run.hooks.write(run.folder)
-        write_json(run.folder / PREPROCESS, preprocess.to_dict())
-        write_json(run.folder / CLASS_INDICES, dict(enumerate(data_survey.table.classes)))
-        write_text(run.folder / RECIPE, recipe.to_toml())
-        run.say(f"vitkit {vitkit.__version__}: training {name_of(recipe)} on {NAME}")
-        for reason in (*reasons, *of_model, *of_pixels):
-            run.say(reason)
-        if data_survey.shared:
-            run.say(f"problem: {data_survey.shared} validation images are training images too and are not counted")
-        return run.folder, recipe, blueprint
-
-    def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
-        data_survey = surveys[0] if surveys else survey(datasets)
-        _work_on_datasets(run, recipe, blueprint, datasets, data_survey)
-
-    return drive(asked, hooks, prepare, work, _again_on_datasets)
-
-
-def resume_on(datasets: Datasets, folder: Path, hooks: Hooks = NONE) -> Path:
-    """Continue a run on the user's datasets, with the recipe in its folder.
-
-    Raises:
-        VitkitError: the folder contains no run on datasets, or the datasets differ from those of the run.
-    """
-    check_run_folder(folder)
-    recipe = load_of_run(folder / RECIPE)
-    if recipe.data is not None:
-        raise VitkitError(f"{folder} was trained on files, in {recipe.data}: leave out the data set in memory")
-
-    def work(run: Run, recipe: Recipe, blueprint: Blueprint | None) -> None:
-        _work_on_datasets(run, recipe, blueprint, datasets, survey(datasets))
-
-    return drive_again(folder, recipe, hooks, work, _again_on_datasets)
-
-
-def _again_on_datasets(folder: Path) -> str:
-    return f'vitkit.train(vitkit.Datasets(...), resume="{folder}")'
-
-
-def _preprocess_of(
-    datasets: Datasets, data_survey: Survey, preprocess_before: Preprocess
-) -> tuple[Preprocess, list[str]]:
-    """Return the preprocessing that is saved with the model, and lines to print about it.
-
-    Raises:
-        VitkitError: the caller's preprocessing is invalid, or is for another image size than the model's.
-    """
-    if datasets.preprocess is not None:
-        named = preprocess_of(datasets.preprocess, preprocess_before)
-        return named, [f"files are preprocessed as you specified: {described(named.to_dict())}"]
-    preprocess, notes = data_survey.preprocess_of(datasets, preprocess_before)
-    if preprocess != preprocess_before and not preprocess.unknown:
-        notes = [f"files are preprocessed like the datasets' transforms: {described(preprocess.to_dict())}", *notes]
-    return preprocess, notes
-
-
-def _work_on_datasets(
-    run: Run, recipe: Recipe, blueprint: Blueprint | None, datasets: Datasets, data_survey: Survey
-) -> None:
-    table, team = data_survey.table, run.team
-    model = team.main_first(lambda: blueprint or blueprint_of(recipe, table.classes))
-    classifier, teacher = before_training(run, model, table, data_survey.digest)
-    classifier.preprocess = Preprocess.from_dict(read_json(run.folder / PREPROCESS))
-    record, seen = team.broadcast_from_main(partial(_look_up, model, classifier, teacher, data_survey))
-    classifier.pictures = record
-    data, of_head = _data_of(recipe, datasets, table, classifier, run)
-    if team.is_main:
-        draw_classes(run.folder, table)
-    counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
-    run.say(f"{len(table.classes)} classes; images: {counts}")
-    if recipe.method != "probe":
-        learn(run, recipe, table, classifier, teacher, data, data_survey.contents, of_head)
-    elif team.is_main and not (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
-        draw_some(run.folder, table, of_head.train, classifier.preprocess, recipe.seed)
-        fit_head(run, recipe, table, classifier, of_head)
-    team.broadcast_from_main(partial(_conclude_user_datasets, run, recipe, data.val, seen))
-
-
-@dataclass(frozen=True)
-class _SeenImages:
-    """The validation images that the weights have been trained on, in this run or before, directly or as copies.
-
-    Attributes:
-        roles: the role of each of these images in the training, or the role of its copy. The keys are the names of the
-            images, which replace paths because the datasets have no files.
-        doubt: the reason why the weights may have seen further images; empty if there is no such reason.
-    """
-
-    roles: dict[str, str]
-    doubt: str
-
-
-def _look_up(
-    blueprint: Blueprint, classifier: Classifier, teacher: Teacher | None, data_survey: Survey
-) -> tuple[bytes, _SeenImages]:
-    """Find the images that the weights have seen.
-
-    Return the record of these images after the run, in bytes, and the validation images among them.
-    """
-    before = ancestry_of(blueprint.recipe, blueprint.pictures, None if teacher is None else teacher.pictures)
-    facts, table = data_survey.facts(classifier.preprocess), data_survey.table
-    overlap = find_overlap(before, table, facts)
-    roles = exposures(table, find_twins(table, facts), overlap)
-    labels = [table.name_of(i) for i in range(len(table))]
-    record = before.merge(make_record(facts, labels, roles, is_whole=data_survey.is_certain))
-    seen = seen_of({path: roles[i] for i, path in enumerate(table.paths) if table.splits[i] == "val"}, "val")
-    doubt = _DOUBT if bool(before.seen) and not data_survey.is_certain else DOUBTS[overlap.looked_for]
-    return record.to_bytes(), _SeenImages(seen, doubt_of(before) or doubt)
-
-
-# If the weights come from a run, its pictures are recognised by their appearance.
-_DOUBT = "it cannot be determined for tensors, or pictures that change, whether the weights had seen others"
-
-
-def _data_of(
-    recipe: Recipe, datasets: Datasets, table: ImageTable, classifier: Classifier, run: Run
-) -> tuple[BatchedImages, HeadImages]:
-    """Return the images of the datasets in two forms: in batches for training, and as data sets for fitting a head."""
-    labels = {name: table.of_split(name).labels for name in ("train", "val")}
-    preprocess, val = classifier.preprocess, datasets.val if datasets.val is not None else []
-    augment = augment_of(recipe, run.hooks.augment)
-    augmented = TrainingOf(datasets.train, labels["train"], "train", preprocess, augment, recipe.seed)
-    held_out = EvaluationOf(val, labels["val"], "val", preprocess)
-    batches = BatchedImages(
-        augmented,
-        held_out,
-        table,
-        batch_size=recipe.batch_size,
-        workers=choose_workers(recipe, preprocess.size),
-        seed=recipe.seed,
-        balanced=recipe.balance == "sampler",
-        process=(run.team.rank, run.team.size),
-    )
-    plain = EvaluationOf(datasets.train, labels["train"], "train", preprocess)
-    return batches, HeadImages(plain, held_out)
-
-
-def _conclude_user_datasets(run: Run, recipe: Recipe, val: Any, seen: _SeenImages) -> None:
-    """Calibrate the saved model, and evaluate it on the validation images if there are any."""
-    if not len(val):
-        predictions = OutOfFold.read(run.folder)
-        how = "not calibrated"
-        if predictions is not None:
-            classifier = load(run.folder)
-            facts = ValidationFacts(chosen_on("val", recipe.to_dict()), folds=predictions.folds)
-            calibrate_by(run.folder, classifier, partial(predictions.evaluation, classifier), facts)
-            how = "calibrated by cross-validation of the training images"
-        run.say(f"no validation images: the confidences are {how}, and there are no figures")
-        return
-    classifier = load(run.folder)
-    classifier = classifier.use(images=len(val), device=choose_device(recipe))
-    before = correction_of(classifier)
-    facts = ValidationFacts(chosen_on("val", recipe.to_dict()), seen=seen.roles)
-    calibrate_by(run.folder, classifier, lambda: _ask(classifier, val), facts)
-    if correction_of(classifier) != before:  # the head has changed, and the optimised model has a copy of its weights
-        classifier = classifier.use(images=len(val), device=choose_device(recipe))
-    evaluation = _ask(classifier, val)
-    evaluation = replace(evaluation, chosen=chosen_on("val", recipe.to_dict()))
-    numbers = all_figures(evaluation, seen.roles, classifier.provenance, classifier.computation, seen.doubt)
-    write_json(run.folder / EVALUATION, numbers)
-    if (spoilt := describe(numbers)) is not None:
-        run.say(f"note: {spoilt}")
-    _write_report_user_datasets(run, recipe, classifier, counted_part(evaluation, numbers), numbers)
-    loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
-    run.say(f"{headline_of(numbers).words}{loss}")
-
-
-def _ask(classifier: Classifier, val: EvaluationOf) -> Evaluation:
-    batches = torch.utils.data.DataLoader(val, batch_size=64)
-    parts: list[Tensor] = []
-    with torch.inference_mode():
-        for images, _ in batches:
-            parts.append(classifier.probabilities(images).float().cpu())
-            progress("evaluating", sum(map(len, parts)), len(val))
-    return Evaluation(
-        split="val",
-        classes=classifier.classes,
-        paths=tuple(val.paths),
-        labels=np.array(val.labels),
-        probabilities=torch.cat(parts).numpy(),
-        temperature=classifier.temperature,
-    )
-
-
-def _write_report_user_datasets(
-    run: Run, recipe: Recipe, classifier: Classifier, evaluation: Evaluation, numbers: dict[str, Any]
-) -> None:
-    folder = run.folder
-    rows, best = read_metrics(folder / METRICS), classifier.provenance["metrics"]["epoch"]
-    drawn = {"Curves": plots.curves(rows, best, is_mixed=bool(recipe.mixup or recipe.cutmix))}
-    drawn |= {caption: draw() for caption, draw in pictures_of(evaluation, None).items()}
-    for caption, picture in drawn.items():
-        plots.save_figure(picture, folder / PICTURES[caption])
-    write_report(
-        folder / REPORT,
-        title=f"{name_of(recipe)} on {NAME}",
-        evaluation=evaluation,
-        numbers=numbers,
-        root=None,
-        facts={
-            "data": NAME,
-            **by_name_in_words(classifier.provenance),
-            "made with": ", ".join(f"{n} {v}" for n, v in classifier.provenance["versions"].items()),
-        },
-        findings=[
-            *([f"problem: {spoilt}"] if (spoilt := describe(numbers)) else []),
-            "the images came from datasets, not files, so wrong labels were not searched for",
-        ],
-        pictures=pictures_for_page(folder, drawn, rows),
-        recipe=without_places(recipe).to_toml(),
-    )
+    stages = TRAINING if recipe.folds is None else FOLDS
+    return continue_run(Run(recipe, hooks=hooks, keeps_pictures=True), folder, stages, data_root)

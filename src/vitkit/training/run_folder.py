@@ -7,17 +7,18 @@ import io
 import math
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitkit import model_folder
 from vitkit.data.table import ImageTable
 from vitkit.errors import Interrupted, VitkitError
 from vitkit.model_folder import WEIGHTS
+from vitkit.reporting.plots import save_figure
 from vitkit.system.files import (
     exclusive_in,
     is_empty,
@@ -35,6 +36,7 @@ from vitkit.system.run_files import (
     LOG,
     LOGGED,
     METRICS,
+    PICTURES,
     RECIPE,
     REQUEST,
     folds_in,
@@ -42,26 +44,153 @@ from vitkit.system.run_files import (
 from vitkit.training.distributed import ALONE, ProcessGroup
 from vitkit.training.request import NONE, Hooks
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from vitkit.classifier import Classifier
+    from vitkit.data.doctor.examine import Diagnosis, Finding
+    from vitkit.data.picture_store import PictureStore
+    from vitkit.data.seen import PictureRecord
+    from vitkit.data.split_file import Changes
+    from vitkit.evaluation.label_errors import LabelError
+    from vitkit.evaluation.metrics import Evaluation
+    from vitkit.model.names import Config
+    from vitkit.training.features import FeatureStore
+    from vitkit.training.finalize import OutOfFold
+    from vitkit.training.inputs import Inputs
+    from vitkit.training.lineage import SplitImages
+    from vitkit.training.recipe import Recipe
+    from vitkit.training.start import Blueprint
+
 _FILES_OF_RUN = (*model_folder.FILES, *FILES)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """A run: its folder, its log, and the processes that work on it.
+    """A training, which passes through the stages of `training.stages`. Each adds what it finds for those after it.
 
     Attributes:
-        folder: the run folder.
-        whole: the folder of the cross-validation to which the run belongs as a fold; None if it is not a fold.
+        asked: the requested recipe.
+        out: the requested run folder; None for the next free one.
         team: the processes that work on the run.
         hooks: objects of the caller that observe the training, or replace parts of it.
+        earlier_runs: folders that contain earlier runs, whose models may have proposed labels of these images.
+        reserve: locks the requested run folder, or only refuses one that is in use. None if nothing will be trained.
+        is_reserved: whether that was done.
+        keeps_pictures: whether decoded pictures are kept for the training.
+        whole: the folder of the cross-validation to which the run belongs as a fold; None if it is not a fold.
         until: the number of epochs after which the training ends, even if the schedule has more; None for all epochs.
+
+    Found by `open`:
+        source: all images of the data, including unreadable ones, after the changes of the label file.
+        recipe: the complete recipe; `fields` are those that the user has set, and `reasons` explain the others.
+        idle: lines about fields without effect.
+        blueprint: the description of the model that the training starts from.
+        teacher_record: the record of the images that the teacher was trained on; None if there is none.
+
+    Found by `examine`:
+        diagnosis: the readable images, their facts, and the problems of the data.
+        groups: a number for each readable image; images with the same number stay in one split.
+        torn: findings about groups that are in more than one of the original splits of the data.
+        photographs: the decoded pictures; None if they are not kept.
+
+    Found by `split`:
+        parts: the split images: one item, or one for each fold of a cross-validation.
+        undivided: for a cross-validation, the images of the final model; otherwise None.
+        before: the record of the images that the initial weights and the teacher were trained on.
+        findings: problems of the data that do not depend on the split.
+
+    Needed for training, and read from the folder when a run is resumed:
+        folder: the run folder. Its files are for people, and for resuming in another process.
+        inputs: the images with their splits, and what is known of them.
+        metrics: the rows of metrics.csv.
+        pictures: the figures for the report that have been drawn, by caption.
+        features: the features of the photographs under the initial weights; None if nothing has needed them.
+        frozen: the features of all images under weights that had not seen them, in a tuple; None until they are needed.
+
+    Found by `fit`:
+        classifier: the trained model, in the main process; after `calibrate`, with all that predictions need.
+        out_of_fold: predictions of models that were not trained on the image, if there are no validation images.
+
+    Found by `calibrate`:
+        table: the images, of which those that have changed since the start (`changes`) count as unreadable.
+        calibration: the evaluation that the temperature was fitted on, after calibration; None without such images.
+        tested: the evaluation of the held-out images.
+
+    Found by `evaluate`:
+        numbers: the figures of that evaluation, the content of evaluation.json.
+        evaluation: the part of it that counts: the images that the initial weights had not seen, or None.
+        doubts: labels that are likely wrong, the most doubtful first.
     """
 
-    folder: Path
-    whole: Path | None = None
+    asked: Recipe
+    out: Path | None = None
     team: ProcessGroup = ALONE
     hooks: Hooks = NONE
+    earlier_runs: Sequence[Path] = (Path("runs"),)
+    reserve: Callable[[Path], None] | None = None
+    is_reserved: bool = False
+    keeps_pictures: bool = False
+    whole: Path | None = None
     until: int | None = None
+
+    source: ImageTable = field(init=False)
+    recipe: Recipe = field(init=False)
+    fields: Mapping[str, Any] = field(init=False)
+    reasons: list[str] = field(default_factory=list)
+    idle: Sequence[str] = ()
+    blueprint: Blueprint = field(init=False)
+    teacher_record: bytes | None = None
+
+    diagnosis: Diagnosis = field(init=False)
+    groups: tuple[int, ...] = ()
+    torn: Sequence[Finding] = ()
+    photographs: PictureStore | None = None
+
+    parts: tuple[SplitImages, ...] = ()
+    undivided: SplitImages | None = None
+    before: PictureRecord = field(init=False)
+    findings: tuple[Finding, ...] = ()
+
+    folder: Path = field(init=False)
+    inputs: Inputs = field(init=False)
+    metrics: Metrics = field(init=False)
+    pictures: dict[str, bytes] = field(default_factory=dict)
+    features: FeatureStore | None = None
+    frozen: tuple[Tensor | None] | None = None
+
+    classifier: Classifier = field(init=False)
+    out_of_fold: OutOfFold | None = None
+
+    table: ImageTable = field(init=False)
+    changes: Changes = field(init=False)
+    calibration: Evaluation | None = None
+    tested: Evaluation = field(init=False)
+
+    numbers: dict[str, Any] = field(init=False)
+    evaluation: Evaluation | None = None
+    doubts: Sequence[LabelError] = ()
+
+    def enter(self, folder: Path) -> None:
+        """Choose the run folder. If the run is resumed, what another process has left there is read."""
+        self.folder, self.metrics = folder, Metrics(folder / METRICS)
+        drawn = {caption: folder / name for caption, name in PICTURES.items()}
+        self.pictures = {caption: file.read_bytes() for caption, file in drawn.items() if file.is_file()}
+
+    def released(self) -> Run:
+        """Let go of the weights and the plan for loading them, so that their memory can be freed; return the run."""
+        self.blueprint = replace(self.blueprint, weights=None, plan=None)
+        return self
+
+    @property
+    def config(self) -> Config:
+        """Return the architecture."""
+        return self.blueprint.config
+
+    def draw(self, caption: str, figure: Figure) -> None:
+        """Write a figure into the run folder, and keep it for the report."""
+        self.pictures[caption] = save_figure(figure, self.folder / PICTURES[caption])
 
     def say(self, line: str) -> None:
         """Log a line, and append it to the file of the run, in the main process only."""
@@ -243,17 +372,6 @@ ZERO_SHOT = -1  # the row of the zero-shot model, before epoch 0
 COLUMNS = ("epoch", "step", "train_loss", "train_acc", "val_loss", "val_acc", "lr", "seconds", "waiting")
 
 
-def append_metrics(path: Path, row: dict[str, Any]) -> None:
-    """Append a row to metrics.csv, without items that are not columns of the file. A new file starts with a header."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _columns([row]), lineterminator="\n", extrasaction="ignore")
-    if not path.exists():
-        writer.writeheader()
-    writer.writerow(row)
-    with open(path, "a", encoding="utf-8", newline="", opener=regular) as file:
-        file.write(text.getvalue())
-
-
 def _columns(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the columns of metrics.csv. They include val_map if any of the rows has this figure."""
     place = COLUMNS.index("val_acc") + 1
@@ -280,15 +398,37 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def truncate_metrics(path: Path, epoch: int) -> None:
-    """Remove the rows of `epoch` and later epochs, because a resumed run writes them again."""
-    rows = [row for row in read_metrics(path) if row["epoch"] < epoch]
-    if path.exists():
-        text = io.StringIO()
-        writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, "epoch": int(row["epoch"]), "step": int(row["step"])} for row in rows)
-        write_text(path, text.getvalue())
+class Metrics:
+    """The rows of metrics.csv, in the file and in memory.
+
+    Attributes:
+        path: the file. If it exists, its rows are read, because the run is being resumed.
+        rows: the rows, without empty cells.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.rows = path, read_metrics(path)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append a row, without items that are not columns of the file. A new file starts with a header."""
+        text, columns = io.StringIO(), _columns([row])
+        writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+        if not self.path.exists():
+            writer.writeheader()
+        writer.writerow(row)
+        with open(self.path, "a", encoding="utf-8", newline="", opener=regular) as file:
+            file.write(text.getvalue())
+        self.rows.append({name: float(row[name]) for name in columns if name in row})
+
+    def truncate(self, epoch: int) -> None:
+        """Remove the rows of `epoch` and later epochs, because a resumed run writes them again."""
+        self.rows = [row for row in self.rows if row["epoch"] < epoch]
+        if self.path.exists():
+            text = io.StringIO()
+            writer = csv.DictWriter(text, _columns(self.rows), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({**row, "epoch": int(row["epoch"]), "step": int(row["step"])} for row in self.rows)
+            write_text(self.path, text.getvalue())
 
 
 def write_request(folder: Path, fields: Mapping[str, Any]) -> None:

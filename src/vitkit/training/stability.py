@@ -157,7 +157,7 @@ def has_collapsed(outcome: ValidationOutcome, best_accuracy: float = 0.0, fell_b
 class StabilityGuard:
     """Count incidents, report each by `say`, and end a training that does not recover."""
 
-    def __init__(self, say: Say, _folder: object = None) -> None:
+    def __init__(self, say: Say) -> None:
         self.say = say
         self.lowered = 0  # how many times the learning rate was lowered
         self.best_accuracy = 0.0  # on the validation images of all epochs so far
@@ -255,12 +255,12 @@ class FiniteCheck:
         if getattr(optimizer, "_step_supports_amp_scaling", False):
             optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()  # type: ignore[attr-defined]
             if len(self._unread) >= _DEFERRED:
-                self.settle()
+                self.resolve_pending()
             return True
-        self.settle()
+        self.resolve_pending()
         return bool(finite)
 
-    def settle(self) -> None:
+    def resolve_pending(self) -> None:
         """Report the steps that were skipped since the last call."""
         steps, self._unread = self._unread, []
         finite = torch.stack([each for each, _ in steps]).tolist() if steps else []

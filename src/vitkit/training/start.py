@@ -1,14 +1,8 @@
-"""Determine everything that a run starts from, before anything is written: `resolve` returns a `Start`.
-
-A start contains the complete recipe, the configuration of the model, the plan for loading its weights, and the split
-images.
+"""Describe the model that a training starts from, and create it: its configuration, weights, head and preprocessing.
 
 A new head starts with zeros or with the text encoder's vectors of the class names. With a head made from the class
 names, the model is a classifier before any training. The validation figures of this zero-shot classifier are reported
 as epoch 0 (WiSE-FT, arXiv 2109.01903, sec. 3).
-
-A test image keeps the label that it had in the runs that the split or the weights come from, and an image whose label
-only a model proposed is never a test image (docs/decisions/0028-label-files.md).
 """
 
 from __future__ import annotations
@@ -21,11 +15,10 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,17 +27,10 @@ from torch import Tensor
 import vitkit
 from vitkit.classifier import Classifier
 from vitkit.data.augment import Augment, CustomAugment
-from vitkit.data.corrections import read_corrected
-from vitkit.data.doctor.examine import Finding, check_lost, check_scenes, check_splits, examine
-from vitkit.data.earlier_labels import UNCHANGED, compare_with_runs, runs_of
 from vitkit.data.loading import mix_seeds
 from vitkit.data.preprocess import HALF, Preprocess, by_conversion
-from vitkit.data.seen import PictureRecord
-from vitkit.data.splits import check_trainable, fold, held_out_split, limit_training, scenes, split
-from vitkit.data.table import SINGLE_LABEL, ImageTable
+from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
-from vitkit.evaluation.headline import BY_FOLDS
-from vitkit.evaluation.registry import read_figures
 from vitkit.inference.pipeline import cores
 from vitkit.language.text_files import TextEncoderInfo
 from vitkit.language.zero_shot import (
@@ -62,32 +48,17 @@ from vitkit.model.vit import VisionTransformer
 from vitkit.system import environment as devices
 from vitkit.system.environment import best_precision
 from vitkit.system.files import without_place
-from vitkit.system.run_files import EVALUATION, SPLIT
-from vitkit.text.cells import listed
 from vitkit.training.adapters import check_patch_dropout, heads_of
-from vitkit.training.checkpoint import RunWriter, TrainingState
 from vitkit.training.defaults import (
-    NOT_SET_ASIDE,
     check_network,
-    complete,
     config_of,
     look_at_weights,
     plan_of,
     spare_patches,
     weights_of,
 )
-from vitkit.training.lineage import (
-    RunImages,
-    SplitImages,
-    ancestry_findings,
-    ancestry_of,
-    divide,
-    only_trained,
-    refuse_seen,
-)
 from vitkit.training.recipe import Recipe, fields_without_places
 from vitkit.training.request import ChangePicture
-from vitkit.training.teacher import load_teacher
 from vitkit.weights.loading import LoadPlan, WeightsSource
 
 
@@ -143,24 +114,6 @@ def _why_zero(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable, word
         )
     why = why_no_words(table.classes) if recipe.head_from == "auto" else None
     return None if why is None else f"the class names are not suitable ({why}); --set head_from=names uses them anyway"
-
-
-class JudgeStart:
-    """A callback that evaluates the model before the first step.
-
-    Args:
-        validate: a function that evaluates the model on validation images, and stores the figures in the state.
-        writer: the writer of the run, which records the figures.
-    """
-
-    def __init__(self, validate: Callable[[], Any], writer: RunWriter) -> None:
-        self._validate, self._writer = validate, writer
-
-    def on_fit_start(self, state: TrainingState) -> None:
-        """Evaluate the model, unless the run is resumed."""
-        if state.epoch == 0 and state.step == 0:
-            self._validate()
-            self._writer.keep_start(state)
 
 
 _LIBRARIES = ("torch", "torchvision", "lightning-fabric", "numpy", "pillow")
@@ -414,168 +367,6 @@ def versions(config: Config | None = None) -> dict[str, str]:
     return {"vitkit": vitkit.__version__, "python": platform.python_version(), **libraries}
 
 
-def keep_protocol(recipe: Recipe, table: ImageTable, places: Iterable[Path]) -> tuple[Recipe, list[str]]:
-    """Return the recipe with the split and the protocol of the run that it continues, and lines about this.
-
-    A run whose model proposed labels of the images is continued, too: the labels contain what the model has learned
-    from its training images, so these cannot test another model.
-
-    A run that tested every image by a head that was trained without it sets no image aside. Its images can only be
-    tested in the same way again.
-
-    Args:
-        recipe: the requested recipe.
-        table: the images, after the changes of the label file.
-        places: folders of runs, in which the runs that proposed labels are looked for.
-
-    Raises:
-        VitkitError: the requested method or split cannot test the images in the same way.
-    """
-    reasons = list[str]()
-    if recipe.split_from is None and not any(table.splits) and (proposers := runs_that_proposed(table, places)):
-        names = listed([run.name for run in proposers])
-        if recipe.folds is not None:
-            text = f"--folds: {names} proposed labels of these images, and may have been trained on any of them"
-            raise VitkitError(f"{text}; leave out --folds, so that its split is kept")
-        recipe = recipe.replace(split_from=str(proposers[0]))
-        reasons.append(f"labels that {names} proposed contain what it has learned, so its split is kept")
-    if recipe.split_from is None or not is_cross_tested(Path(recipe.split_from)):
-        return recipe, reasons
-    run = without_place(recipe.split_from)
-    changed = [
-        *(["--method " + recipe.method] if recipe.method not in ("auto", "probe") or recipe.weights == "none" else []),
-        *(["--split"] if "split" in recipe.given and recipe.split != (1.0, 0.0, 0.0) else []),
-        *(["a multi-label task"] if table.task is not SINGLE_LABEL else []),
-        *(["data that come split"] if any(table.splits) else []),
-    ]
-    if changed:
-        raise VitkitError(
-            f"{run} tested every image by a head that was trained without it, which {changed[0]} does not allow: use "
-            f"--method probe with pretrained weights, or leave out --split-from; the figures of the two runs cannot be "
-            "compared then"
-        )
-    reasons.append(f"every image trains a head, and is tested by one that was trained without it, as in {run}")
-    on_all: dict[str, Any] = {"method": "probe", "split": (1.0, 0.0, 0.0)} | (
-        {"head_from": "zero"} if recipe.head_from == "auto" else {}
-    )
-    return recipe.replace(**on_all), reasons
-
-
-def runs_that_proposed(table: ImageTable, places: Iterable[Path]) -> list[Path]:
-    """Return the runs in some folders whose models proposed labels, as the label file records, the newest first."""
-    names = {item.by for item in table.earlier if Path(item.by).name == item.by}
-    found = runs_of(place / name for place in places for name in sorted(names))
-    return sorted(found, key=lambda run: (run / SPLIT).stat().st_mtime, reverse=True)
-
-
-def is_cross_tested(run: Path) -> bool:
-    """Return whether a finished run tested each of its images by a head that was trained without it."""
-    return (run / EVALUATION).is_file() and read_figures(run / EVALUATION)["split"] == BY_FOLDS
-
-
-@dataclass(frozen=True)
-class Start:
-    """Everything that a run starts from: its model and its images.
-
-    Attributes:
-        blueprint: the description of the model.
-        reasons: the reasons for the values of fields that vitkit has chosen, one line each.
-        table: all images of the data, including unreadable ones, after the changes of the label file.
-        parts: the split images. There is one item, or one item for each fold of a cross-validation.
-        whole: for a cross-validation, the images of the final model, all of them as training images; otherwise None.
-        before: the record of the images that the initial weights and the teacher were trained on.
-        findings: problems of the data that do not depend on the split.
-        torn: findings about groups of related images (`group_by`) that are in more than one of the original splits of
-            the data.
-    """
-
-    blueprint: Blueprint
-    reasons: tuple[str, ...]
-    table: ImageTable
-    parts: tuple[SplitImages, ...]
-    before: PictureRecord
-    findings: tuple[Finding, ...]
-    torn: tuple[Finding, ...]
-    whole: SplitImages | None = None
-
-    @property
-    def recipe(self) -> Recipe:
-        """Return the complete recipe."""
-        return self.blueprint.recipe
-
-    @property
-    def config(self) -> Config:
-        """Return the architecture."""
-        return self.blueprint.config
-
-    def released(self) -> Start:
-        """Return a copy without the weights and the plan for loading them, so that their memory can be freed."""
-        return replace(self, blueprint=replace(self.blueprint, weights=None, plan=None))
-
-    def findings_of(self, part: SplitImages) -> list[Finding]:
-        """Return all findings about a run or a fold, given its split images."""
-        return [
-            *ancestry_findings(part, self.recipe),
-            *self.torn,
-            *part.findings,
-            *self.findings,
-            *check_splits(part.images.table),
-        ]
-
-
-def resolve(
-    asked: Recipe,
-    reserve: Callable[[ImageTable, Recipe], None] | None = None,
-    runs: Sequence[Path] = (Path("runs"),),
-) -> Start:
-    """Resolve a requested recipe: read the data, open the weights, look for problems in the data, and split the images.
-
-    Args:
-        asked: the requested recipe; `data` must be set.
-        reserve: called with the table and the recipe before the images are read. It can lock the run folder and refuse
-            the run early, because reading may take long.
-        runs: folders that contain earlier runs, whose models may have proposed label changes for these images.
-
-    Raises:
-        VitkitError: the data or the recipe cannot be trained on.
-    """
-    assert asked.data is not None
-    table = read_corrected(asked.data, asked.labels, asked.layout, follow_links=asked.follow_links)
-    check_trainable(table)
-    asked, reasons = keep_protocol(asked, table, runs)
-    recipe, more = complete(asked, table)
-    reasons += [reason for reason in more if reason != NOT_SET_ASIDE or recipe.split[2]]
-    if reserve is not None:
-        reserve(table, recipe)
-    # A model that cannot be built should fail before the images are read.
-    blueprint, of_head = resolve_model(recipe, asked.set_fields(), table)
-    recipe = blueprint.recipe
-    taught = None
-    if recipe.teacher is not None:
-        taught = load_teacher(recipe.teacher, table.classes, blueprint.config.image_size).pictures
-    diagnosis = examine(table, blueprint.preprocess, seek_groups=recipe.group_by is None)
-    if diagnosis.table.classes != table.classes:  # a class has no readable image
-        blueprint, of_head = resolve_model(recipe, asked.set_fields(), diagnosis.table)
-        recipe = blueprint.recipe
-    groups = scenes(diagnosis.table, recipe.group_by, diagnosis.twins)
-    torn = [] if recipe.group_by is None else check_scenes(diagnosis.table, groups)
-    seen = blueprint.pictures
-    images = RunImages.of(diagnosis, groups)
-    before = ancestry_of(recipe, seen, taught)
-    sources = (recipe.split_from, None if recipe.weights == "none" else weights_of(recipe), recipe.teacher)
-    known = [*runs_of(filter(None, sources)), *runs_that_proposed(table, runs)]
-    untested = compare_with_runs(images.table, images.contents, known).untested
-    if recipe.split_from is not None and is_cross_tested(Path(recipe.split_from)):
-        refuse_seen(images, recipe, before, f"the protocol of {without_place(recipe.split_from)}")
-    parts = [_with_earlier(part, known) for part in _parts(images, recipe, before, untested)]
-    whole = None if recipe.folds is None else _undivided(images, parts[0])
-    if recipe.max_images is not None:
-        parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
-        whole = None if whole is None else limit(whole, recipe.max_images, recipe.seed)
-    findings = (*diagnosis.findings, *check_lost(table, diagnosis.unreadable))
-    return Start(blueprint, (*reasons, *of_head), table, tuple(parts), before, findings, tuple(torn), whole)
-
-
 def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) -> tuple[Blueprint, list[str]]:
     """Return the blueprint of a recipe's model, and lines for the user about the choice of its initial head.
 
@@ -599,60 +390,3 @@ def resolve_model(recipe: Recipe, fields: Mapping[str, Any], table: ImageTable) 
     recipe, reasons = choose_head_start(recipe, fields, table, weights)
     blueprint = blueprint_of(recipe, table.classes, weights)
     return replace(blueprint, recipe=spare_patches(recipe, fields, blueprint.config)), reasons
-
-
-def _with_earlier(part: SplitImages, runs: Sequence[Path]) -> SplitImages:
-    """Add the labels that the images had in earlier runs. Missing images of classes that were removed do not matter."""
-    table, split = part.images.table, held_out_split(part.images.table)
-    tested = table.paths if split == "all" else table.of_split(split).paths
-    earlier = compare_with_runs(table, part.images.contents, runs, tested)
-    missing = tuple(item for item in earlier.missing if set(table.task.names_in(item.label)) <= set(table.classes))
-    return replace(part, earlier=replace(earlier, missing=missing))
-
-
-def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, untested: Collection[str]) -> list[SplitImages]:
-    """Split the images. For a cross-validation, return a split for each fold, with the fold's images as test images.
-
-    Images in `untested` are only in training splits.
-    """
-    if recipe.folds is None:
-        return [divide(images, recipe, before, untested)]
-    table, groups = images.table, images.groups
-    if any(table.splits):
-        raise VitkitError(
-            f"{table.name} is already split, but --folds makes its own splits: pass a folder of class folders"
-        )
-    overlap = refuse_seen(images, recipe, before, "--folds")
-    fold_of = fold(table, recipe.folds, recipe.seed_of_split, groups)
-    train, val, _ = recipe.split
-    shares = (train / (train + val), val / (train + val), 0.0)
-    parts = []
-    for number in range(recipe.folds):
-        tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
-        part = SplitImages(replace(images, table=tested), overlap)
-        kept, dropped = only_trained(part.images, (None,) * len(table), untested)
-        table_split = split(tested, shares, recipe.seed_of_split, groups, kept)
-        parts.append(replace(part, images=replace(images, table=table_split)).without(dropped))
-        if len(set(parts[-1].images.table.of_split("train").labels)) < 2 and not table.sets:
-            raise VitkitError(
-                f"--folds {recipe.folds}: with {len(table)} images, fold {number + 1} would be trained on one class "
-                "alone: add images, or leave out --folds"
-            )
-    return parts
-
-
-def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
-    """Return all images as training images, for the final model of a cross-validation.
-
-    The result has no earlier labels, because these only matter where images are tested, which is in the folds.
-    """
-    table = replace(images.table, splits=("train",) * len(images.table))
-    return replace(fold, images=replace(images, table=table), findings=[], earlier=UNCHANGED)
-
-
-def limit(part: SplitImages, most: int, seed: int) -> SplitImages:
-    """Keep at most `most` of the training images, chosen by `seed`, and all validation and test images."""
-    limited = limit_training(part.images.table, most, seed)
-    place = {path: i for i, path in enumerate(part.images.table.paths)}
-    kept = [place[path] for path in limited.paths]
-    return replace(part, images=replace(part.images.take(kept), table=limited), overlap=part.overlap.take(kept))

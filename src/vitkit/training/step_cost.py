@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitkit.data.decode import available_memory
-from vitkit.data.loading import Batch, BatchedImages
+from vitkit.data.loading import Batch, BatchedImages, EvaluationImages
 from vitkit.errors import VitkitError
 from vitkit.model.build import build
 from vitkit.model.vit import VisionTransformer
@@ -27,17 +27,17 @@ from vitkit.system.progress import ignore, silent
 from vitkit.training.adapters import count_parameters, drop_patches
 from vitkit.training.checkpoint import TrainingState, in_evaluation
 from vitkit.training.distributed import ProcessGroup, check_team, fabric_of
+from vitkit.training.features import compute_features
 from vitkit.training.fine_tune import prepare_to_learn
+from vitkit.training.inputs import Inputs
 from vitkit.training.loop import Loop
 from vitkit.training.losses import Objective
-from vitkit.training.probe import compute_features, head_images
 from vitkit.training.published import paper_training
 from vitkit.training.recipe import Recipe, checkpoint_every
 from vitkit.training.request import Hooks
 from vitkit.training.run_folder import Run
 from vitkit.training.stability import StabilityGuard
 from vitkit.training.start import (
-    Start,
     check_config,
     choose_compile,
     choose_device,
@@ -54,17 +54,18 @@ _SHORT = 5.0  # seconds of a recorded step below which another one is timed with
 _LONG = 30.0  # seconds of a step above which it is estimated from shorter ones
 
 
-def measure_training(start: Start, run: Run, devices: int) -> Figures:
+def measure_training(run: Run, devices: int) -> Figures:
     """Measure a training by gradient descent. If several devices divide a batch, the share of one is measured.
 
     The run is in an empty folder.
     """
-    recipe, changes = _computable(start.recipe)
-    table = start.parts[0].images.table
-    classifier = new_classifier(start.blueprint, table, "")
-    teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, start.config.image_size)
-    once = recipe.replace(lp_ft=False)  # the head is not fitted, which would take a pass over all images
-    data, objective, fabric, _ = prepare_to_learn(run, once, table, classifier, teacher)
+    recipe, changes = _computable(run.recipe)
+    table = run.parts[0].images.table
+    classifier = new_classifier(run.blueprint, table, "")
+    teacher = None if recipe.teacher is None else load_teacher(recipe.teacher, table.classes, run.config.image_size)
+    run.recipe = recipe.replace(lp_ft=False)  # the head is not fitted, which would take a pass over all images
+    run.inputs = Inputs(table, "", {}, {})
+    data, objective, fabric, _ = prepare_to_learn(run, classifier, teacher)
     data.process = (0, devices)
     loop = Loop(_begin(classifier.model, recipe, data, fabric.device, run.hooks), objective, data, fabric)
     cold, batch = _seconds(lambda: data.batch_again(0, 0))
@@ -98,14 +99,14 @@ def measure_training(start: Start, run: Run, devices: int) -> Figures:
     }
 
 
-def measure_head(start: Start, devices: int) -> Figures:
+def measure_head(run: Run, devices: int) -> Figures:
     """Measure a training that fits a head to the features of a frozen backbone."""
-    recipe, notes = _computable(start.recipe)
-    table = start.parts[0].images.table
-    classifier = new_classifier(start.blueprint, table, "")
+    recipe, notes = _computable(run.recipe)
+    table = run.parts[0].images.table
+    classifier = new_classifier(run.blueprint, table, "")
     model, precision = classifier.model, _precision(recipe)
     device = torch.device(environment.choose_device(recipe.device))
-    images = head_images(table, classifier).train
+    images = EvaluationImages(table.of_split("train"), classifier.preprocess)
     train, val = len(table.of_split("train")), len(table.of_split("val"))
     count = min(recipe.batch_size, train)
     few, alone = min(_FEW, count), recipe.replace(workers=0)
@@ -120,7 +121,7 @@ def measure_head(start: Start, devices: int) -> Figures:
         partial(features, count), device, sum(each.nbytes for each in model.state_dict().values())
     )
     compute = max(seconds - reading, 0.0)
-    each = _together(compute / count, reading / count, choose_workers(recipe, start.config.image_size))
+    each = _together(compute / count, reading / count, choose_workers(recipe, run.config.image_size))
     notes += [
         "fitting the head to the features, and the evaluation and the report after it, are not included",
         *_left_out(recipe),
@@ -219,7 +220,7 @@ def _measure_step(loop: Loop, batch: Batch, teacher: nn.Module | None) -> Figure
 
     def take(count: int) -> None:
         loop.take_step(0, [(batch[0][:count], batch[1][:count])] * taken)
-        loop.check.settle()
+        loop.check.resolve_pending()
 
     def record(count: int) -> tuple[int, float]:
         state.optimizer.zero_grad()  # `held` has no gradients

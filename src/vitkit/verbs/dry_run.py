@@ -90,7 +90,7 @@ def dry_run(
     from vitkit.training import step_cost
     from vitkit.training.distributed import ProcessGroup, launched
     from vitkit.training.published import is_of_paper
-    from vitkit.training.run import resolve_request
+    from vitkit.training.run import PREPARE
     from vitkit.training.run_folder import Run, check_free
 
     if launched():
@@ -100,14 +100,15 @@ def dry_run(
             return _result(step_cost.measure_on_noise(asked, hooks), price)
     asked, notes = request_on_files(asked, data)
     devices = (asked.devices or 1) * (asked.nodes or 1)
-    team = ProcessGroup(size=devices)
-    start, idle = resolve_request(asked, out, team, hooks, partial(check_free, force=force))
+    run = Run(asked, None if out is None else Path(out), ProcessGroup(size=devices), hooks)
+    run.reserve = partial(check_free, force=force)
+    for stage in PREPARE:
+        stage(run)
     with _explaining_shortage(), TemporaryDirectory() as folder:
-        if start.recipe.method == "probe":
-            found = step_cost.measure_head(start, devices)
-        else:
-            found = step_cost.measure_training(start, Run(Path(folder), hooks=hooks), devices)
-    found["notes"] = (*notes, *dict.fromkeys(idle), *start.reasons, *found["notes"])
+        run.enter(Path(folder))
+        measure = step_cost.measure_head if run.recipe.method == "probe" else step_cost.measure_training
+        found = measure(run, devices)
+    found["notes"] = (*notes, *dict.fromkeys(run.idle), *run.reasons, *found["notes"])
     return _result(found, price)
 
 

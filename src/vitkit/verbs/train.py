@@ -213,10 +213,10 @@ def train(
     if resume is not None:
         if (data, recipe, out, force) != (datasets, None, None, False):
             raise VitkitError("--resume takes everything from the run: leave out the data and the other flags")
-        from vitkit.training import run
+        from vitkit.training import resume_on, run
 
         if datasets is not None:
-            return TrainingRun(run.resume_on(datasets, Path(resume), hooks))
+            return TrainingRun(resume_on(datasets, Path(resume), hooks))
         return TrainingRun(run.resume(resume, path_of(data_root), hooks=hooks))
     if data_root is not None:
         raise VitkitError("--data-root says where the images of a run are now: it requires --resume")
@@ -225,9 +225,9 @@ def train(
         from vitkit.training import run
 
         return TrainingRun(run.train(asked, out, force=force, notes=notes, hooks=hooks))
-    from vitkit.training import run
+    from vitkit.training import train_on
 
-    return TrainingRun(run.train_on(data, _on_datasets(recipe), out, force=force, hooks=hooks))
+    return TrainingRun(train_on(data, _on_datasets(recipe), out, force=force, hooks=hooks))
 
 
 def request_on_files(recipe: str | Path | Recipe | None, data: str | Path | None) -> tuple[Recipe, list[str]]:
@@ -249,7 +249,7 @@ def request_on_files(recipe: str | Path | Recipe | None, data: str | Path | None
 
 def _on_datasets(recipe: str | Path | Recipe | None) -> Recipe:
     """Return the recipe of a training on datasets; fields of a file that are about files are ignored."""
-    from vitkit.training.run import OF_FILES
+    from vitkit.training import OF_FILES
 
     asked = with_data(recipe)
     return asked.without([name for name in OF_FILES if asked.given.get(name)])

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from vitkit.data.doctor.duplicates import Compared, Kind, Link, LookedFor, compare, connect, find_duplicates
 from vitkit.data.doctor.names import find_groups
 from vitkit.data.doctor.shortcuts import find_shortcuts
-from vitkit.data.file_facts import PLAIN, Facts, FactTable, Memory, scan
+from vitkit.data.file_facts import PLAIN, Facts, FactTable, Keep, Memory, scan
 from vitkit.data.file_names import SUFFIXES
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.splits import SPLITS, held_out_split, scenes
@@ -391,7 +391,9 @@ class Diagnosis:
         }
 
 
-def examine(table: ImageTable, preprocess: Preprocess | None = None, *, seek_groups: bool = True) -> Diagnosis:
+def examine(
+    table: ImageTable, preprocess: Preprocess | None = None, *, seek_groups: bool = True, keep: Keep | None = None
+) -> Diagnosis:
     """Decode every file of a table, search for copies, and report problems.
 
     Files that have been examined before are not decoded again.
@@ -401,13 +403,14 @@ def examine(table: ImageTable, preprocess: Preprocess | None = None, *, seek_gro
         preprocess: the model's preprocessing, to report how much a crop removes; None to skip this check.
         seek_groups: whether to search the names of files for groups of images; False if the user has named the groups,
             or if nothing is to be tested.
+        keep: receives each picture that is decoded (`file_facts.scan`).
 
     Raises:
         VitkitError: the readable images have fewer than two different labels, or a table of one class has no readable
             image.
     """
     with Memory() as memory:
-        everything = scan(table.files(), memory, partial(progress, "reading images"))
+        everything = scan(table.files(), memory, partial(progress, "reading images"), keep)
         errors = everything.column("error")
         unreadable = {path: error for path, error in zip(table.paths, errors, strict=True) if error is not None}
         readable = table.take([i for i, path in enumerate(table.paths) if path not in unreadable])

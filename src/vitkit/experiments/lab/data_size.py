@@ -32,7 +32,7 @@ from vitkit.model import config_for, is_network_name
 from vitkit.profiling import UTILISATION, core_days, describe
 from vitkit.system import SPLIT, receiver, without_place
 from vitkit.text import plural
-from vitkit.training import Recipe, SplitImages, Start, resolve, without_fields_of_vits
+from vitkit.training import Recipe, Run, SplitImages, prepared, without_fields_of_vits
 from vitkit.verbs import Result
 
 SIZES = (1 / 9, 1 / 3, 1.0)  # fractions of the pre-training images
@@ -107,7 +107,7 @@ def plan_sizes(
     if len(set(names)) < len(names):
         raise VitkitError(f"--model {','.join(names)} has a model twice: leave out one of them")
     side = next((config_for(name).image_size[0] for name in names if not is_network_name(name)), None)
-    first: tuple[Start, Start] | None = None
+    first: tuple[Run, Run] | None = None
     described, notes, jobs = [], [], []
     for place, name in enumerate(names):
         receiver()("checking the models", place, len(names))
@@ -117,7 +117,7 @@ def plan_sizes(
         shared = asked.set_fields()
         notes += [f"{name}: {reason}" for reason in left_out]
         try:
-            starts = [resolve(asked.complete({"data": data})) for data in (transfer.upstream, transfer.downstream)]
+            starts = [prepared(asked.complete({"data": data})) for data in (transfer.upstream, transfer.downstream)]
         except VitkitError as error:
             raise VitkitError(f"{name}: {error}") from error
         first = first or (starts[0], starts[1])
@@ -150,7 +150,7 @@ def plan_sizes(
     assert first is not None
     upstream_images, downstream = map(_split_images, first)
     _check_apart(upstream_images, downstream, transfer)
-    notes += [note for start in first for note in (*start.table.unmatched, *start.table.corrections)]
+    notes += [note for start in first for note in (*start.source.unmatched, *start.source.corrections)]
     jobs.sort(key=lambda job: (job.seed, job.fraction))
     plan = Plan(
         {"data": transfer.downstream, "upstream": transfer.upstream},
@@ -164,12 +164,12 @@ def plan_sizes(
     return plan, described, [max(round(size * _training_images(first[0])), 1) for size in SIZES]
 
 
-def _split_images(start: Start) -> SplitImages:
+def _split_images(start: Run) -> SplitImages:
     (images,) = start.parts
     return images
 
 
-def _training_images(start: Start) -> int:
+def _training_images(start: Run) -> int:
     return _split_images(start).images.table.splits.count("train")
 
 
@@ -187,7 +187,7 @@ def _check_enough(upstream: str, images: int, classes: int) -> None:
         )
 
 
-def _described(name: str, start: Start) -> dict[str, Any]:
+def _described(name: str, start: Run) -> dict[str, Any]:
     from vitkit.profiling import describe
 
     info = describe(start.config)

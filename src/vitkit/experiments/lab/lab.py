@@ -451,7 +451,7 @@ def plan_ablation(
     from vitkit.experiments.comparison_plan import ComparisonJob, Plan
     from vitkit.experiments.judging import before_training, hash_of_images
     from vitkit.profiling import describe
-    from vitkit.training import check_effects, resolve, without_effect, without_fields_of_vits
+    from vitkit.training import check_effects, prepared, without_effect, without_fields_of_vits
 
     base = base_fields(ablation, data, preset, shared)
     variants = ablation.variants(base_config(base))
@@ -468,7 +468,7 @@ def plan_ablation(
         notes += [f"{variant.label}: {reason}" for reason in left_out]
         try:
             if variant.after is None and not variant.pretraining:
-                start = resolve(asked)
+                start = prepared(asked)
                 (split_images,) = start.parts
                 entries.append((variant.label, split_images))
                 judged_by = judged_by or hash_of_images(split_images, held_out_split(split_images.images.table))
@@ -478,7 +478,7 @@ def plan_ablation(
                 idle = without_effect(start.recipe, asked)  # such as epochs, if a head is fitted in closed form
                 fields = {name: value for name, value in fields.items() if name not in idle}
                 fields |= {"method": start.recipe.method}
-                notes += [*start.table.unmatched, *start.table.corrections]
+                notes += [*start.source.unmatched, *start.source.corrections]
                 notes += [f"{variant.label}: {reason}" for reason in start.reasons]
             else:
                 config = base_config(fields).replace(num_classes=classes)

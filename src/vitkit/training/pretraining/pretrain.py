@@ -1,7 +1,7 @@
 """Run a pre-training: read and split the images, train the network, and write the report.
 
-`pretrain` starts a pre-training, and `resume` continues it after an interruption. Both call `fit_and_report`. The run
-folder is also the model folder of the encoder, which has no head.
+A pre-training passes through stages of its own (`_stages`). The run folder is also the model folder of the encoder,
+which has no head.
 
 Images in class folders are split as `vitkit train` splits them. The test images are not used. A later fine-tuning of
 the encoder keeps this split, so that it can be tested on images that the encoder has not seen
@@ -29,13 +29,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-import vitkit
 from vitkit.classifier import Classifier
-from vitkit.data.doctor.examine import examine, read_findings
 from vitkit.data.loading import BatchedImages, EvaluationImages, Images, mix_seeds
 from vitkit.data.preprocess import Preprocess
 from vitkit.data.sources import has_no_folders, read_source, read_unlabelled
-from vitkit.data.split_file import images_of_run, read_contents
 from vitkit.data.splits import SPLITS, check_trainable
 from vitkit.data.table import ImageTable
 from vitkit.errors import VitkitError
@@ -43,16 +40,16 @@ from vitkit.model.build import vit_of
 from vitkit.model.config import ViTConfig
 from vitkit.model.names import Config
 from vitkit.model.vit import Attention, VisionTransformer
-from vitkit.model_folder import RECORD
 from vitkit.reporting.plots import BLUE, GREY, ORANGE
-from vitkit.system.files import from_json, without_place, write_text
-from vitkit.system.run_files import FILLER, FINDINGS, METRICS, PRETRAINING, RECIPE, REPORT, SPLIT, resume_command
+from vitkit.system.files import without_place, write_text
+from vitkit.system.run_files import FILLER, PRETRAINING, RECIPE, REPORT, resume_command
 from vitkit.text.pages import figure, finding, listing, new_figure, table, to_png, whole_numbers, write_page
 from vitkit.training.adapters import needs_every_patch
 from vitkit.training.checkpoint import identity
 from vitkit.training.defaults import check_effects, weights_of
-from vitkit.training.distributed import ALONE, ProcessGroup, check_team, describe_team
+from vitkit.training.distributed import ALONE, ProcessGroup, check_team
 from vitkit.training.fine_tune import begin, data_of, run_training
+from vitkit.training.inputs import Inputs
 from vitkit.training.lineage import RunImages, ancestry_findings, ancestry_of, divide
 from vitkit.training.pretraining import OBJECTIVES, OF_LABELS, Pretraining
 from vitkit.training.pretraining.objectives import (
@@ -64,21 +61,12 @@ from vitkit.training.pretraining.objectives import (
 )
 from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.training.request import NONE, Hooks, load_of_run
-from vitkit.training.run import Prepared, Work, drive, drive_again, tell, write_start
-from vitkit.training.run_folder import (
-    Run,
-    check_place,
-    clear,
-    discard_if_empty,
-    new_run_folder,
-    read_metrics,
-    reporting,
-    reserve_folder,
-    write_request,
-)
+from vitkit.training.run import Stages, begun_folder, carry_out, continue_run, introduce, tell
+from vitkit.training.run_folder import Run, check_place
 from vitkit.training.stability import ValidationOutcome
-from vitkit.training.start import Blueprint, augment_of, blueprint_of, limit, new_classifier
-from vitkit.weights import load
+from vitkit.training.stages.examine import examine_images
+from vitkit.training.stages.split import limit
+from vitkit.training.start import Blueprint, augment_of, blueprint_of, new_classifier
 
 
 def check_encoder(config: Config, choices: Pretraining) -> ViTConfig:
@@ -232,24 +220,21 @@ def keys_of_validation(seed: int, images: Sequence[int]) -> Tensor:
 _SHOWN = 8  # images in the report
 
 
-def fit_and_report(run: Run, recipe: Recipe, choices: Pretraining, blueprint: Blueprint | None = None) -> None:
-    """Train the network and write the report. All inputs are read from the run folder, so that a run can be resumed."""
-    table = images_of_run(run.folder / SPLIT)
-    data_hash = from_json((run.folder / SPLIT).read_text(encoding="utf-8"))["hash"]
-    model = run.team.main_first(lambda: blueprint or blueprint_of(recipe, ()))
-    classifier = run.team.main_first(lambda: _new_encoder(model, choices, table, data_hash))
-    record = run.folder / RECORD
-    classifier.pictures = record.read_bytes() if record.is_file() else None
-    run.say(f"images, without their labels: {_counted(table)}")
+def _fit(choices: Pretraining, run: Run) -> None:
+    """Train the network of a pre-training, in all processes."""
+    recipe, inputs = run.recipe, run.inputs
+    run.blueprint = run.team.main_first(lambda: getattr(run, "blueprint", None) or blueprint_of(recipe, ()))
+    classifier = run.team.main_first(lambda: _new_encoder(run.blueprint, choices, inputs.table, inputs.hash))
+    classifier.pictures = inputs.pictures
+    run.say(f"images, without their labels: {_counted(inputs.table)}")
     network = network_of(vit_of(classifier.model, "pre-training"), classifier.preprocess, choices, recipe.seed)
-    data = data_of(recipe, table, classifier, run.team, augment_of(recipe))
-    fabric = begin(run, recipe, classifier, data)
+    data = data_of(run, classifier, augment_of(recipe))
+    fabric = begin(run, classifier, data)
     _use_fused_attention(network, fused=fabric.device.type == "cuda")
-    settings = {**identity(recipe, table, read_contents(run.folder / SPLIT)), **choices.to_dict()}
+    settings = {**identity(recipe, inputs.table, inputs.contents), **choices.to_dict()}
     objective = Reconstruction(has_hits=bool(network.task.has_hits))
-    run_training(run, recipe, with_keys(data, recipe.seed), classifier, objective, fabric, 0.0, settings, network)
-    with reporting(run):
-        run.team.broadcast_from_main(partial(_report, run, recipe, choices, table))
+    keyed = with_keys(data, recipe.seed)
+    run.classifier = run_training(run, recipe, keyed, classifier, objective, fabric, 0.0, settings, network)
 
 
 def _counted(table: ImageTable) -> str:
@@ -257,9 +242,9 @@ def _counted(table: ImageTable) -> str:
     return ", ".join(f"{text} (not used)" if name == "test" else text for name, text in counts.items())
 
 
-def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -> None:
+def _report(choices: Pretraining, run: Run) -> None:
     """Write the report of the run, and print its main figure."""
-    encoder, rows = load(run.folder), read_metrics(run.folder / METRICS)
+    encoder, rows, recipe, table = run.classifier, run.metrics.rows, run.recipe, run.inputs.table
     judged = "val" if "val" in table.splits else "train"
     metrics = encoder.provenance["metrics"]
     loss = metrics.get("val_loss", metrics["train_loss"])
@@ -279,7 +264,7 @@ def _report(run: Run, recipe: Recipe, choices: Pretraining, table: ImageTable) -
             "seed": str(recipe.seed),
             "made with": ", ".join(f"{name} {number}" for name, number in encoder.provenance["versions"].items()),
         },
-        findings=list(map(str, read_findings(run.folder / FINDINGS))),
+        findings=list(map(str, run.inputs.findings)),
         rows=rows,
         kept=epoch,
         strips=_strips(run, recipe, choices, encoder, table.of_split(judged)),
@@ -339,11 +324,15 @@ def pretrain(
     """
     fields = {**choices.set_fields(), **asked.set_fields()}
     choices, recipe = resolve_pretraining(asked, choices)
+    run = Run(recipe, None if out is None else Path(out), hooks=hooks)
+    return carry_out(run, _stages(choices, fields), force=force)
 
-    def prepare(team: ProcessGroup, hold: ExitStack) -> Prepared:
-        return _prepare(choices, recipe, fields, out, force, team, hooks, hold)
 
-    return drive(recipe, hooks, prepare, _work_on(choices), resume_command)
+def _stages(choices: Pretraining, fields: Mapping[str, Any] | None = None) -> Stages:
+    """Return the stages of a pre-training; `fields` are those that the user has set."""
+    prepare = (partial(_open, choices, fields or {}), examine_images, _split)
+    write = partial(_write, choices, fields or {})
+    return Stages(prepare, write, partial(_fit, choices), (partial(_report, choices),))
 
 
 def resolve_pretraining(asked: Recipe, choices: Pretraining) -> tuple[Pretraining, Recipe]:
@@ -380,46 +369,37 @@ def _read(choices: Pretraining, recipe: Recipe) -> ImageTable:
     return table
 
 
-def _prepare(
-    choices: Pretraining,
-    recipe: Recipe,
-    fields: dict[str, Any],
-    out: str | Path | None,
-    force: bool,
-    team: ProcessGroup,
-    hooks: Hooks,
-    hold: ExitStack,
-) -> Prepared:
-    """Lock the run folder, and write the recipe, the split and all other inputs of the pre-training into it."""
-    table = _read(choices, recipe)
-    is_unlabelled = len(table.classes) == 1
-    if is_unlabelled and "split" not in fields:
+def _open(choices: Pretraining, fields: Mapping[str, Any], run: Run) -> None:
+    """Read the list of images, and check that the network can be built."""
+    recipe = run.asked
+    table = run.source = _read(choices, recipe)
+    if len(table.classes) == 1 and "split" not in fields:
         recipe = recipe.replace(split=_UNLABELLED_SPLIT)
-    check_team(recipe, team)
-    check_place(out, table, None, weights_of(recipe))
-    if out is not None:
-        reserve_folder(out, hold, force=force)
-    blueprint = _blueprint(recipe, choices)
-    diagnosis = examine(table, blueprint.preprocess, seek_groups=False)
-    before = ancestry_of(recipe, blueprint.pictures, None)
-    images = divide(RunImages.of(diagnosis), recipe, before)
-    if recipe.max_images is not None:
-        images = limit(images, recipe.max_images, recipe.seed)
-    name = f"{table.root.name}-{choices.objective}"
-    run = Run(Path(out) if out is not None else new_run_folder(name, hold), hooks=hooks)
-    try:
-        clear(run.folder)
-        write_request(run.folder, fields)
-        run.say(f"vitkit {vitkit.__version__}: pre-training {name_of(recipe)} on {table.place} ({choices.objective})")
-        for line in [*filter(None, [table.layout]), *describe_team(recipe, team)]:
-            run.say(line)
-        findings = tell(run, [*ancestry_findings(images, recipe), *images.findings, *diagnosis.findings])
+    check_team(recipe, run.team)
+    check_place(run.out, table, None, weights_of(recipe))
+    if run.out is not None and run.reserve is not None:
+        run.reserve(run.out)
+    run.recipe, run.blueprint = recipe, _blueprint(recipe, choices)
+
+
+def _split(run: Run) -> None:
+    """Divide the images as `vitkit train` does."""
+    run.before = ancestry_of(run.recipe, run.blueprint.pictures, None)
+    part = divide(RunImages.of(run.diagnosis), run.recipe, run.before)
+    if run.recipe.max_images is not None:
+        part = limit(part, run.recipe.max_images, run.recipe.seed)
+    run.parts = (part,)
+
+
+def _write(choices: Pretraining, fields: Mapping[str, Any], run: Run, hold: ExitStack) -> None:
+    """Choose the run folder, and write the recipe, the split and all other inputs of the pre-training into it."""
+    (part,) = run.parts
+    with begun_folder(run, hold, f"{run.source.root.name}-{choices.objective}", fields):
+        introduce(run, f"pre-training {name_of(run.recipe)} on {run.source.place} ({choices.objective})")
+        findings = tell(run, [*ancestry_findings(part, run.recipe), *part.findings, *run.diagnosis.findings])
         write_text(run.folder / PRETRAINING, tomli_w.dumps(choices.to_dict()))
-        write_start(run.folder, recipe, images, before, findings, has_labels=False)
-    except BaseException:
-        discard_if_empty(run.folder)
-        raise
-    return run.folder, recipe, blueprint
+        run.inputs = Inputs.of(part, run.before, findings, has_labels=False)
+        run.inputs.write(run.folder, run.recipe, has_labels=False)
 
 
 def _blueprint(recipe: Recipe, choices: Pretraining) -> Blueprint:
@@ -433,10 +413,6 @@ def _blueprint(recipe: Recipe, choices: Pretraining) -> Blueprint:
     with torch.device("meta"), torch.random.fork_rng():
         network_of(VisionTransformer(vit), blueprint.preprocess, choices, recipe.seed)
     return blueprint
-
-
-def _work_on(choices: Pretraining) -> Work:
-    return lambda run, recipe, blueprint: fit_and_report(run, recipe, choices, blueprint)
 
 
 def resume_pretraining(
@@ -458,7 +434,7 @@ def resume_pretraining(
     folder = Path(folder)
     choices = choices_of_run(folder)
     recipe = load_of_run(folder / RECIPE)
-    return drive_again(folder, recipe, hooks, _work_on(choices), resume_command, data_root)
+    return continue_run(Run(recipe, hooks=hooks), folder, _stages(choices), data_root)
 
 
 def choices_of_run(folder: Path) -> Pretraining:

@@ -14,16 +14,13 @@ or test image is used for this choice, and the test images stay the same.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.data.loading import EvaluationImages
 from vitkit.data.splits import fold, in_proportion
 from vitkit.data.table import SINGLE_LABEL, ImageTable
 from vitkit.errors import VitkitError
@@ -31,9 +28,13 @@ from vitkit.evaluation.intervals import Units, mean_interval
 from vitkit.system.progress import progress
 from vitkit.text.cells import interval_text
 from vitkit.training.defaults import NOT_SET_ASIDE, without_effect
-from vitkit.training.probe import MIDDLE, PARTS, choose_head, compute_features, frozen
+from vitkit.training.features import FeatureStore
+from vitkit.training.probe import MIDDLE, PARTS, choose_head
 from vitkit.training.recipe import Recipe
-from vitkit.training.start import Blueprint, Start, blueprint_of, choose_precision, new_classifier, resolve
+from vitkit.training.run_folder import Run
+from vitkit.training.stages.examine import examine_images
+from vitkit.training.stages.open import open_data
+from vitkit.training.stages.split import split_images
 
 _ENOUGH = 0.95  # above this cross-validated accuracy of a probe, fine-tuning gained less than a point (docs/log.md)
 _MOST_FOR_PROBE = 1_000  # with more training images, fine-tuning gains even if the probe's accuracy exceeds _ENOUGH
@@ -55,36 +56,32 @@ class ProbeAccuracy:
     images: int
 
 
-def probe_accuracy(candidate: Blueprint, table: ImageTable, groups: Sequence[int]) -> ProbeAccuracy:
+def probe_accuracy(store: FeatureStore, table: ImageTable, groups: Sequence[int]) -> ProbeAccuracy:
     """Return the cross-validated accuracy of a linear probe on the training images.
 
     The penalty of each probe is chosen on images other than those that test the probe. Copies of a picture and images
     of one scene stay in one fold. Validation and test images are not used.
 
     Args:
-        candidate: the blueprint of a model whose weights have not seen the images.
+        store: the features, under weights that have not seen the images.
         table: the split images.
         groups: a number for each image; images with the same number are not independent.
 
     Raises:
         VitkitError: there are too few training images.
     """
-    recipe = candidate.recipe
+    seed = store.recipe.seed
     trained = [i for i, split in enumerate(table.splits) if split == "train"]
-    drawn = [trained[i] for i in np.random.default_rng(recipe.seed).permutation(len(trained))]
+    drawn = [trained[i] for i in np.random.default_rng(seed).permutation(len(trained))]
     order = in_proportion(drawn, table.labels)
     train, group_of = table.take(order), [groups[i] for i in order]
     pairs = {(label, group_of[i]) for i in range(len(train)) for label in train.classes_of(i)}
     parts = min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
     if len(train) < _FEWEST or parts < 2:
         raise VitkitError(f"{len(train)} training images are too few to cross-validate a linear probe")
-    classifier = new_classifier(blueprint_of(frozen(recipe), train.classes, candidate.weights), train, "")
-    precision = choose_precision(recipe.precision, recipe.device)
-    images = EvaluationImages(train, classifier.preprocess)
-    watch = partial(progress, "trying a head on frozen features")
-    x, _ = compute_features(classifier.model, images, recipe, precision, watch)
+    x = store.of(train, "trying a head on frozen features")
     y = torch.tensor(train.labels)
-    fold_of = torch.tensor(fold(train, parts, recipe.seed, group_of))
+    fold_of = torch.tensor(fold(train, parts, seed, group_of))
     is_right = torch.zeros(len(train), dtype=torch.bool)
     for part in range(parts):
         is_right |= _right_of_part(x, y, fold_of, part, len(train.classes))
@@ -109,46 +106,50 @@ def _right_of_part(x: Tensor, y: Tensor, fold_of: Tensor, part: int, classes: in
     return ((x @ head.weight.T + head.bias).argmax(dim=1) == y) & tested
 
 
-def resolve_method(
-    asked: Recipe,
-    reserve: Callable[[ImageTable, Recipe], None] | None,
-    runs: Sequence[Path],
-) -> Start:
-    """Resolve a request whose method is `auto` (see `start.resolve`). Choose the method by testing a linear probe.
+def resolve(run: Run) -> None:
+    """Choose the method if it is `auto`, by the number of images and by testing a linear probe.
 
-    Args:
-        asked: the requested recipe; `data` must be set.
-        reserve: see `resolve`. It is called again if a recipe with another method or split replaces the first recipe.
-        runs: see `resolve`.
-
-    Raises:
-        VitkitError: the data or the recipe cannot be trained on.
+    With another method, the recipe is completed and the images are split again.
     """
-    start = resolve(asked, reserve, runs)
-    if _can_train_on_all(asked, start):
-        train, _, test = start.recipe.split
+    asked = run.asked
+    if asked.method != "auto" or asked.weights == "none":
+        return
+    if _can_train_on_all(run):
+        train, _, test = run.recipe.split
         why = (
             "every image trains the model: with so few, each also tests a head that is trained without it "
             f"(--split {train:g} 0 {test:g} to set test images aside)"
         )
-        reasons = [why if reason == NOT_SET_ASIDE else reason for reason in start.reasons]
-        on_all = resolve(asked.replace(method="probe", split=(1.0, 0.0, 0.0)), reserve, runs)
-        return replace(on_all, reasons=tuple(reasons))
-    if not _is_open(asked, start):
-        return start
-    (part,) = start.parts
+        reasons = [why if reason == NOT_SET_ASIDE else reason for reason in run.reasons]
+        _again(run, asked.replace(method="probe", split=(1.0, 0.0, 0.0)))
+        run.reasons = reasons
+        return
+    if not _is_open(run):
+        return
+    (part,) = run.parts
+    run.features = FeatureStore(run.recipe, run.blueprint.weights, run.photographs)
     try:
-        reached = probe_accuracy(start.blueprint, part.images.table, part.images.groups)
+        reached = probe_accuracy(run.features, part.images.table, part.images.groups)
     except VitkitError:  # there are too few images for a cross-validation
-        return start
+        return
     if reached.value < _ENOUGH:
-        why = f"a head on frozen features is right for only {_in_words(reached)}"
-        return replace(start, reasons=(*start.reasons, f"method full: {why}"))
-    probe = _resolve_probe(asked, start, runs)
-    if reserve is not None:
-        reserve(probe.table, probe.recipe)
+        run.reasons.append(f"method full: a head on frozen features is right for only {_in_words(reached)}")
+        return
+    tested, shares = _tested(run), run.recipe.split
+    _again(run, asked.replace(method="probe"))
+    if _tested(run) != tested:  # without validation images, large groups may be divided in another way
+        _again(run, asked.replace(method="probe", split=shares))
     why = f"a head on frozen features is right for {_in_words(reached)}, so fine-tuning can gain little"
-    return replace(probe, reasons=(f"method probe: {why} (--method full does it anyway)", *probe.reasons))
+    run.reasons.insert(0, f"method probe: {why} (--method full does it anyway)")
+
+
+def _again(run: Run, asked: Recipe) -> None:
+    """Complete another recipe for the same images, and split them again. They need not be examined again."""
+    run.asked = asked
+    open_data(run)
+    if run.diagnosis.table.classes != run.source.classes:
+        examine_images(run)
+    split_images(run)
 
 
 def _in_words(reached: ProbeAccuracy) -> str:
@@ -156,7 +157,7 @@ def _in_words(reached: ProbeAccuracy) -> str:
     return f"{100 * reached.value:.1f} % of {reached.images} training images (95 %: {bounds}), cross-validated"
 
 
-def _can_train_on_all(asked: Recipe, start: Start) -> bool:
+def _can_train_on_all(run: Run) -> bool:
     """Return whether all images can be training images, and each can test a head that is fitted without it.
 
     The conditions are:
@@ -167,12 +168,12 @@ def _can_train_on_all(asked: Recipe, start: Start) -> bool:
     - The head does not start from the class names, and the prior is that of the data.
     - Some class has images of at least `PARTS` groups.
     """
-    recipe = start.recipe
+    asked, recipe = run.asked, run.recipe
     is_few = recipe.method == "probe" and recipe.folds is None
     is_named = {"split", "split_seed"} & asked.given.keys() or recipe.split_from is not None
-    if not is_few or is_named or any(start.table.splits) or recipe.head_from == "names" or recipe.prior != "data":
+    if not is_few or is_named or any(run.source.splits) or recipe.head_from == "names" or recipe.prior != "data":
         return False
-    (part,) = start.parts
+    (part,) = run.parts
     table = part.images.table
     if table.task is not SINGLE_LABEL or len(table) > _FEW_ALTOGETHER or part.overlap.seen():
         return False
@@ -180,7 +181,7 @@ def _can_train_on_all(asked: Recipe, start: Start) -> bool:
     return max(Counter(label for label, _ in pairs).values()) >= PARTS
 
 
-def _is_open(asked: Recipe, start: Start) -> bool:
+def _is_open(run: Run) -> bool:
     """Return whether a linear probe may replace the fine-tuning that `auto` has chosen.
 
     The result is False in each of these cases:
@@ -190,24 +191,15 @@ def _is_open(asked: Recipe, start: Start) -> bool:
     - The weights were trained or selected on some of the images.
     - The user has set a field that has no effect on a probe.
     """
-    if start.recipe.method != "full" or start.recipe.folds is not None:
+    if run.recipe.method != "full" or run.recipe.folds is not None:
         return False
-    (part,) = start.parts
+    (part,) = run.parts
     table = part.images.table
     if table.task is not SINGLE_LABEL or part.overlap.seen() or table.splits.count("train") > _MOST_FOR_PROBE:
         return False
-    probe = start.recipe.replace(method="probe")
-    return not set(asked.named) & without_effect(probe, asked).keys()
+    probe = run.recipe.replace(method="probe")
+    return not set(run.asked.named) & without_effect(probe, run.asked).keys()
 
 
-def _resolve_probe(asked: Recipe, start: Start, runs: Sequence[Path]) -> Start:
-    """Resolve the request with `method="probe"`, but with the same test images as `start`."""
-    asked = asked.replace(method="probe")
-    probe = resolve(asked, runs=runs)
-    if _tested(probe) != _tested(start):  # without validation images, large groups may be divided in another way
-        probe = resolve(asked.replace(split=start.recipe.split), runs=runs)
-    return probe
-
-
-def _tested(start: Start) -> frozenset[str]:
-    return frozenset(start.parts[0].images.table.of_split("test").paths)
+def _tested(run: Run) -> frozenset[str]:
+    return frozenset(run.parts[0].images.table.of_split("test").paths)

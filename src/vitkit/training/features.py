@@ -1,0 +1,140 @@
+"""Features of the photographs under the weights that a run starts from, computed once for everything that uses them.
+
+The features are those that a linear probe reads: the class token and the mean of the patches, where the model has a
+class token. They choose the method, fit the head, reveal label errors, and test the score for unknown images.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitkit.data.loading import EvaluationImages, check_guard, is_worker_lost, worker_lost
+from vitkit.data.picture_store import PictureStore
+from vitkit.data.table import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.model.build import Model
+from vitkit.model.config import ViTConfig
+from vitkit.model.names import Config
+from vitkit.model.vit import VisionTransformer
+from vitkit.system import environment as devices
+from vitkit.system.progress import progress
+from vitkit.training.recipe import Recipe
+from vitkit.training.start import Blueprint, blueprint_of, choose_precision, choose_workers, new_classifier
+from vitkit.weights.loading import WeightsSource
+
+_BEGAN_FROM = (
+    *("model", "model_fields", "weights", "image_size", "fit", "crop_pct", "interpolation", "seed"),
+    *("dropout", "drop_path"),
+)
+
+
+def frozen(recipe: Recipe) -> Recipe:
+    """Return a recipe from which `new_classifier` creates a model that computes the features of a probe.
+
+    The model has the initial weights of the run whose recipe is given.
+    """
+    return Recipe(**{name: getattr(recipe, name) for name in _BEGAN_FROM}, method="probe")
+
+
+class FeatureStore:
+    """The features of photographs under the initial weights of a run.
+
+    Args:
+        recipe: the recipe of the run, which determines the weights and the precision.
+        weights: the file of the weights, if it has been opened already; otherwise None.
+        pictures: the decoded photographs of the run; None to read the files.
+    """
+
+    def __init__(
+        self, recipe: Recipe, weights: WeightsSource | None = None, pictures: PictureStore | None = None
+    ) -> None:
+        self.recipe, self._weights, self._pictures = recipe, weights, pictures
+        self.precision = choose_precision(recipe.precision, recipe.device)
+        self._row_of: dict[str, int] = {}
+        self._rows = torch.empty(0)
+
+    def of(self, table: ImageTable, what: str) -> Tensor:
+        """Return the features of n images, (n, D) float32. Those that are not known are computed.
+
+        Args:
+            table: the images.
+            what: the name of this work, for the progress display.
+
+        Raises:
+            VitkitError: an image cannot be read.
+        """
+        missing = [i for i, path in enumerate(table.paths) if path not in self._row_of]
+        if missing:
+            some = table.take(missing)
+            with torch.random.fork_rng():  # the training that follows draws the same numbers as without this
+                classifier = new_classifier(blueprint_of(frozen(self.recipe), table.classes, self._weights), some, "")
+            if self.recipe.lp_ft and isinstance(classifier.model, VisionTransformer):
+                # As in the training on a CPU: other rounding errors would lead to a visibly different first head.
+                classifier.model.fused_attention = devices.choose_device(self.recipe.device) == "cuda"
+            images = EvaluationImages(some, classifier.preprocess, self._pictures)
+            rows, _ = compute_features(classifier.model, images, self.recipe, self.precision, partial(progress, what))
+            self._row_of |= {path: len(self._row_of) + k for k, path in enumerate(some.paths)}
+            self._rows = torch.cat([self._rows.reshape(-1, rows.shape[1]), rows])
+        return self._rows[[self._row_of[path] for path in table.paths]]
+
+    def of_head(self, table: ImageTable, config: Config, what: str) -> Tensor:
+        """Return the features of n images that the head of the run's model reads, (n, D)."""
+        rows = self.of(table, what)
+        if not isinstance(config, ViTConfig) or config.pool != "token":
+            return rows
+        return rows[:, : config.hidden_size]  # the class token comes first
+
+
+def shares_features(blueprint: Blueprint) -> bool:
+    """Return whether the head of a run reads features that a `FeatureStore` computes."""
+    config = blueprint.config
+    is_plain = not isinstance(config, ViTConfig) or (config.representation_size is None and not config.distill_head)
+    return blueprint.weights is not None and blueprint.recipe.head_from != "names" and is_plain
+
+
+def compute_features(
+    model: Model,
+    images: Dataset[Any],
+    recipe: Recipe,
+    precision: str,
+    progress: Callable[[int, int], None],
+) -> tuple[Tensor, Tensor]:
+    """Return the features of n images, (n, D) float32, and their labels, (n,)."""
+    device = torch.device(devices.choose_device(recipe.device))
+    model.eval().to(device)
+    count, done = len(images), 0  # type: ignore[arg-type]  # all data sets here have a length
+    features, labels = torch.empty(0), torch.empty(count, dtype=torch.long)
+    for batch, label in _batches(images, recipe, choose_workers(recipe, model.config.image_size)):
+        with torch.inference_mode():
+            with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
+                tokens = model.forward_features(batch.to(device))  # (B, N, D)
+            read = model.forward_head(tokens.float(), pre_logits=True)  # (B, D)
+        if not done:
+            features = torch.empty(count, read.shape[1])  # one tensor, because many small ones would fragment memory
+        span = slice(done, done + len(label))
+        features[span], labels[span] = read, label
+        done += len(label)
+        progress(done, count)
+    model.cpu()
+    return features, labels
+
+
+def _batches(images: Dataset[Any], recipe: Recipe, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    if workers:
+        check_guard()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores, as requested
+            batches = iter(DataLoader(images, recipe.batch_size, num_workers=workers))
+        yield from batches
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if not is_worker_lost(error):
+            raise
+        raise VitkitError(f"{worker_lost(workers)}; use --workers 0") from error

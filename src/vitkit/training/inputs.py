@@ -1,0 +1,133 @@
+"""The images of a run and what is known of them, in memory and in the run folder.
+
+The files let a run be resumed by another process, and tell people how their images were split. The process that starts
+a run keeps its inputs in memory and never reads these files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+from vitkit.data.doctor.examine import Finding, read_findings
+from vitkit.data.earlier_labels import UNCHANGED, LabelsBefore, labels_before_run
+from vitkit.data.seen import PictureRecord
+from vitkit.data.split_file import (
+    groups_from_file,
+    groups_to_list,
+    images_of_run,
+    read_contents,
+    read_hash,
+    split_to_dict,
+    table_from_split,
+)
+from vitkit.data.table import ImageTable
+from vitkit.evaluation.figures import seen_of
+from vitkit.model_folder import RECORD
+from vitkit.system.files import read_bytes, write_bytes, write_json, write_text
+from vitkit.system.run_files import CLASS_INDICES, EARLIER_LABELS, FINDINGS, GROUPS, RECIPE, SPLIT
+from vitkit.training.lineage import SplitImages, record_after
+from vitkit.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The images of a run and what is known of them.
+
+    Attributes:
+        table: the images with their splits, in the order of split.json.
+        hash: the hash of split.json.
+        contents: the first bytes of each file's SHA-256, in hexadecimal, by path.
+        groups: the number of each image's group, by path. Images that are independent of all others have none.
+        findings: what the check of the data found.
+        earlier: the labels that the images had in earlier runs.
+        pictures: the record of the images that the weights will have seen after the run; None if there is none.
+    """
+
+    table: ImageTable
+    hash: str
+    contents: Mapping[str, str]
+    groups: Mapping[str, int]
+    findings: tuple[Finding, ...] = ()
+    earlier: LabelsBefore = UNCHANGED
+    pictures: bytes | None = None
+
+    @classmethod
+    def of(
+        cls, part: SplitImages, before: PictureRecord, findings: Iterable[Finding], *, has_labels: bool = True
+    ) -> Inputs:
+        """Put the inputs together.
+
+        Args:
+            part: the split images.
+            before: the record of the images that the initial weights have seen.
+            findings: the findings about the data.
+            has_labels: whether the training uses the labels of the images.
+        """
+        stored = split_to_dict(part.images.table)
+        groups = groups_to_list(part.images.table, part.images.groups)
+        return cls(
+            table_from_split(stored, part.images.table.storage),
+            stored["hash"],
+            part.images.contents,
+            {path: number for number, paths in enumerate(groups) for path in paths},
+            tuple(findings),
+            part.earlier,
+            record_after(part, before, has_labels=has_labels).to_bytes(),
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Inputs:
+        """Read the inputs of a run that another process has started.
+
+        Raises:
+            VitkitError: a file is missing or damaged, or the folder of the images no longer exists.
+        """
+        table, record = images_of_run(folder / SPLIT), folder / RECORD
+        return cls(
+            table,
+            read_hash(folder / SPLIT),
+            read_contents(folder / SPLIT),
+            groups_from_file(folder / GROUPS),
+            tuple(read_findings(folder / FINDINGS)),
+            labels_before_run(folder, table),
+            read_bytes(record) if record.is_file() else None,
+        )
+
+    @cached_property
+    def record(self) -> PictureRecord | None:
+        """Return `pictures` as a record."""
+        return None if self.pictures is None else PictureRecord.from_bytes(self.pictures, "the record of the run")
+
+    def seen(self, split: str) -> dict[str, str] | None:
+        """Return the images of a split that the weights had seen before the run, with their roles, by path.
+
+        The result is None if this is unknown.
+        """
+        return None if self.record is None else seen_of(self.roles_in(self.record), split)
+
+    def roles_in(self, record: PictureRecord) -> dict[str, str | None]:
+        """Return the role of each image in a picture record, by path. An image that it does not list has the role None.
+
+        Images whose digest is unknown are left out.
+        """
+        role_of = record.role_of()
+        return {path: role_of.get(bytes.fromhex(digest)) for path, digest in self.contents.items()}
+
+    def write(self, folder: Path, recipe: Recipe, *, has_labels: bool = True) -> None:
+        """Write the inputs and the recipe into the run folder. The recipe is last: with it, the run can be resumed."""
+        write_json(folder / FINDINGS, [asdict(finding) for finding in self.findings])
+        if has_labels:
+            write_json(folder / CLASS_INDICES, dict(enumerate(self.table.classes)))
+        write_json(folder / SPLIT, {**split_to_dict(self.table), "contents": self.contents})
+        if self.earlier != UNCHANGED:
+            write_json(folder / EARLIER_LABELS, self.earlier.to_dict())
+        groups: dict[int, list[str]] = {}
+        for path, number in self.groups.items():
+            groups.setdefault(number, []).append(path)
+        write_json(folder / GROUPS, list(groups.values()))
+        if self.pictures is not None:
+            write_bytes(folder / RECORD, self.pictures)
+        write_text(folder / RECIPE, recipe.to_toml())

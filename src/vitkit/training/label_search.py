@@ -1,0 +1,118 @@
+"""Search for label errors in all images of a run, with the features under weights that had not seen the images.
+
+The trained weights may have memorised the labels, so the search uses the initial weights. If those had seen some of the
+images, it uses the latest earlier weights that had seen none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitkit.data.seen import PictureRecord, look_up
+from vitkit.data.table import ImageTable
+from vitkit.errors import VitkitError
+from vitkit.evaluation.label_errors import LabelError, from_features, in_words
+from vitkit.system.run_files import RECIPE
+from vitkit.training.defaults import weights_of
+from vitkit.training.features import FeatureStore
+from vitkit.training.probe import MOST_SEARCHED
+from vitkit.training.recipe import Recipe
+from vitkit.training.run_folder import Run
+from vitkit.weights.loading import WeightsSource, look
+
+
+def frozen_features(run: Run) -> Tensor | None:
+    """Return the features of all images of a run, (n, D), under weights that had seen none of them.
+
+    The first call says why there are none, if there are no such weights, too many images, or an unreadable image.
+    """
+    if run.frozen is None:
+        run.frozen = (_compute(run),)
+    return run.frozen[0]
+
+
+def _compute(run: Run) -> Tensor | None:
+    recipe, table = run.recipe, run.inputs.table
+    if recipe.weights == "none":
+        return None
+    if len(table) > MOST_SEARCHED:
+        why = f"there are more than {MOST_SEARCHED:,} images"
+        run.say(f"only held-out images are searched for label errors, because {why}")
+        return None
+    try:
+        weights = run.blueprint.weights
+        source = unspoilt_weights(recipe, table, weights)
+        if source is None:
+            text = "the weights had been trained on the images, and earlier weights are not available"
+            run.say(f"note: only held-out images are searched for label errors: {text}")
+            return None
+        store = run.features or FeatureStore(recipe, weights, run.photographs)
+        if source != weights_of(recipe):
+            run.say(f"label errors are searched with {source}, which had not seen these images")
+            store = FeatureStore(recipe.replace(weights=source), None, run.photographs)
+        return store.of(table, "looking for label errors")
+    except VitkitError as error:  # an image has become unreadable
+        run.say(f"note: label errors were not searched for: {error}")
+        return None
+
+
+def find_label_errors(run: Run) -> list[LabelError] | None:
+    """Return labels in all images of a run that are likely wrong, the most doubtful first.
+
+    The result is None if the images have no `frozen_features`.
+    """
+    started, table = time.monotonic(), run.inputs.table
+    features = frozen_features(run)
+    if features is None:
+        return None
+    targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
+    doubts = from_features(table, features, targets.to(torch.int64), run.recipe.seed)
+    precision = FeatureStore(run.recipe).precision
+    seconds = time.monotonic() - started
+    run.say(f"{in_words(doubts)} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
+    return doubts
+
+
+def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None = None) -> str | None:
+    """Return the latest weights in the ancestry of a run that had seen none of the run's images.
+
+    The ancestry consists of the initial weights of the run, the initial weights of the earlier run that trained them,
+    and so on. Weights without a picture record, such as published weights, are assumed to have seen none of the images.
+
+    Returns:
+        The name or path of the weights; None if there are no such weights, or if they are no longer available.
+    """
+    source, passed = weights_of(recipe), set[str]()
+    while source not in passed:
+        try:
+            plan = (weights or look(source, use="training")).plan()
+        except VitkitError:
+            return None
+        if plan.pictures is None:
+            return source
+        _, overlap = look_up(PictureRecord.from_bytes(plan.pictures, source), table)
+        if not overlap.seen():
+            return source
+        passed.add(source)
+        before = _weights_before(source, plan.provenance)
+        if before is None:
+            return None
+        source, weights = before, None
+    return None
+
+
+def _weights_before(source: str, provenance: Mapping[str, Any]) -> str | None:
+    """Return the initial weights of the run that trained a model. Return None if they are unknown or random."""
+    recipe = Path(source) / RECIPE
+    if recipe.is_file():
+        began = Recipe.load(recipe)
+        return None if began.weights == "none" else weights_of(began)
+    before = provenance.get("weights")
+    name_before = before.get("source") if isinstance(before, Mapping) else None
+    return name_before if isinstance(name_before, str) else None

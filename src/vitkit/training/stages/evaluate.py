@@ -1,0 +1,106 @@
+"""Compute the figures of the held-out images, and search for label errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.data.doctor.examine import caveats_of
+from vitkit.evaluation import label_errors
+from vitkit.evaluation.evaluator import earlier_figures, with_labels
+from vitkit.evaluation.figures import all_figures, calibration_rise, describe, doubt_of, unseen_part, without
+from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
+from vitkit.evaluation.intervals import fold_intervals
+from vitkit.evaluation.metrics import Evaluation
+from vitkit.evaluation.promises import trust_figures, trust_lines
+from vitkit.training.label_search import find_label_errors
+from vitkit.training.run_folder import Run
+from vitkit.training.stages.calibrate import kind_of
+from vitkit.training.start import choose_precision
+
+
+def evaluate(run: Run) -> None:
+    """Compute `run.numbers` from the predictions for the held-out images, and find `run.doubts`, the label errors.
+
+    `run.evaluation` is the part of the held-out images that the initial weights had not seen, or None.
+    """
+    inputs, recipe, classifier, tested = run.inputs, run.recipe, run.classifier, run.tested
+    seen = inputs.seen(tested.split)
+    about = classifier.computation | run.changes.to_dict() | earlier_figures(tested, inputs.earlier, seen)
+    about |= trust_figures(classifier, tested, seen, is_of_run=True)
+    about |= {"problems": problems} if (problems := caveats_of(inputs.findings)) else {}
+    run.numbers = all_figures(tested, seen, classifier.provenance, about, doubt_of(inputs.record))
+    if tested.split == BY_FOLDS:
+        run.numbers = _figures_by_folds(run)
+    if (trained := choose_precision(recipe.precision, recipe.device)) != classifier.precision:
+        run.say(f"trained in {trained}, evaluated in {classifier.precision}, as `vitkit predict` does on this machine")
+    for line in filter(None, (describe_labels(run.numbers), describe(run.numbers))):
+        run.say(f"note: {line}")
+    run.evaluation = unseen_part(tested, seen)
+    counted = run.evaluation or tested
+    if run.calibration is not None and run.numbers.get("ece") is not None:
+        run.say(_calibrated(run.numbers, run.calibration, counted))
+    for line in trust_lines(run.numbers):
+        run.say(line)
+    doubts = find_label_errors(run)
+    if doubts is None:
+        current = with_labels(counted, counted.since)  # it has the classes of earlier labels, too
+        of_val = run.calibration and run.calibration.with_classes(current.classes[len(run.calibration.classes) :])
+        doubts = label_errors.from_predictions(_held_out(current, of_val))
+        if doubts:
+            run.say(f"{label_errors.in_words(doubts)} (among held-out images, according to the model itself)")
+    run.doubts = doubts
+    run.numbers["label_errors"] = label_errors.summary(doubts)
+
+
+def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:
+    """Describe in one line how the temperature changed the calibration error.
+
+    Args:
+        numbers: the figures of an evaluation (`evaluation.figures`).
+        seen: the evaluation of the images that the temperature was fitted on.
+        evaluation: the evaluation that `numbers` belongs to.
+    """
+    rise, rose = calibration_rise(evaluation, numbers), ""
+    if rise is not None:
+        change = "no more" if rise.is_chance else "more"
+        rose = f"; it rose by {rise.by:.4f}, {change} than chance does with {len(evaluation.labels)} images"
+    return (
+        f"temperature {numbers['temperature']:.3f}, fitted on {len(seen.labels)} {kind_of(seen)}: calibration error "
+        f"{numbers['ece_before_temperature']:.4f} -> {numbers['ece']:.4f} on {evaluation.split} images{rose}"
+    )
+
+
+def _figures_by_folds(run: Run) -> dict[str, Any]:
+    """Adapt the figures of an evaluation to a test by nested cross-validation.
+
+    The confidence intervals are computed over the folds. The temperature is that of the classifier. The calibration
+    error before the temperature is that of the nested cross-validation without its temperatures.
+    """
+    numbers, predictions, evaluation = run.numbers, run.out_of_fold, run.tested
+    assert predictions is not None
+    untempered = predictions.tests(is_calibrated=False)
+    assert untempered is not None
+    fold_of = dict(zip(predictions.paths, predictions.fold.tolist(), strict=True))
+    folds = [fold_of.get(path, i % predictions.folds) for i, path in enumerate(evaluation.paths)]
+    parts = [
+        without(evaluation, {path: "" for path, number in zip(evaluation.paths, folds, strict=True) if number != k})
+        for k in range(predictions.folds)
+    ]
+    bounds = fold_intervals([part for part in parts if part is not None])
+    changed = {
+        **numbers,
+        "temperature": run.classifier.temperature,
+        "ece_before_temperature": untempered.ece,
+        "intervals_95": {name: list(bounds.get(name, ends)) for name, ends in numbers["intervals_95"].items()},
+    }
+    return {**changed, "headline": headline_of(changed).to_dict()}
+
+
+def _held_out(evaluation: Evaluation, seen: Evaluation | None) -> list[Evaluation]:
+    """Return those of the two evaluations that are of the validation or the test split.
+
+    If both are of the same split, return only `evaluation`.
+    """
+    both = {part.split: part for part in (seen, evaluation) if part is not None}
+    return [part for split, part in both.items() if split in ("val", "test")]

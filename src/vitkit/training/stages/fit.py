@@ -1,0 +1,98 @@
+"""Create the model and train it: by gradient descent, or by fitting a head to the features of a frozen backbone."""
+
+from __future__ import annotations
+
+from vitkit.classifier import Classifier
+from vitkit.data.seen import PictureRecord
+from vitkit.data.splits import SPLITS
+from vitkit.model_folder import WEIGHTS
+from vitkit.reporting import plots
+from vitkit.training.features import FeatureStore, shares_features
+from vitkit.training.fine_tune import learn
+from vitkit.training.first_batch import draw_some
+from vitkit.training.probe import fit_head, head_images
+from vitkit.training.recipe import without_places
+from vitkit.training.run_folder import ZERO_SHOT, Run
+from vitkit.training.stages.examine import keep_pictures
+from vitkit.training.start import blueprint_of, digest_of_backbone, new_classifier
+from vitkit.training.teacher import Teacher, teacher_of_run
+from vitkit.weights import load
+
+
+def fit(run: Run) -> None:
+    """Train the model of a run, in all of its processes. `run.classifier` is then the model that was kept."""
+    classifier, teacher = begin_model(run)
+    classifier.pictures = run.inputs.pictures
+    if run.team.is_main:
+        prepare_pictures(run)
+    table, recipe = run.inputs.table, run.recipe
+    if run.team.is_main:
+        draw_classes(run)
+    counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
+    run.say(f"{len(table.classes)} classes; images: {counts}")
+    if run.until == 0:  # the zero-shot model was the best in most folds of a cross-validation
+        classifier.provenance["metrics"] = {"epoch": ZERO_SHOT}
+        if run.team.is_main:
+            classifier.save(run.folder)
+        run.say("the final model is the zero-shot one, as in most folds no epoch was better")
+    elif recipe.method != "probe":
+        classifier = learn(run, classifier, teacher)
+    elif run.team.is_main and (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
+        classifier = load(run.folder)
+    elif run.team.is_main:
+        images = head_images(run, classifier)
+        draw_some(run, images.train, classifier.preprocess)
+        fit_head(run, classifier, images, _seen_before(run))
+    run.classifier = classifier
+
+
+def begin_model(run: Run) -> tuple[Classifier, Teacher | None]:
+    """Create the classifier to train and its teacher, which is None if the recipe names none. Print notes on both."""
+    recipe, table = run.recipe, run.inputs.table
+    # Only the process that has started the run has a blueprint, but the main process goes first.
+    run.blueprint = run.team.main_first(lambda: getattr(run, "blueprint", None) or blueprint_of(recipe, table.classes))
+    classifier = run.team.main_first(lambda: new_classifier(run.blueprint, table, run.inputs.hash))
+    if recipe.weights != "none":
+        classifier.provenance["weights"]["sha256"] = digest_of_backbone(classifier.model)
+    if run.hooks.names():
+        classifier.provenance["extensions"] = run.hooks.names()
+        run.say("; ".join(f"{part}: {name}" for part, name in run.hooks.names().items()))
+    for caveat in [] if classifier.report is None else classifier.report.caveats(has_new_head=True):
+        run.say(f"note: {caveat}")
+    for resized in () if classifier.report is None else classifier.report.resized:
+        if resized.name not in ("pos_embed", "pos_embed.x", "pos_embed.y"):
+            was, now = ("x".join(map(str, shape)) for shape in (resized.old, resized.new))
+            size = "x".join(map(str, classifier.preprocess.size))
+            run.say(f"note: patch embedding resized from {was} to {now} pixels ({resized.convention}) at {size} pixels")
+    if recipe.teacher is None:
+        return classifier, None
+    teacher = teacher_of_run(run.folder, recipe.teacher, classifier.classes, classifier.preprocess.size)
+    classifier.provenance["teacher"] = {"name": without_places(recipe).teacher, "sha256": teacher.sha256}
+    for note in teacher.notes:
+        run.say(f"note: {note}")
+    return classifier, teacher
+
+
+def prepare_pictures(run: Run) -> None:
+    """Keep decoded pictures, and features under the initial weights, for all stages that need them."""
+    if run.keeps_pictures and run.photographs is None:  # the run is resumed
+        run.photographs = keep_pictures(run, run.inputs.table, run.blueprint.preprocess)
+    if not shares_features(run.blueprint):
+        run.features = None
+    elif run.features is None:
+        run.features = FeatureStore(run.recipe, run.blueprint.weights, run.photographs)
+
+
+def draw_classes(run: Run) -> None:
+    """Draw the number of images per class and split."""
+    table = run.inputs.table
+    counts = {name: table.of_split(name).counts() for name in SPLITS if name in table.splits}
+    run.draw("Images per class", plots.class_counts(counts, table.classes))
+
+
+def _seen_before(run: Run) -> frozenset[str]:
+    """Return the paths of the images on which the initial weights had been trained or selected."""
+    if run.blueprint.pictures is None:
+        return frozenset()
+    roles = run.inputs.roles_in(PictureRecord.from_bytes(run.blueprint.pictures, run.folder))
+    return frozenset(path for path, role in roles.items() if role in ("train", "val"))

@@ -1,0 +1,113 @@
+"""Read the list of images, complete the recipe, and open the weights. No image is read, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.corrections import read_corrected
+from vitkit.data.earlier_labels import runs_of
+from vitkit.data.splits import check_trainable
+from vitkit.data.table import SINGLE_LABEL, ImageTable
+from vitkit.errors import VitkitError
+from vitkit.evaluation.headline import BY_FOLDS
+from vitkit.evaluation.registry import read_figures
+from vitkit.system.files import without_place
+from vitkit.system.run_files import EVALUATION, SPLIT
+from vitkit.text.cells import listed
+from vitkit.training.defaults import NOT_SET_ASIDE, check_effects, complete, weights_of
+from vitkit.training.distributed import check_team
+from vitkit.training.loggers import check_hooks
+from vitkit.training.recipe import Recipe
+from vitkit.training.run_folder import Run, check_place
+from vitkit.training.start import resolve_model
+from vitkit.training.teacher import load_teacher
+
+
+def open_data(run: Run) -> None:
+    """Read the table of the images and complete the recipe for them, and open the weights and the teacher.
+
+    A model that cannot be built, or a folder that is in use, fails here, before the images are read.
+    """
+    asked = run.asked
+    assert asked.data is not None
+    table = run.source = read_corrected(asked.data, asked.labels, asked.layout, follow_links=asked.follow_links)
+    check_trainable(table)
+    asked, reasons = keep_protocol(asked, table, run.earlier_runs)
+    recipe, more = complete(asked, table)
+    reasons += [reason for reason in more if reason != NOT_SET_ASIDE or recipe.split[2]]
+    if run.reserve is not None:
+        run.idle = check_effects(recipe, run.asked, table)
+        # These checks are repeated, because the method may have been chosen by the number of images.
+        check_hooks(recipe, run.hooks)
+        check_team(recipe, run.team)
+        check_place(run.out, table, recipe.teacher, weights_of(recipe))
+        if run.out is not None and not run.is_reserved:
+            run.reserve(run.out)
+            run.is_reserved = True
+    run.fields = asked.set_fields()
+    run.blueprint, of_head = resolve_model(recipe, run.fields, table)
+    run.recipe, run.reasons = run.blueprint.recipe, [*reasons, *of_head]
+    run.teacher_record = None
+    if recipe.teacher is not None:
+        run.teacher_record = load_teacher(recipe.teacher, table.classes, run.blueprint.config.image_size).pictures
+
+
+def keep_protocol(recipe: Recipe, table: ImageTable, places: Iterable[Path]) -> tuple[Recipe, list[str]]:
+    """Return the recipe with the split and the protocol of the run that it continues, and lines about this.
+
+    A run whose model proposed labels of the images is continued, too: the labels contain what the model has learned
+    from its training images, so these cannot test another model.
+
+    A run that tested every image by a head that was trained without it sets no image aside. Its images can only be
+    tested in the same way again.
+
+    Args:
+        recipe: the requested recipe.
+        table: the images, after the changes of the label file.
+        places: folders of runs, in which the runs that proposed labels are looked for.
+
+    Raises:
+        VitkitError: the requested method or split cannot test the images in the same way.
+    """
+    reasons = list[str]()
+    if recipe.split_from is None and not any(table.splits) and (proposers := runs_that_proposed(table, places)):
+        names = listed([run.name for run in proposers])
+        if recipe.folds is not None:
+            text = f"--folds: {names} proposed labels of these images, and may have been trained on any of them"
+            raise VitkitError(f"{text}; leave out --folds, so that its split is kept")
+        recipe = recipe.replace(split_from=str(proposers[0]))
+        reasons.append(f"labels that {names} proposed contain what it has learned, so its split is kept")
+    if recipe.split_from is None or not is_cross_tested(Path(recipe.split_from)):
+        return recipe, reasons
+    run = without_place(recipe.split_from)
+    changed = [
+        *(["--method " + recipe.method] if recipe.method not in ("auto", "probe") or recipe.weights == "none" else []),
+        *(["--split"] if "split" in recipe.given and recipe.split != (1.0, 0.0, 0.0) else []),
+        *(["a multi-label task"] if table.task is not SINGLE_LABEL else []),
+        *(["data that come split"] if any(table.splits) else []),
+    ]
+    if changed:
+        raise VitkitError(
+            f"{run} tested every image by a head that was trained without it, which {changed[0]} does not allow: use "
+            f"--method probe with pretrained weights, or leave out --split-from; the figures of the two runs cannot be "
+            "compared then"
+        )
+    reasons.append(f"every image trains a head, and is tested by one that was trained without it, as in {run}")
+    on_all: dict[str, Any] = {"method": "probe", "split": (1.0, 0.0, 0.0)} | (
+        {"head_from": "zero"} if recipe.head_from == "auto" else {}
+    )
+    return recipe.replace(**on_all), reasons
+
+
+def runs_that_proposed(table: ImageTable, places: Iterable[Path]) -> list[Path]:
+    """Return the runs in some folders whose models proposed labels, as the label file records, the newest first."""
+    names = {item.by for item in table.earlier if Path(item.by).name == item.by}
+    found = runs_of(place / name for place in places for name in sorted(names))
+    return sorted(found, key=lambda run: (run / SPLIT).stat().st_mtime, reverse=True)
+
+
+def is_cross_tested(run: Path) -> bool:
+    """Return whether a finished run tested each of its images by a head that was trained without it."""
+    return (run / EVALUATION).is_file() and read_figures(run / EVALUATION)["split"] == BY_FOLDS

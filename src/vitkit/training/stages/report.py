@@ -1,0 +1,158 @@
+"""Write the figures, the predictions and the page of a run. Nothing that is computed here changes the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from vitkit.classifier import Classifier
+from vitkit.data.seen import PictureRecord
+from vitkit.data.splits import SPLITS
+from vitkit.data.storage import Place
+from vitkit.data.table import ImageTable
+from vitkit.evaluation import label_errors
+from vitkit.evaluation.figures import describe
+from vitkit.evaluation.headline import BY_FOLDS, describe_labels, headline_of
+from vitkit.evaluation.metrics import Evaluation, MultiEvaluation
+from vitkit.explanation import can_explain
+from vitkit.explanation.explanation import explain_mistake
+from vitkit.reporting import plots
+from vitkit.reporting.evaluation_report import pictures_of, write_predictions, write_report
+from vitkit.reporting.report_data import Explained, embed
+from vitkit.system.files import without_place, write_json
+from vitkit.system.progress import progress
+from vitkit.system.run_files import EVALUATION, LABEL_ERRORS, PICTURES, PREDICTIONS, REPORT
+from vitkit.training.recipe import Recipe, name_of, without_places
+from vitkit.training.run_folder import ZERO_SHOT, Run
+
+_EXPLAINED = 12  # maximum number of explained mistakes
+
+
+def report(run: Run) -> None:
+    """Write the predictions, the label errors, evaluation.json, the pictures and the page of a run."""
+    classifier, recipe, table, numbers = run.classifier, run.recipe, run.table, run.numbers
+    evaluation, rows = run.evaluation or run.tested, run.metrics.rows
+    write_predictions(run.folder / PREDICTIONS, run.tested)
+    label_errors.write_label_errors(run.folder / LABEL_ERRORS, run.doubts)
+    best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
+    run.draw("Curves", plots.curves(rows, best, is_mixed=is_mixed))
+    laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
+    for caption, draw in pictures_of(evaluation, laid_out).items():
+        run.draw(caption, draw())
+    write_json(run.folder / EVALUATION, numbers)
+    relabelled, spoilt = describe_labels(numbers), describe(numbers)
+    write_report(
+        run.folder / REPORT,
+        title=f"{name_of(recipe)} on {without_place(table.name)}",
+        evaluation=evaluation,
+        numbers=numbers,
+        root=table.place,
+        facts=_facts(run),
+        findings=[
+            *([f"note: {relabelled}"] if relabelled else []),
+            *([f"problem: {spoilt}"] if spoilt else []),
+            *map(str, run.inputs.findings),
+        ],
+        pictures=pictures_for_page(run),
+        laid_out=laid_out,
+        doubts=run.doubts,
+        recipe=without_places(recipe).to_toml(),
+        explained=_explain_mistakes(classifier, evaluation, table.place),
+    )
+    loss = "" if numbers["loss"] is None else f" ({numbers['loss']:.4f} log loss)"
+    run.say(f"{headline_of(numbers).words}{loss}; report: {run.folder / REPORT}")
+
+
+def pictures_for_page(run: Run) -> dict[str, bytes]:
+    """Return the pictures for the report, by caption. With a single row of metrics.csv, the curves are left out."""
+    shown = [name for name in PICTURES if name in run.pictures and (name != "Curves" or len(run.metrics.rows) > 1)]
+    return {name: run.pictures[name] for name in shown}
+
+
+def _explain_mistakes(classifier: Classifier, evaluation: Evaluation, root: Place) -> list[Explained]:
+    """Explain the worst mistakes of the model.
+
+    The result is empty for multi-label data, after a test by cross-validation, and for models that cannot be explained.
+    """
+    is_unexplained = isinstance(evaluation, MultiEvaluation) or evaluation.split == BY_FOLDS
+    chosen = [] if is_unexplained else evaluation.mistakes(_EXPLAINED)
+    chosen = [i for i in chosen if evaluation.label_of(i) in classifier.classes]
+    if not can_explain(classifier.model):
+        return []
+    plain, explained = replace(classifier, runner=None), []  # the maps need the model's gradients
+    for done, i in enumerate(chosen, start=1):
+        progress("explaining mistakes", done, len(chosen))
+        true, predicted = (evaluation.classes[index[i]] for index in (evaluation.labels, evaluation.predicted))
+        pictures = explain_mistake(plain, root / evaluation.paths[i], true, predicted)
+        if not isinstance(pictures, str):  # it may have become unreadable
+            explained.append(Explained(i, f"{true}, taken for {predicted}", pictures))
+    return explained
+
+
+def _kept(recipe: Recipe, table: ImageTable, epoch: int, *, is_calibrated: bool) -> str:
+    """Describe which weights were saved as the model, and how they were chosen."""
+    has_val = "val" in table.splits
+    if epoch == ZERO_SHOT:
+        return "zero-shot: no epoch was better on the val images"
+    if recipe.method == "probe" and has_val:
+        return "a head, its penalty chosen by the log loss on val images"
+    if recipe.method == "probe":
+        how = "its penalty chosen by a cross-validation of the training images"
+        return f"a head, {how}" if is_calibrated else "a head with the middle penalty"
+    return f"the best by {recipe.monitor}" if has_val and recipe.keep != "last" else "the last"
+
+
+def _spent(rows: list[dict[str, float]]) -> str:
+    if not rows or "seconds" not in rows[-1]:  # metrics.csv was lost, or edited
+        return ""
+    epochs = sum(row["epoch"] > ZERO_SHOT for row in rows)
+    return f"{epochs} epochs in {rows[-1]['seconds']:.0f} s; "
+
+
+def _zero_shot(rows: list[dict[str, float]]) -> dict[str, str]:
+    """Describe the validation figures before any training, if the head was made from the class names.
+
+    The result is empty if there are no such figures.
+    """
+    lines = [
+        f"{name} {row[name]:.4f}"
+        for row in rows
+        for name in ("val_loss", "val_acc", "val_map")
+        if row["epoch"] == ZERO_SHOT and name in row
+    ]
+    return {"zero-shot": f"{', '.join(lines)} with the class names alone, before any training"} if lines else {}
+
+
+def _unseen(record: PictureRecord | None) -> dict[str, str]:
+    """Return a row for the report that says whether all images that the weights were trained on are recorded.
+
+    The result is empty without a record.
+    """
+    if record is None:
+        return {}
+    if record.is_whole:
+        return {"seen before": "all images that the weights were ever trained on are recorded in pictures.npz"}
+    return {"seen before": "not known: what the first weights were trained on is not recorded"}
+
+
+def _facts(run: Run) -> dict[str, str]:
+    classifier, recipe, table, rows = run.classifier, run.recipe, run.table, run.metrics.rows
+    config, preprocess = classifier.model.config, classifier.preprocess
+    parameters = sum(parameter.numel() for parameter in classifier.model.parameters())
+    splits = ", ".join(f"{len(table.of_split(name))} {name}" for name in SPLITS)
+    h, w = config.image_size
+    pixels = (preprocess.fit, preprocess.interpolation, f"mean {preprocess.mean}", f"std {preprocess.std}")
+    kept = classifier.provenance["metrics"]["epoch"]
+    chosen = _kept(recipe, table, kept, is_calibrated=classifier.trust is not None)
+    return {
+        "model": f"{name_of(recipe)}: {parameters:,} parameters, {config.in_words}",
+        "data": f"{table.root.name}: {splits} images, {len(table.classes)} classes",
+        "pixels": ", ".join((f"{h}x{w}", *pixels)),
+        "training": f"{_spent(rows)}kept: epoch {kept + 1}, {chosen}",
+        **_zero_shot(rows),
+        **_unseen(run.inputs.record),
+        "computed": classifier.computed,
+        "seed": str(recipe.seed),
+        "data hash": classifier.provenance["data_hash"],
+        "made with": ", ".join(f"{name} {number}" for name, number in classifier.provenance["versions"].items()),
+    }

@@ -1,0 +1,98 @@
+"""Divide the images into training, validation and test images, or into the folds of a cross-validation.
+
+A test image keeps the label that it had in the runs that the split or the weights come from, and an image whose label
+only a model proposed is never a test image (docs/decisions/0028-label-files.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vitkit.data.doctor.examine import check_lost
+from vitkit.data.earlier_labels import UNCHANGED, compare_with_runs, runs_of
+from vitkit.data.seen import PictureRecord
+from vitkit.data.splits import fold, held_out_split, limit_training, split
+from vitkit.errors import VitkitError
+from vitkit.system.files import without_place
+from vitkit.training.defaults import weights_of
+from vitkit.training.lineage import RunImages, SplitImages, ancestry_of, divide, only_trained, refuse_seen
+from vitkit.training.recipe import Recipe
+from vitkit.training.run_folder import Run
+from vitkit.training.stages.open import is_cross_tested, runs_that_proposed
+
+
+def split_images(run: Run) -> None:
+    """Divide the readable images. Copies of a picture, and images of one scene, stay in one split."""
+    recipe, images = run.recipe, RunImages(run.diagnosis.table, run.diagnosis.facts, run.groups)
+    before = run.before = ancestry_of(recipe, run.blueprint.pictures, run.teacher_record)
+    sources = (recipe.split_from, None if recipe.weights == "none" else weights_of(recipe), recipe.teacher)
+    known = [*runs_of(filter(None, sources)), *runs_that_proposed(run.source, run.earlier_runs)]
+    untested = compare_with_runs(images.table, images.contents, known).untested
+    if recipe.split_from is not None and is_cross_tested(Path(recipe.split_from)):
+        refuse_seen(images, recipe, before, f"the protocol of {without_place(recipe.split_from)}")
+    parts = [_with_earlier(part, known) for part in _parts(images, recipe, before, untested)]
+    run.undivided = None if recipe.folds is None else _undivided(images, parts[0])
+    if recipe.max_images is not None:
+        parts = [limit(part, recipe.max_images, recipe.seed) for part in parts]
+        run.undivided = run.undivided and limit(run.undivided, recipe.max_images, recipe.seed)
+    run.parts = tuple(parts)
+    run.findings = (*run.diagnosis.findings, *check_lost(run.source, run.diagnosis.unreadable))
+
+
+def _with_earlier(part: SplitImages, runs: Sequence[Path]) -> SplitImages:
+    """Add the labels that the images had in earlier runs. Missing images of classes that were removed do not matter."""
+    table, split = part.images.table, held_out_split(part.images.table)
+    tested = table.paths if split == "all" else table.of_split(split).paths
+    earlier = compare_with_runs(table, part.images.contents, runs, tested)
+    missing = tuple(item for item in earlier.missing if set(table.task.names_in(item.label)) <= set(table.classes))
+    return replace(part, earlier=replace(earlier, missing=missing))
+
+
+def _parts(images: RunImages, recipe: Recipe, before: PictureRecord, untested: Collection[str]) -> list[SplitImages]:
+    """Split the images. For a cross-validation, return a split for each fold, with the fold's images as test images.
+
+    Images in `untested` are only in training splits.
+    """
+    if recipe.folds is None:
+        return [divide(images, recipe, before, untested)]
+    table, groups = images.table, images.groups
+    if any(table.splits):
+        raise VitkitError(
+            f"{table.name} is already split, but --folds makes its own splits: pass a folder of class folders"
+        )
+    overlap = refuse_seen(images, recipe, before, "--folds")
+    fold_of = fold(table, recipe.folds, recipe.seed_of_split, groups)
+    train, val, _ = recipe.split
+    shares = (train / (train + val), val / (train + val), 0.0)
+    parts = []
+    for number in range(recipe.folds):
+        tested = replace(table, splits=tuple("test" if other == number else "train" for other in fold_of))
+        part = SplitImages(replace(images, table=tested), overlap)
+        kept, dropped = only_trained(part.images, (None,) * len(table), untested)
+        table_split = split(tested, shares, recipe.seed_of_split, groups, kept)
+        parts.append(replace(part, images=replace(images, table=table_split)).without(dropped))
+        if len(set(parts[-1].images.table.of_split("train").labels)) < 2 and not table.sets:
+            raise VitkitError(
+                f"--folds {recipe.folds}: with {len(table)} images, fold {number + 1} would be trained on one class "
+                "alone: add images, or leave out --folds"
+            )
+    return parts
+
+
+def _undivided(images: RunImages, fold: SplitImages) -> SplitImages:
+    """Return all images as training images, for the final model of a cross-validation.
+
+    The result has no earlier labels, because these only matter where images are tested, which is in the folds.
+    """
+    table = replace(images.table, splits=("train",) * len(images.table))
+    return replace(fold, images=replace(images, table=table), findings=[], earlier=UNCHANGED)
+
+
+def limit(part: SplitImages, most: int, seed: int) -> SplitImages:
+    """Keep at most `most` of the training images, chosen by `seed`, and all validation and test images."""
+    limited = limit_training(part.images.table, most, seed)
+    place = {path: i for i, path in enumerate(part.images.table.paths)}
+    kept = [place[path] for path in limited.paths]
+    return replace(part, images=replace(part.images.take(kept), table=limited), overlap=part.overlap.take(kept))

@@ -1,0 +1,83 @@
+"""A run opens no file for reading that it has written, and each photograph as rarely as possible."""
+
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import runs
+import warm
+from vitkit.data.file_facts import stamp_of
+
+# Notes each file that is opened for reading: a hook of the interpreter, which cannot be removed again.
+WATCHED = """
+import json, os, sys
+from pathlib import Path
+
+photos, out, note = (os.path.realpath(text) for text in sys.argv[1:4])
+opened = []
+
+def hook(event, arguments):
+    if event == "open" and isinstance(arguments[0], (str, os.PathLike)) and arguments[2] & 3 == os.O_RDONLY:
+        path = os.path.realpath(os.fspath(arguments[0]))
+        if path.startswith((photos + os.sep, out + os.sep)) and not os.path.isdir(path):
+            opened.append(path)
+
+sys.addaudithook(hook)
+from vitkit.training import Recipe, train
+
+train(Recipe(**{"data": photos, "workers": 0, **json.loads(sys.argv[4])}), out)
+Path(note).write_text(json.dumps(opened))
+"""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = runs.photos(tmp_path_factory.mktemp("opened") / "photos", images=16, noise=60)
+    while any(stamp_of(path) is None for path in folder.rglob("*.png")):  # files that have just changed are read again
+        time.sleep(0.1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.begun(tmp_path_factory.mktemp("begun"))
+
+
+def opened(photos: Path, place: Path, **fields: object) -> tuple[Counter[str], list[str]]:
+    """How often each photograph was opened, and the files of the run that were opened for reading."""
+    environment = os.environ | {"VITKIT_CACHE": str(place / "cache"), "BLANK_PICTURES": "1"}
+    asked = json.dumps({"precision": "float32", **fields})
+    command = [warm.python(), "-c", WATCHED, photos, place / "run", place / "note.json", asked]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (place / "run" / "report.html").is_file()
+    paths = json.loads((place / "note.json").read_text())
+    photographs = Counter(path for path in paths if path.startswith(str(photos.resolve())))
+    return photographs, [path for path in paths if path not in photographs]
+
+
+FINE_TUNING = {"method": "full", "epochs": 3, "lr": 1e-3}
+
+
+@pytest.mark.parametrize(
+    "fields", [FINE_TUNING, {"method": "probe"}, {**FINE_TUNING, "lp_ft": True, "cache": "disk"}], ids=str
+)
+def test_a_run_reads_nothing_that_it_has_written_and_photographs_twice(
+    photos: Path, weights: Path, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    photographs, own = opened(photos, tmp_path, weights=str(weights), **fields)
+    assert own == []
+    assert len(photographs) == 48, "each is examined"
+    often = {path: count for path, count in photographs.items() if count > 2}
+    assert len(often) <= 2, "the mistakes that the report explains"
+    assert max(photographs.values()) <= 3
+
+
+def test_a_run_from_random_weights_reads_nothing_that_it_has_written(photos: Path, tmp_path: Path) -> None:
+    _, own = opened(photos, tmp_path, **runs.quick_fields(epochs=2))
+    assert own == []
