@@ -465,34 +465,35 @@ def command_pages() -> list[Page]:
 
 def recipe_page() -> Page:
     """Return the page of all fields of recipes."""
-    from vitkit.cli.commands import PANELS
+    from vitkit.text.arguments import help_of
     from vitkit.training import Pretraining, Recipe
 
     text = (
-        "# Fields of recipes\n\nA recipe is a TOML file with these fields; each is also a flag of "
-        "[`vitkit train`](commands/train.md), with `-` instead of `_`, and a keyword argument of "
-        "[`vitkit.train`](functions/train.md). Fields of the model are those of "
+        "# Fields of recipes\n\nA recipe is a TOML file with these fields. Each is also a flag of "
+        "[`vitkit train`](commands/train.md), with `-` instead of `_`, or is set by `--set FIELD=VALUE`; in Python, "
+        "they are the fields of `vitkit.Recipe`. Fields of the model are those of "
         "[`ViTConfig`](classes/ViTConfig.md), in the table `[model]`.\n"
     )
     for title, owner in (("", Recipe), ("Only for pre-training", Pretraining)):
         known = {field.name for field in dataclasses.fields(Recipe)} if title else set()
-        text += f"\n## {title}\n\n{_TABLE}" if title else f"\n## What to train\n\n{_TABLE}"
-        hints = get_type_hints(owner, include_extras=True)
+        text += f"\n## {title}\n\n{_TABLE}" if title else ""
+        hints, meanings = get_type_hints(owner, include_extras=True), help_of(owner)
         for field in dataclasses.fields(owner):
             if field.name in known:
                 continue
-            panel = PANELS.get(field.name)
-            if panel and not title and f"## {panel}\n" not in text:
-                text += f"\n## {panel}\n\n{_TABLE}"
-            text += _field_row(field, hints[field.name])
+            declaring = next(base for base in owner.__mro__ if field.name in inspect.get_annotations(base))
+            group = (declaring.__doc__ or "").partition(".")[0]
+            if not title and f"## {group}\n" not in text:
+                text += f"\n## {group}\n\n{_TABLE}"
+            text += _field_row(field, hints[field.name], meanings[field.name])
     return Page("reference/recipe.md", text)
 
 
 _TABLE = "| field | meaning | default | type |\n|---|---|---|---|\n"
 
 
-def _field_row(field: dataclasses.Field[Any], hint: Any) -> str:
-    kind, meaning, *marks = get_args(hint) if hasattr(hint, "__metadata__") else (hint, "")
+def _field_row(field: dataclasses.Field[Any], hint: Any, meaning: str) -> str:
+    kind, *marks = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
     if field.default is None:
         default = "chosen"
     elif field.default is dataclasses.MISSING:
