@@ -247,7 +247,7 @@ def test_the_paths_of_a_batch_are_those_of_its_images(table: ImageTable, balance
     train = data.train.table
     plain = EvaluationImages(train, PREPROCESS)
     for number, (images, labels) in enumerate(epoch_of(data, 4)):
-        paths = data.paths_of_batch(4, number)
+        paths = [train.paths[row] for row in data.rows_of_batch(4, number)]
         assert len(paths) == len(images)
         for path, image, label in zip(paths, images, labels, strict=True):
             index = train.paths.index(path)

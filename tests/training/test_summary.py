@@ -107,8 +107,9 @@ def test_labels_are_doubted_by_the_weights_a_run_began_from(before: Path, data: 
     # Other weights than those it began from would not do: the run's own have changed.
     begun = run_of(folder, recipe, table)
     begun.blueprint = blueprint_of(recipe, table.classes)
+    begun.frozen = label_search.frozen_features(begun)
     found = label_search.find_label_errors(begun)
-    assert found is not None and len(label_search.frozen_features(begun)) == 36
+    assert found is not None and len(begun.frozen) == 36
     assert rows == [(*own[:3], f"{own.score:.6f}", f"{own.chance:.6f}") for own in found]
     assert {row[1] for row in rows} <= set(table.classes)
 
@@ -119,7 +120,9 @@ def test_too_many_images_are_said_to_be_too_many(data: Path, tmp_path: Path, mon
     table = read_source(data)
     recipe = runs.quick(data, weights="anything", model=None, method="full")
     with heard(said.append):
-        assert label_search.find_label_errors(run_of(tmp_path, recipe, table)) is None
+        begun = run_of(tmp_path, recipe, table)
+        begun.frozen = label_search.frozen_features(begun)
+    assert label_search.find_label_errors(begun) is None
     assert said == ["only held-out images are searched for label errors, because there are more than 35 images"]
 
 
@@ -133,6 +136,7 @@ def test_an_image_that_vanished_does_not_cost_the_report(before: Path, data: Pat
     begun = run_of(tmp_path, recipe, table)
     begun.blueprint = blueprint_of(recipe, table.classes)
     with heard(said.append):
+        begun.frozen = label_search.frozen_features(begun)
         assert label_search.find_label_errors(begun) is None
     assert said[-1].startswith("note: label errors were not searched for: ") and "img1.png" in said[-1]
 

@@ -228,9 +228,8 @@ def bytes_of(
     if fixed is not None:
         return len(files) * 3 * fixed[0] * fixed[1]
     sample = files[:: math.ceil(len(files) / _MEASURED) or 1]
-    sizes = (
-        [known[str(file)] for file in sample if str(file) in known] if known else sizes_of(sample)
-    )  # unreadable files are reported elsewhere
+    # Unreadable files, which have no size, are reported elsewhere.
+    sizes = [known[str(file)] for file in sample if str(file) in known] if known else sizes_of(sample)
     scales = [min(1.0, (short_side or math.inf) / min(size)) for size in sizes]
     needs = [3 * width * height * scale**2 for (width, height), scale in zip(sizes, scales, strict=True)]
     return math.ceil(len(files) * sum(needs) / max(len(needs), 1))

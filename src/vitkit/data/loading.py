@@ -241,11 +241,6 @@ class BatchedImages:
         """Return the rows of this process's share of a training batch in the table of training images."""
         return [key[1] for key in self._keys(epoch, batch)]
 
-    def paths_of_batch(self, epoch: int, batch: int) -> list[str]:
-        """Return the keys of this process's share of a training batch."""
-        paths = self.train.paths
-        return [paths[row] for row in self.rows_of_batch(epoch, batch)]
-
     def batch_again(self, epoch: int, batch: int) -> Batch:
         """Prepare this process's share of a training batch once more: images (B, C, height, width) and labels (B,)."""
         images, labels = zip(*(self.train[key] for key in self._keys(epoch, batch)), strict=True)

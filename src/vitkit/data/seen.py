@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import io
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
@@ -93,6 +93,14 @@ class PictureRecord:
     def role_of(self) -> dict[bytes, str]:
         """Return the role of each picture by the digest of its file."""
         return {digest.tobytes(): ROLES[role] for digest, role in zip(self.digests, self.roles.tolist(), strict=True)}
+
+    def roles_of(self, contents: Mapping[str, str]) -> dict[str, str | None]:
+        """Return the role of each file in the record, by its path; None for a file that the record does not list.
+
+        `contents` has the first bytes of each file's SHA-256, in hexadecimal, by path.
+        """
+        role_of = self.role_of()
+        return {path: role_of.get(bytes.fromhex(digest)) for path, digest in contents.items()}
 
     def label_of(self, index: int) -> str:
         return self.names[self.labels[index]]

@@ -74,12 +74,6 @@ def table_from_split(stored: Mapping[str, Any], storage: Storage | None) -> Imag
     )
 
 
-def read_hash(split_file: Path) -> str:
-    """Return the hash of a run's split, which `split_to_dict` computed."""
-    digest: str = from_json(read_text(split_file))["hash"]
-    return digest
-
-
 def split_from_file(path: Path) -> ImageTable:
     """Read a run's split.json as a table, without checking that the images exist.
 
@@ -296,8 +290,7 @@ def roles_in_run(split_file: Path, record: PictureRecord) -> dict[str, str | Non
 
     Images without a digest in the split file (`read_contents`) are left out.
     """
-    role_of = record.role_of()
-    return {path: role_of.get(bytes.fromhex(digest)) for path, digest in read_contents(split_file).items()}
+    return record.roles_of(read_contents(split_file))
 
 
 def move_run(split_file: Path, root: Path) -> None:

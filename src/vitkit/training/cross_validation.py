@@ -140,7 +140,7 @@ def cross_validate(run: Run) -> None:
 def _train_fold(run: Run, folder: Path) -> Run:
     """Train and test one fold, and return its run."""
     fold = Run(run.recipe.replace(folds=None), team=run.team, hooks=run.hooks, whole=run.folder)
-    fold.recipe, fold.inputs = fold.asked, Inputs.read(folder)
+    fold.recipe, fold.inputs = fold.asked, run.inputs_of_folds.get(folder) or Inputs.read(folder)
     fold.enter(folder)
     fold.out_of_fold = OutOfFold.read(folder)  # of a fold that was interrupted
     if hasattr(run, "blueprint"):

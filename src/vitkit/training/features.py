@@ -60,7 +60,7 @@ class FeatureStore:
         self._row_of: dict[str, int] = {}
         self._rows = torch.empty(0)
 
-    def of(self, table: ImageTable, what: str) -> Tensor:
+    def features(self, table: ImageTable, what: str) -> Tensor:
         """Return the features of n images, (n, D) float32. Those that are not known are computed.
 
         Args:
@@ -84,9 +84,9 @@ class FeatureStore:
             self._rows = torch.cat([self._rows.reshape(-1, rows.shape[1]), rows])
         return self._rows[[self._row_of[path] for path in table.paths]]
 
-    def of_head(self, table: ImageTable, config: Config, what: str) -> Tensor:
+    def head_features(self, table: ImageTable, config: Config, what: str) -> Tensor:
         """Return the features of n images that the head of the run's model reads, (n, D)."""
-        rows = self.of(table, what)
+        rows = self.features(table, what)
         if not isinstance(config, ViTConfig) or config.pool != "token":
             return rows
         return rows[:, : config.hidden_size]  # the class token comes first

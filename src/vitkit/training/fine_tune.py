@@ -179,7 +179,7 @@ def learn(
     classifier: Classifier,
     teacher: Teacher | None,
     data: BatchedImages | None = None,
-    of_head: HeadImages | None = None,
+    head_images: HeadImages | None = None,
 ) -> Classifier:
     """Train the classifier's model on the training images of the run, and return the model that was kept.
 
@@ -188,11 +188,11 @@ def learn(
         classifier: the classifier to train.
         teacher: the teacher for distillation; None without distillation.
         data: the images in batches; None to read the run's files.
-        of_head: the images to which the head is fitted before the training, if the recipe requests this (`lp_ft`). None
-            to read the run's files.
+        head_images: the images to which the head is fitted before the training, if the recipe requests this (`lp_ft`);
+            None to read the run's files.
     """
     recipe, inputs = run.recipe, run.inputs
-    data, objective, fabric, spent = prepare_to_learn(run, classifier, teacher, data, of_head)
+    data, objective, fabric, spent = prepare_to_learn(run, classifier, teacher, data, head_images)
     if recipe.find_lr:
         began = time.monotonic()
         recipe = run.team.broadcast_from_main(partial(choose_lr, run, classifier, data, objective))
@@ -207,7 +207,7 @@ def prepare_to_learn(
     classifier: Classifier,
     teacher: Teacher | None,
     data: BatchedImages | None = None,
-    of_head: HeadImages | None = None,
+    head_images: HeadImages | None = None,
 ) -> tuple[BatchedImages, Objective, Fabric, float]:
     """Prepare everything for the first step: the model, the images in batches, the objective and the device.
 
@@ -233,7 +233,7 @@ def prepare_to_learn(
     if recipe.patch_dropout and isinstance(model, VisionTransformer):
         drop_patches(model, recipe.patch_dropout)
     learned = log_weights(in_train, balance, table.task)
-    spent = _start_head(run, classifier, learned, of_head)
+    spent = _start_head(run, classifier, learned, head_images)
     if recipe.method == "probe-sgd":
         run.say(f"trained: {', '.join(freeze_backbone(classifier.model))}")
     if recipe.method == "lora":

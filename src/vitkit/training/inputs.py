@@ -19,7 +19,6 @@ from vitkit.data.split_file import (
     groups_to_list,
     images_of_run,
     read_contents,
-    read_hash,
     split_to_dict,
     table_from_split,
 )
@@ -88,7 +87,7 @@ class Inputs:
         table, record = images_of_run(folder / SPLIT), folder / RECORD
         return cls(
             table,
-            read_hash(folder / SPLIT),
+            split_to_dict(table)["hash"],
             read_contents(folder / SPLIT),
             groups_from_file(folder / GROUPS),
             tuple(read_findings(folder / FINDINGS)),
@@ -106,15 +105,7 @@ class Inputs:
 
         The result is None if this is unknown.
         """
-        return None if self.record is None else seen_of(self.roles_in(self.record), split)
-
-    def roles_in(self, record: PictureRecord) -> dict[str, str | None]:
-        """Return the role of each image in a picture record, by path. An image that it does not list has the role None.
-
-        Images whose digest is unknown are left out.
-        """
-        role_of = record.role_of()
-        return {path: role_of.get(bytes.fromhex(digest)) for path, digest in self.contents.items()}
+        return None if self.record is None else seen_of(self.record.roles_of(self.contents), split)
 
     def write(self, folder: Path, recipe: Recipe, *, has_labels: bool = True) -> None:
         """Write the inputs and the recipe into the run folder. The recipe is last: with it, the run can be resumed."""

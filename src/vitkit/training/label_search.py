@@ -21,23 +21,19 @@ from vitkit.evaluation.label_errors import LabelError, from_features, in_words
 from vitkit.system.run_files import RECIPE
 from vitkit.training.defaults import weights_of
 from vitkit.training.features import FeatureStore
-from vitkit.training.probe import MOST_SEARCHED
 from vitkit.training.recipe import Recipe
 from vitkit.training.run_folder import Run
+from vitkit.training.start import choose_precision
 from vitkit.weights.loading import WeightsSource, look
+
+MOST_SEARCHED = 20_000  # images in which label errors are searched for; more would take too much time and memory
 
 
 def frozen_features(run: Run) -> Tensor | None:
     """Return the features of all images of a run, (n, D), under weights that had seen none of them.
 
-    The first call says why there are none, if there are no such weights, too many images, or an unreadable image.
+    The result is None, and a line says why, if there are no such weights, too many images, or an unreadable image.
     """
-    if run.frozen is None:
-        run.frozen = (_compute(run),)
-    return run.frozen[0]
-
-
-def _compute(run: Run) -> Tensor | None:
     recipe, table = run.recipe, run.inputs.table
     if recipe.weights == "none":
         return None
@@ -56,7 +52,7 @@ def _compute(run: Run) -> Tensor | None:
         if source != weights_of(recipe):
             run.say(f"label errors are searched with {source}, which had not seen these images")
             store = FeatureStore(recipe.replace(weights=source), None, run.photographs)
-        return store.of(table, "looking for label errors")
+        return store.features(table, "looking for label errors")
     except VitkitError as error:  # an image has become unreadable
         run.say(f"note: label errors were not searched for: {error}")
         return None
@@ -65,18 +61,17 @@ def _compute(run: Run) -> Tensor | None:
 def find_label_errors(run: Run) -> list[LabelError] | None:
     """Return labels in all images of a run that are likely wrong, the most doubtful first.
 
-    The result is None if the images have no `frozen_features`.
+    The result is None if the run has no features under weights that had not seen the images (`run.frozen`).
     """
     started, table = time.monotonic(), run.inputs.table
-    features = frozen_features(run)
-    if features is None:
+    if run.frozen is None:
         return None
     targets = table.task.targets(torch.tensor(table.labels), table.set_targets())
-    doubts = from_features(table, features, targets.to(torch.int64), run.recipe.seed)
-    precision = FeatureStore(run.recipe).precision
+    errors = from_features(table, run.frozen, targets.to(torch.int64), run.recipe.seed)
+    precision = choose_precision(run.recipe.precision, run.recipe.device)
     seconds = time.monotonic() - started
-    run.say(f"{in_words(doubts)} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
-    return doubts
+    run.say(f"{in_words(errors)} (of {len(table)} images, frozen features in {precision}, {seconds:.0f} s)")
+    return errors
 
 
 def unspoilt_weights(recipe: Recipe, table: ImageTable, weights: WeightsSource | None = None) -> str | None:

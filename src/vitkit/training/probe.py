@@ -46,7 +46,6 @@ MIDDLE = PENALTIES[len(PENALTIES) // 2]
 UNBEATEN = "no trained head was better on the validation images, so the model is the zero-shot one"
 _WORSE = 1.1  # the search ends at this multiple of the best validation loss
 PARTS = 5  # folds of a cross-validation
-MOST_SEARCHED = 20_000  # images in which label errors are searched for; more would take too much time and memory
 _MOST = 5_000  # images that are cross-validated; more hardly change the penalty
 
 
@@ -229,7 +228,7 @@ def _features_of_head(
     store = run.features
     if store is not None:
         x, *held_out = [
-            (store.of_head(part, config, name), torch.tensor(part.labels, dtype=torch.long))
+            (store.head_features(part, config, name), torch.tensor(part.labels, dtype=torch.long))
             for part, name in zip((train, val), what, strict=True)
             if len(part)
         ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Stages:
     """
 
     prepare: tuple[Stage, ...]
-    write: Callable[..., None]
+    write: Callable[[Run, ExitStack], None]
     fit: Stage
     conclude: tuple[Stage, ...] = ()
     again: Callable[[Path], str] = resume_command
@@ -128,10 +128,9 @@ def train(
     """
     if asked.data is None:
         raise VitkitError("the recipe names no data: set data to a folder with one sub-folder of images per class")
-    run = Run(asked, None if out is None else Path(out), hooks=hooks, keeps_pictures=True)
+    run = Run(asked, None if out is None else Path(out), hooks=hooks, notes=notes, keeps_pictures=True)
     run.earlier_runs = list(dict.fromkeys([Path("runs"), *([] if run.out is None else [run.out.parent])]))
-    stages = TRAINING if asked.folds is None else FOLDS
-    return carry_out(run, replace(stages, write=partial(stages.write, notes=notes)), force=force)
+    return carry_out(run, TRAINING if asked.folds is None else FOLDS, force=force)
 
 
 def carry_out(run: Run, stages: Stages, *, force: bool = False) -> Path:
@@ -201,31 +200,32 @@ def _drive(run: Run, stages: Stages, prepare: Callable[[ExitStack], None]) -> Pa
     return folder
 
 
-def _write(run: Run, hold: ExitStack, notes: Sequence[str] = ()) -> None:
+def _write(run: Run, hold: ExitStack) -> None:
     """Choose the folder of a run, and write the request and the inputs of the training into it."""
     with begun_folder(run, hold, run.source.root.name):
-        introduce(run, f"training {name_of(run.recipe)} on {run.source.place}", notes)
+        introduce(run, f"training {name_of(run.recipe)} on {run.source.place}")
         (part,) = run.parts
-        of_split = check_splits(part.images.table)
-        told = tell(run, [*ancestry_findings(part, run.recipe), *run.torn, *part.findings, *run.findings, *of_split])
-        run.inputs = Inputs.of(part, run.before, told)
+        findings = [*ancestry_findings(part, run.recipe), *run.torn, *part.findings, *run.findings]
+        findings = tell(run, [*findings, *check_splits(part.images.table)])
+        run.inputs = Inputs.of(part, run.before, findings)
         run.inputs.write(run.folder, run.recipe)
         if (line := note_shared_tests(run.out, part)) is not None:
             run.say(line)
 
 
-def _write_folds(run: Run, hold: ExitStack, notes: Sequence[str] = ()) -> None:
+def _write_folds(run: Run, hold: ExitStack) -> None:
     """Do the same for a cross-validation, whose folds have folders of their own."""
     with begun_folder(run, hold, run.source.root.name):
-        introduce(run, f"training {name_of(run.recipe)} on {run.source.place}", notes)
-        told = tell(run, run.findings)
+        introduce(run, f"training {name_of(run.recipe)} on {run.source.place}")
+        findings = tell(run, run.findings)
         for number, part in enumerate(run.parts):
             folder = fold_folder(run.folder, number)
             folder.mkdir()
-            findings = [*told, *part.findings, *check_splits(part.images.table)]
-            Inputs.of(part, run.before, findings).write(folder, run.recipe.replace(folds=None))
+            own_findings = [*findings, *part.findings, *check_splits(part.images.table)]
+            inputs = run.inputs_of_folds[folder] = Inputs.of(part, run.before, own_findings)
+            inputs.write(folder, run.recipe.replace(folds=None))
         assert run.undivided is not None
-        run.inputs = Inputs.of(run.undivided, run.before, told)
+        run.inputs = Inputs.of(run.undivided, run.before, findings)
         run.inputs.write(run.folder, run.recipe)
 
 
@@ -254,13 +254,12 @@ def begun_folder(run: Run, hold: ExitStack, name: str, fields: Mapping[str, Any]
         raise
 
 
-def introduce(run: Run, task: str, notes: Sequence[str] = ()) -> None:
+def introduce(run: Run, task: str) -> None:
     """Print what the run is, and the reasons for what was chosen for it."""
     run.say(f"vitkit {vitkit.__version__}: {task}")
-    layout = run.source.layout
     for reason in [
-        *filter(None, [layout]),
-        *notes,
+        *filter(None, [run.source.layout]),
+        *run.notes,
         *dict.fromkeys(run.idle),
         *run.reasons,
         *describe_team(run.recipe, run.team),
@@ -270,10 +269,10 @@ def introduce(run: Run, task: str, notes: Sequence[str] = ()) -> None:
 
 def tell(run: Run, findings: Sequence[Finding]) -> list[Finding]:
     """Print each finding once, and return the printed findings."""
-    told = list(dict.fromkeys(findings))
-    for finding in told:
+    findings = list(dict.fromkeys(findings))
+    for finding in findings:
         run.say(str(finding))
-    return told
+    return findings
 
 
 TRAINING = Stages(PREPARE, _write, fit, (calibrate, evaluate, report))

@@ -75,6 +75,7 @@ class Run:
         out: the requested run folder; None for the next free one.
         team: the processes that work on the run.
         hooks: objects of the caller that observe the training, or replace parts of it.
+        notes: lines about the requested recipe.
         earlier_runs: folders that contain earlier runs, whose models may have proposed labels of these images.
         reserve: locks the requested run folder, or only refuses one that is in use. None if nothing will be trained.
         is_reserved: whether that was done.
@@ -103,17 +104,18 @@ class Run:
 
     Needed for training, and read from the folder when a run is resumed:
         folder: the run folder. Its files are for people, and for resuming in another process.
-        inputs: the images with their splits, and what is known of them.
+        inputs: the images with their splits, and what is known of them; `inputs_of_folds` are those of the folds, by
+            folder.
         metrics: the rows of metrics.csv.
         pictures: the figures for the report that have been drawn, by caption.
         features: the features of the photographs under the initial weights; None if nothing has needed them.
-        frozen: the features of all images under weights that had not seen them, in a tuple; None until they are needed.
 
     Found by `fit`:
         classifier: the trained model, in the main process; after `calibrate`, with all that predictions need.
         out_of_fold: predictions of models that were not trained on the image, if there are no validation images.
 
     Found by `calibrate`:
+        frozen: the features of all images under weights that had not seen them; None if there are no such weights.
         table: the images, of which those that have changed since the start (`changes`) count as unreadable.
         calibration: the evaluation that the temperature was fitted on, after calibration; None without such images.
         tested: the evaluation of the held-out images.
@@ -121,13 +123,14 @@ class Run:
     Found by `evaluate`:
         numbers: the figures of that evaluation, the content of evaluation.json.
         evaluation: the part of it that counts: the images that the initial weights had not seen, or None.
-        doubts: labels that are likely wrong, the most doubtful first.
+        label_errors: labels that are likely wrong, the most doubtful first.
     """
 
     asked: Recipe
     out: Path | None = None
     team: ProcessGroup = ALONE
     hooks: Hooks = NONE
+    notes: Sequence[str] = ()
     earlier_runs: Sequence[Path] = (Path("runs"),)
     reserve: Callable[[Path], None] | None = None
     is_reserved: bool = False
@@ -155,14 +158,15 @@ class Run:
 
     folder: Path = field(init=False)
     inputs: Inputs = field(init=False)
+    inputs_of_folds: dict[Path, Inputs] = field(default_factory=dict)
     metrics: Metrics = field(init=False)
     pictures: dict[str, bytes] = field(default_factory=dict)
     features: FeatureStore | None = None
-    frozen: tuple[Tensor | None] | None = None
 
     classifier: Classifier = field(init=False)
     out_of_fold: OutOfFold | None = None
 
+    frozen: Tensor | None = None
     table: ImageTable = field(init=False)
     changes: Changes = field(init=False)
     calibration: Evaluation | None = None
@@ -170,7 +174,7 @@ class Run:
 
     numbers: dict[str, Any] = field(init=False)
     evaluation: Evaluation | None = None
-    doubts: Sequence[LabelError] = ()
+    label_errors: Sequence[LabelError] = ()
 
     def enter(self, folder: Path) -> None:
         """Choose the run folder. If the run is resumed, what another process has left there is read."""

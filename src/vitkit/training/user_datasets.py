@@ -37,7 +37,6 @@ from vitkit.evaluation.figures import (
 )
 from vitkit.evaluation.headline import headline_of
 from vitkit.evaluation.metrics import Evaluation
-from vitkit.model_folder import WEIGHTS
 from vitkit.reporting import plots
 from vitkit.reporting.evaluation_report import pictures_of, write_report
 from vitkit.system.files import read_json, write_json, write_text
@@ -46,20 +45,17 @@ from vitkit.system.run_files import CLASS_INDICES, EVALUATION, PREPROCESS, RECIP
 from vitkit.training.defaults import check_effects, complete, weights_of
 from vitkit.training.distributed import check_team
 from vitkit.training.finalize import ValidationFacts, calibrate_on, correction_of
-from vitkit.training.fine_tune import learn
-from vitkit.training.first_batch import draw_some
 from vitkit.training.inputs import Inputs
 from vitkit.training.lineage import ancestry_of
-from vitkit.training.probe import HeadImages, fit_head
+from vitkit.training.probe import HeadImages
 from vitkit.training.recipe import Recipe, name_of, without_places
 from vitkit.training.request import NONE, Hooks, load_of_run
 from vitkit.training.run import Stages, begun_folder, carry_out, continue_run, introduce
 from vitkit.training.run_folder import Run, check_overwritten
-from vitkit.training.stages.fit import begin_model, draw_classes
+from vitkit.training.stages.fit import begin_model, draw_classes, train_model
 from vitkit.training.stages.report import pictures_for_page
 from vitkit.training.start import augment_of, choose_device, choose_workers, resolve_model
 from vitkit.training.teacher import Teacher
-from vitkit.weights import load
 from vitkit.weights.preprocessing import preprocess_of
 
 _DEALING = (
@@ -160,19 +156,12 @@ class _Work:
         classifier.pictures, self.seen = team.broadcast_from_main(
             partial(_look_up, run, classifier, teacher, self.survey)
         )
-        data, of_head = _data_of(run, self.datasets, classifier)
+        data, head_images = _data_of(run, self.datasets, classifier)
         if team.is_main:
             draw_classes(run)
         counts = ", ".join(f"{len(table.of_split(name))} {name}" for name in ("train", "val"))
         run.say(f"{len(table.classes)} classes; images: {counts}")
-        if run.recipe.method != "probe":
-            classifier = learn(run, classifier, teacher, data, of_head)
-        elif team.is_main and (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
-            classifier = load(run.folder)
-        elif team.is_main:
-            draw_some(run, of_head.train, classifier.preprocess)
-            fit_head(run, classifier, of_head)
-        run.classifier, self.val = classifier, data.val
+        run.classifier, self.val = train_model(run, classifier, teacher, data, head_images), data.val
 
     def conclude(self, run: Run) -> None:
         """Calibrate the model, and evaluate it on the validation images if there are any."""
@@ -190,9 +179,7 @@ class _Work:
         before = correction_of(classifier)
         calibrate_on(classifier, lambda: _ask(classifier, val), ValidationFacts(chosen, seen=self.seen.roles))
         classifier.save(run.folder)
-        if (
-            correction_of(classifier) != before
-        ):  # the head has changed, and the optimised model has a copy of its weights
+        if correction_of(classifier) != before:  # the head has changed, of which a backend has a copy
             classifier = classifier.use(images=len(val), device=choose_device(run.recipe))
         evaluation = replace(_ask(classifier, val), chosen=chosen)
         about, doubt = classifier.computation, self.seen.doubt

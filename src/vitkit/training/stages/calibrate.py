@@ -41,7 +41,7 @@ def calibrate(run: Run) -> None:
     run.table, run.changes = look_over(inputs.table, inputs.contents, held_out)
     if run.changes:
         run.say(f"problem: {run.changes.text}; they are left out")
-    table = run.table
+    run.frozen, table = frozen_features(run), run.table
     chosen = chosen_on("val", recipe.to_dict(), table.task)
     fit_calibration(run, ValidationFacts(chosen, inputs.groups, inputs.seen("val") or {}))
     split, classifier = held_out_split(table), run.classifier
@@ -103,7 +103,7 @@ def _fit_unknown(run: Run, classifier: Classifier, held_out: Sequence[str]) -> U
 
     Return None if no training image or no held-out image can be read.
     """
-    started, table, frozen = time.monotonic(), run.table, frozen_features(run)
+    started, table, frozen = time.monotonic(), run.table, run.frozen
     row_of = {} if frozen is None else {path: i for i, path in enumerate(run.inputs.table.paths)}
     number_of, place = align(table, classifier), {path: i for i, path in enumerate(table.paths)}
 

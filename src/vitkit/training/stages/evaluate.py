@@ -20,7 +20,7 @@ from vitkit.training.start import choose_precision
 
 
 def evaluate(run: Run) -> None:
-    """Compute `run.numbers` from the predictions for the held-out images, and find `run.doubts`, the label errors.
+    """Compute `run.numbers` from the predictions for the held-out images, and find `run.label_errors`.
 
     `run.evaluation` is the part of the held-out images that the initial weights had not seen, or None.
     """
@@ -42,15 +42,15 @@ def evaluate(run: Run) -> None:
         run.say(_calibrated(run.numbers, run.calibration, counted))
     for line in trust_lines(run.numbers):
         run.say(line)
-    doubts = find_label_errors(run)
-    if doubts is None:
+    suspected = find_label_errors(run)
+    if suspected is None:
         current = with_labels(counted, counted.since)  # it has the classes of earlier labels, too
         of_val = run.calibration and run.calibration.with_classes(current.classes[len(run.calibration.classes) :])
-        doubts = label_errors.from_predictions(_held_out(current, of_val))
-        if doubts:
-            run.say(f"{label_errors.in_words(doubts)} (among held-out images, according to the model itself)")
-    run.doubts = doubts
-    run.numbers["label_errors"] = label_errors.summary(doubts)
+        suspected = label_errors.from_predictions(_held_out(current, of_val))
+        if suspected:
+            run.say(f"{label_errors.in_words(suspected)} (among held-out images, according to the model itself)")
+    run.label_errors = suspected
+    run.numbers["label_errors"] = label_errors.summary(suspected)
 
 
 def _calibrated(numbers: Mapping[str, Any], seen: Evaluation, evaluation: Evaluation) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vitkit.classifier import Classifier
+from vitkit.data.loading import BatchedImages
 from vitkit.data.seen import PictureRecord
 from vitkit.data.splits import SPLITS
 from vitkit.model_folder import WEIGHTS
@@ -10,7 +11,7 @@ from vitkit.reporting import plots
 from vitkit.training.features import FeatureStore, shares_features
 from vitkit.training.fine_tune import learn
 from vitkit.training.first_batch import draw_some
-from vitkit.training.probe import fit_head, head_images
+from vitkit.training.probe import HeadImages, fit_head, head_images
 from vitkit.training.recipe import without_places
 from vitkit.training.run_folder import ZERO_SHOT, Run
 from vitkit.training.stages.examine import keep_pictures
@@ -25,9 +26,8 @@ def fit(run: Run) -> None:
     classifier.pictures = run.inputs.pictures
     if run.team.is_main:
         prepare_pictures(run)
-    table, recipe = run.inputs.table, run.recipe
-    if run.team.is_main:
         draw_classes(run)
+    table = run.inputs.table
     counts = ", ".join(f"{table.splits.count(name)} {name}" for name in SPLITS)
     run.say(f"{len(table.classes)} classes; images: {counts}")
     if run.until == 0:  # the zero-shot model was the best in most folds of a cross-validation
@@ -35,15 +35,38 @@ def fit(run: Run) -> None:
         if run.team.is_main:
             classifier.save(run.folder)
         run.say("the final model is the zero-shot one, as in most folds no epoch was better")
-    elif recipe.method != "probe":
-        classifier = learn(run, classifier, teacher)
-    elif run.team.is_main and (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
-        classifier = load(run.folder)
-    elif run.team.is_main:
-        images = head_images(run, classifier)
-        draw_some(run, images.train, classifier.preprocess)
-        fit_head(run, classifier, images, _seen_before(run))
-    run.classifier = classifier
+        run.classifier = classifier
+    else:
+        run.classifier = train_model(run, classifier, teacher)
+
+
+def train_model(
+    run: Run,
+    classifier: Classifier,
+    teacher: Teacher | None,
+    data: BatchedImages | None = None,
+    images: HeadImages | None = None,
+) -> Classifier:
+    """Train a model by the method of the recipe, and return the one that was kept.
+
+    Args:
+        run: the run.
+        classifier: the classifier to train.
+        teacher: the teacher for distillation; None without distillation.
+        data: the images in batches; None to read the run's files.
+        images: the images to which a head is fitted; None to read the run's files.
+    """
+    if run.recipe.method != "probe":
+        return learn(run, classifier, teacher, data, images)
+    if not run.team.is_main:
+        return classifier
+    if (run.folder / WEIGHTS).is_file():  # a resumed run may have its head already
+        return load(run.folder)
+    seen = frozenset() if images is not None else _seen_before(run)
+    images = images or head_images(run, classifier)
+    draw_some(run, images.train, classifier.preprocess)
+    fit_head(run, classifier, images, seen)
+    return classifier
 
 
 def begin_model(run: Run) -> tuple[Classifier, Teacher | None]:
@@ -94,5 +117,5 @@ def _seen_before(run: Run) -> frozenset[str]:
     """Return the paths of the images on which the initial weights had been trained or selected."""
     if run.blueprint.pictures is None:
         return frozenset()
-    roles = run.inputs.roles_in(PictureRecord.from_bytes(run.blueprint.pictures, run.folder))
+    roles = PictureRecord.from_bytes(run.blueprint.pictures, run.folder).roles_of(run.inputs.contents)
     return frozenset(path for path, role in roles.items() if role in ("train", "val"))

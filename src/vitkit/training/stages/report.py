@@ -33,7 +33,7 @@ def report(run: Run) -> None:
     classifier, recipe, table, numbers = run.classifier, run.recipe, run.table, run.numbers
     evaluation, rows = run.evaluation or run.tested, run.metrics.rows
     write_predictions(run.folder / PREDICTIONS, run.tested)
-    label_errors.write_label_errors(run.folder / LABEL_ERRORS, run.doubts)
+    label_errors.write_label_errors(run.folder / LABEL_ERRORS, run.label_errors)
     best, is_mixed = classifier.provenance["metrics"]["epoch"], bool(recipe.mixup or recipe.cutmix)
     run.draw("Curves", plots.curves(rows, best, is_mixed=is_mixed))
     laid_out = embed(classifier, evaluation, table.place, partial(progress, "laying out images"))
@@ -55,7 +55,7 @@ def report(run: Run) -> None:
         ],
         pictures=pictures_for_page(run),
         laid_out=laid_out,
-        doubts=run.doubts,
+        doubts=run.label_errors,
         recipe=without_places(recipe).to_toml(),
         explained=_explain_mistakes(classifier, evaluation, table.place),
     )

@@ -79,7 +79,7 @@ def probe_accuracy(store: FeatureStore, table: ImageTable, groups: Sequence[int]
     parts = min(PARTS, max(Counter(label for label, _ in pairs).values(), default=0))
     if len(train) < _FEWEST or parts < 2:
         raise VitkitError(f"{len(train)} training images are too few to cross-validate a linear probe")
-    x = store.of(train, "trying a head on frozen features")
+    x = store.features(train, "trying a head on frozen features")
     y = torch.tensor(train.labels)
     fold_of = torch.tensor(fold(train, parts, seed, group_of))
     is_right = torch.zeros(len(train), dtype=torch.bool)
